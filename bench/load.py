@@ -1,0 +1,208 @@
+"""A cheap load client: keep-alive HTTP/1.1 connections that post bytes, time the answer, and look into it afterwards.
+
+Owns the connections and the clock. It knows no API: a `Target` writes requests and counts the tokens of answers, so every target
+is driven by the same code. The load is a closed loop: each stream sends its next request when the last one has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import httptools
+
+_REQUEST_S = 120.0
+_AFTER_FAILURE_S = 0.05
+
+
+class RequestFailed(Exception):
+    """A request without a whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is asked for: `streams` requests at a time, each for up to `max_tokens` tokens."""
+
+    streams: int
+    max_tokens: int
+    streamed: bool
+
+
+class Target(Protocol):
+    """A server under load."""
+
+    name: str
+    port: int
+
+    def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
+        """The whole next HTTP request of a stream."""
+        ...
+
+    def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
+        """(chunks that carry a part of the answer, tokens) of a 200. Raises RequestFailed if it is not whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole answer; times in seconds since the request was sent."""
+
+    first_s: float
+    """When the first bytes of the body came."""
+    whole_s: float
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened between two moments of a running load."""
+
+    seconds: float
+    answers: list[Answer]
+    failures: dict[str, int]
+    cpu_s: dict[str, float]
+    """CPU-seconds (user and system) by clock."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a loopback port; one request at a time."""
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answered: asyncio.Future[None] | None = None
+        self._body: list[bytes] = []
+        self._first = self._end = 0.0
+
+    async def post(self, request: bytes) -> tuple[int, bytes, float, float]:
+        """(status, body, seconds to the first bytes of the body, seconds to its end). Raises RequestFailed."""
+        if self._transport is None or self._transport.is_closing():
+            raise RequestFailed("connection closed")
+        self._answered = asyncio.get_running_loop().create_future()
+        self._body.clear()
+        self._first = 0.0
+        sent = time.perf_counter()
+        self._transport.write(request)
+        async with asyncio.timeout(_REQUEST_S):
+            await self._answered
+        body = b"".join(self._body)
+        return self._parser.get_status_code(), body, self._first - sent, self._end - sent
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(RequestFailed("connection lost"))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        if not self._body:
+            self._first = time.perf_counter()
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._end = time.perf_counter()
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+
+def events_of(body: bytes) -> list[bytes]:
+    """The data of server-sent events, comments left out."""
+    return [event[6:] for event in body.split(b"\n\n") if event.startswith(b"data: ")]
+
+
+@dataclass(slots=True)
+class _Load:
+    """A running load: what it has done so far."""
+
+    target: Target
+    shape: Shape
+    stopping: bool = False
+    answers: list[Answer] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    async def stream(self, index: int, begun: asyncio.Event) -> None:
+        """Requests one after another, until `stopping`. The first is shorter, so that streams do not march in step."""
+        connection = None
+        max_tokens = 1 + index * self.shape.max_tokens // self.shape.streams
+        while not self.stopping:
+            try:
+                connection = connection or await _connect(self.target.port)
+                self.answers.append(await self._one(connection, index, max_tokens))
+            except (RequestFailed, OSError, TimeoutError) as error:
+                self.failures[str(error) or type(error).__name__] += 1
+                if connection is not None:
+                    connection.close()
+                connection = None
+                await asyncio.sleep(_AFTER_FAILURE_S)
+            max_tokens = self.shape.max_tokens
+            begun.set()
+        if connection is not None:
+            connection.close()
+
+    async def _one(self, connection: Connection, index: int, max_tokens: int) -> Answer:
+        streamed = self.shape.streamed
+        request = self.target.request(index, max_tokens, streamed)
+        status, body, first_s, whole_s = await connection.post(request)
+        if status != 200:
+            raise RequestFailed(f"{status} {body[:200].decode(errors='replace')}")
+        chunks, tokens = self.target.count(events_of(body) if streamed else [body], streamed)
+        return Answer(first_s, whole_s, chunks, tokens)
+
+
+async def measure(
+    target: Target, shape: Shape, seconds: float, clocks: Mapping[str, Callable[[], float]]
+) -> Window:
+    """Loads `target`, and measures for `seconds` from when every stream has had its first answer.
+
+    A slow target gets longer, up to four times `seconds`, until two answers a stream have come. What ends inside the window
+    counts, what began before it included; what is under way at its end is waited for, not counted.
+    """
+    load = _Load(target, shape)
+    begun = [asyncio.Event() for _ in range(shape.streams)]
+    async with asyncio.TaskGroup() as streams:
+        for index, event in enumerate(begun):
+            streams.create_task(load.stream(index, event), name=f"stream-{index}")
+        for event in begun:
+            await event.wait()
+        known, failed, cpu = len(load.answers), load.failures.copy(), _read(clocks)
+        started = time.perf_counter()
+        for _ in range(4):
+            await asyncio.sleep(seconds)
+            if len(load.answers) - known >= 2 * shape.streams:
+                break
+        elapsed, end = time.perf_counter() - started, _read(clocks)
+        answers, failures = load.answers[known:], load.failures - failed
+        load.stopping = True
+    return Window(elapsed, answers, dict(failures), {name: end[name] - cpu[name] for name in cpu})
+
+
+def _read(clocks: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    return {name: clock() for name, clock in clocks.items()}
+
+
+async def _connect(port: int) -> Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+    return connection

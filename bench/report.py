@@ -1,0 +1,122 @@
+"""How every bench and proof of this project speaks: progress on stderr, a table on stdout, one JSON object as the last line.
+
+Owns the two consoles and the file under `runs/`; knows nothing about what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_WIDTH = 150
+"""Columns of a table where stdout is no terminal."""
+
+Spread = dict[str, float]
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """The median, least and greatest of repeated measurements; None when there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {"median": statistics.median(known), "min": min(known), "max": max(known)}
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The smallest value that is at least as great as `percent` % of them (nearest rank); None when there is none."""
+    if not values:
+        return None
+    rank = -(-len(values) * percent // 100)
+    return sorted(values)[max(int(rank), 1) - 1]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for people: so many significant digits, thousands set apart; `-` for None."""
+    if value is None:
+        return "-"
+    whole = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
+    return f"{value:,.{max(digits - whole, 0)}f}"
+
+
+def ranged(values: Spread | None, digits: int = 3) -> str:
+    """`median (min..max)` for people."""
+    if values is None:
+        return "-"
+    low, high = number(values["min"], digits), number(values["max"], digits)
+    return f"{number(values['median'], digits)} ({low}..{high})"
+
+
+def machine() -> dict[str, Any]:
+    """What a reader of a figure has to know about where it was measured."""
+    return {
+        "cpus": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
+    """Prints a table on stdout."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    table = Table(title=title, caption=note or None, title_justify="left", caption_justify="left")
+    for i, column in enumerate(header):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def finish(report: dict[str, Any], out: Path) -> None:
+    """Writes the report to `out` and prints it as one line: call it last."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    print(orjson.dumps(report).decode(), flush=True)
+
+
+class Steps:
+    """Progress through `total` steps: a bar on a terminal, a line a step elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True)
+        self._total = total
+        self._done = -1
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, what: str) -> None:
+        """The next step begins, so the one before is done."""
+        self._done += 1
+        self._bar.update(self._task, completed=self._done, description=what)
+        if not self._console.is_terminal:
+            self.say(f"[{self._done + 1}/{self._total}] {what}")
+
+    def say(self, line: str) -> None:
+        """A line beside the bar."""
+        self._console.print(line, markup=False, highlight=False)

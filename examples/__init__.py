@@ -1,0 +1,1 @@
+"""Agents and runs to copy from."""

@@ -1,0 +1,197 @@
+"""The demo: makes a small model, starts real vLLM and the gateway, trains behind an unmodified agent, and shows the reward rise.
+
+    python -m examples.demo.run                 # what `make demo` does
+    python -m examples.demo.run --seed 2 --dir runs/other
+    python -m examples.demo.run --frozen        # the control: the same, with a learning rate of 0
+
+Everything is done with the commands that a user would type; each is printed before it runs. What it leaves: `summary.json`,
+`reward.png`, the configuration, logs, checkpoints and the gateway's database, all in one folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from rich.console import Console
+
+from examples.demo import report
+from gateway.client import GatewayClient
+from scheduler.cluster.local import LocalProcess, free_port
+
+T = TypeVar("T")
+
+HERE = Path(__file__).parent
+HELDOUT = 200
+TRAIN = 2000
+EVALUATION_SEED = 99
+"""The held-out tasks are the same for every seed of the training."""
+GATEWAY_START_S = 240.0
+
+console = Console()
+
+
+@dataclass
+class Demo:
+    """One run in one folder."""
+
+    directory: Path
+    seed: int = 1
+    frozen: bool = False
+    port: int = field(default_factory=free_port)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The gateway's root."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def run(self) -> dict[str, Any]:
+        """The whole job; answers the summary."""
+        started = time.monotonic()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        await self.timed("prepare", self.prepare())
+        self.configure()
+        gateway = await self.timed("start engine and gateway", self.start_gateway())
+        try:
+            before = await self.timed("evaluate before", self.evaluate("before"))
+            await self.timed("train", self.command("trainer.cli", "run", self.path("trainer.toml")))
+            after = await self.timed("evaluate after", self.evaluate("after"))
+            facts = await self.gateway_facts()
+        finally:
+            await gateway.stop()
+        self.seconds["total"] = time.monotonic() - started
+        return report.summarize(
+            self.directory,
+            seed=self.seed,
+            frozen=self.frozen,
+            before=before,
+            after=after,
+            facts=facts,
+            seconds=self.seconds,
+        )
+
+    async def prepare(self) -> None:
+        """The tasks of both splits, and the model (from the cache if it was made before)."""
+        for split, count, seed in (("train", TRAIN, self.seed), ("heldout", HELDOUT, EVALUATION_SEED)):
+            out = self.path(f"{split}.jsonl")
+            arguments = ["--split", split, "--count", str(count), "--seed", str(seed), "--out", out]
+            await self.command("examples.demo.tasks", *arguments)
+        recipe = str(HERE / "warmstart.toml")
+        await self.command("trainer.cli", "warmstart", "--recipe", recipe, "--out", self.path("model"))
+
+    def configure(self) -> None:
+        """The two TOML files beside this one, with this run's folder, port and seed."""
+        folder = {"runs/demo/": f"{self.directory}/"}
+        gateway = {**folder, "port = 8000": f"port = {self.port}"}
+        trainer = {
+            **folder,
+            "seed = 1\n": f"seed = {self.seed}\n",
+            'config = "examples/demo/gateway.toml"': f'url = "{self.url}"',
+        }
+        if self.frozen:
+            trainer["lr = 2e-4"] = "lr = 0.0"
+        for name, changes in (("gateway.toml", gateway), ("trainer.toml", trainer)):
+            text = (HERE / name).read_text()
+            for old, new in changes.items():
+                if old not in text:
+                    raise ValueError(f"{HERE / name} has no {old!r} to replace")
+                text = text.replace(old, new)
+            Path(self.path(name)).write_text(text)
+
+    async def start_gateway(self) -> LocalProcess:
+        """The gateway, which starts vLLM; ready when both are."""
+        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", self.path("gateway.toml")]
+        console.print(f"[bold]$ {_shown(argv)}[/bold]   (vLLM takes about 40 s to start)")
+        process = await LocalProcess.start("gateway", argv, Path(self.path("gateway.log")))
+        try:
+            async with httpx.AsyncClient(base_url=self.url, timeout=5.0) as http:
+                with console.status("starting vLLM and the gateway"):
+                    await process.ready(lambda: _is_ready(http), GATEWAY_START_S)
+        except BaseException:
+            await process.stop()
+            raise
+        return process
+
+    async def evaluate(self, name: str) -> dict[str, Any]:
+        """Greedy replies to the held-out tasks, in eval episodes, which are never trained."""
+        out = self.path(f"eval-{name}.json")
+        tasks = self.path("heldout.jsonl")
+        await self.command("trainer.cli", "eval", self.path("trainer.toml"), "--tasks", tasks, "--json", out)
+        result: dict[str, Any] = json.loads(Path(out).read_text())
+        return result
+
+    async def gateway_facts(self) -> dict[str, Any]:
+        """What the gateway counted: status, every update's report, and its Prometheus metrics."""
+        async with GatewayClient(self.url) as client:
+            status = await client.status()
+            versions = [await client.weights(v) for v in range(1, status["version"] + 1)]
+        async with httpx.AsyncClient() as http:
+            metrics = (await http.get(f"{self.url}/metrics")).text
+        return {"status": status, "versions": versions, "metrics": metrics}
+
+    async def command(self, module: str, *arguments: str) -> None:
+        """Runs `python -m module ...` on this terminal. Raises SystemExit if it fails."""
+        argv = [sys.executable, "-m", module, *arguments]
+        console.print(f"[bold]$ {_shown(argv)}[/bold]")
+        process = await asyncio.create_subprocess_exec(*argv)
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            process.terminate()
+            await process.wait()
+            raise
+        if code:
+            raise SystemExit(f"{_shown(argv)} ended with {code}; the logs are in {self.directory}")
+
+    async def timed(self, step: str, work: Awaitable[T]) -> T:
+        """Notes how long a step took."""
+        started = time.monotonic()
+        try:
+            return await work
+        finally:
+            self.seconds[step] = round(time.monotonic() - started, 1)
+
+    def path(self, name: str) -> str:
+        """A file in the run's folder."""
+        return str(self.directory / name)
+
+
+async def _is_ready(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/readyz")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _shown(argv: list[str]) -> str:
+    return " ".join(["python", *argv[1:]])
+
+
+def main() -> None:
+    """Runs the demo once."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the tasks' order and the training")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs/demo"), help="everything goes here; it is emptied first"
+    )
+    parser.add_argument("--frozen", action="store_true", help="the control run: a learning rate of 0")
+    options = parser.parse_args()
+    summary = asyncio.run(Demo(options.dir, options.seed, options.frozen).run())
+    report.show(summary, options.dir, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`/admin/v1/leases`: the trainer's feed. Groups travel as an Arrow stream of `gateway.types.FEED_SCHEMA`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.context import Gateway, require_admin
+from gateway.types import LeasedGroups, groups_to_arrow
+
+router = APIRouter(prefix="/admin/v1/leases", tags=["Batches"], dependencies=[Depends(require_admin)])
+
+
+class Body(BaseModel):
+    """A body without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LeaseBody(Body):
+    """Who leases, and for which trained model. The same consumer may take its own lease over."""
+
+    consumer: str = Field(min_length=1, max_length=255)
+    model: str | None = None
+
+
+Model = Annotated[str | None, Query(description="A trained model; the first one, if none is named.")]
+
+
+class FenceBody(Body):
+    """The fencing number of the lease."""
+
+    fence: int
+
+
+class AckBody(FenceBody):
+    """The checkpoint that holds the buffer's effect."""
+
+    checkpoint: str
+
+
+class NackBody(FenceBody):
+    """Why the buffer was not trained."""
+
+    reason: str = ""
+
+
+@router.post("")
+async def lease(body: LeaseBody, gateway: Gateway) -> dict[str, Any]:
+    """Leases the next buffer to train, whole or not yet."""
+    return asdict(await gateway.models.trained(body.model).leases.lease(body.consumer))
+
+
+@router.get("/{lease_id}/groups", response_class=Response)
+async def groups(
+    lease_id: str,
+    gateway: Gateway,
+    fence: int,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+    wait: Annotated[float, Query(ge=0, le=3600)] = 0.0,
+    model: Model = None,
+) -> Response:
+    """The groups after `cursor`, as an Arrow stream; headers tell the next cursor and whether the buffer is whole."""
+    leased = await gateway.models.trained(model).leases.groups(lease_id, fence, cursor, wait)
+    headers = {
+        "x-headgate-cursor": str(leased.cursor),
+        "x-headgate-complete": "true" if leased.complete else "false",
+    }
+    body = await asyncio.to_thread(_arrow, leased)
+    return Response(body, headers=headers, media_type="application/vnd.apache.arrow.stream")
+
+
+@router.post("/{lease_id}/renew")
+async def renew(lease_id: str, body: FenceBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
+    """Starts the lease's deadline anew."""
+    gateway.models.trained(model).leases.renew(lease_id, body.fence)
+    return {"lease_id": lease_id}
+
+
+@router.post("/{lease_id}/ack")
+async def ack(lease_id: str, body: AckBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
+    """The buffer was trained."""
+    await gateway.models.trained(model).leases.ack(lease_id, body.fence, body.checkpoint)
+    return {"lease_id": lease_id}
+
+
+@router.post("/{lease_id}/nack")
+async def nack(lease_id: str, body: NackBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
+    """The buffer was not trained; the next lease is of the same buffer."""
+    await gateway.models.trained(model).leases.nack(lease_id, body.fence, body.reason)
+    return {"lease_id": lease_id}
+
+
+def _arrow(leased: LeasedGroups) -> bytes:
+    table = groups_to_arrow(leased.groups)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()

@@ -1,0 +1,97 @@
+"""`/admin/v1/engines`: what runs where, more engines and fewer. `/admin/v1/calls`: calls that run or wait, and moving them."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.context import Gateway, Services, require_admin
+from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.rollout.slot import Slot
+
+router = APIRouter(prefix="/admin/v1", tags=["Engines"], dependencies=[Depends(require_admin)])
+
+Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait until it is done.")]
+
+
+class AddBody(BaseModel):
+    """An engine to add: one that is there at `url`, or, without one, a child process as [engine] says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    name: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[\w.-]+$")
+    url: str | None = Field(None, pattern="^https?://", max_length=1024)
+
+
+class MoveBody(BaseModel):
+    """Where a call shall go on; without an engine: anywhere else."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    engine: str | None = None
+
+
+@router.get("/engines")
+async def list_engines(gateway: Gateway) -> dict[str, Any]:
+    """Every engine: state, version, streams."""
+    return {"engines": [engine for model in gateway.models for engine in model.pool.describe()]}
+
+
+@router.get("/engines/{name}")
+async def get_engine(name: str, gateway: Gateway) -> dict[str, Any]:
+    """One engine."""
+    model, slot = _find(gateway, name)
+    return slot.describe(model)
+
+
+@router.post("/engines")
+async def add_engine(body: AddBody, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+    """Adds an engine; it gets calls once it runs the newest version and has passed the probe."""
+    model = gateway.models.one(body.model)
+    if body.url is None and gateway.settings.engine_of(model.name).launch == "external":
+        message = "[engine] launch is 'external': there is nothing to start, so name the engine's url"
+        raise BadRequest(message, code="url_needed", param="url")
+    name = body.name or f"{model.name}-{secrets.token_hex(3)}"
+    if any(name in other.pool.slots for other in gateway.models):
+        raise Conflict(f"there is an engine {name!r} already", code="engine_exists")
+    slot = Slot(name, body.url)
+    gateway.host.add(model.name, slot)
+    await model.pool.until(lambda: slot.state == "open" or slot.given_up, wait)
+    return slot.describe(model.name)
+
+
+@router.delete("/engines/{name}")
+async def remove_engine(name: str, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+    """Drains an engine, so that its calls go on elsewhere, and stops it."""
+    model, slot = _find(gateway, name)
+    gateway.host.remove(model, name)
+    pool = gateway.models.one(model).pool
+    await pool.until(lambda: name not in pool.slots, wait)
+    return {**slot.describe(model), "removed": name not in pool.slots}
+
+
+@router.get("/calls")
+async def list_calls(gateway: Gateway) -> dict[str, Any]:
+    """Every call that runs in an engine or waits for one."""
+    return {"calls": [call for model in gateway.models for call in model.pool.describe_calls()]}
+
+
+@router.post("/calls/{call_id}/move")
+async def move_call(call_id: str, body: MoveBody, gateway: Gateway) -> dict[str, Any]:
+    """Sends a call to another engine; it goes on there from its last token."""
+    for model in gateway.models:
+        if call_id in model.pool.calls:
+            await model.pool.move(call_id, body.engine)
+            return {"call_id": call_id, "engine": body.engine}
+    raise NotFound(f"no call {call_id!r} runs or waits", code="no_call")
+
+
+def _find(gateway: Services, name: str) -> tuple[str, Slot]:
+    for model in gateway.models:
+        if slot := model.pool.slots.get(name):
+            return model.name, slot
+    raise NotFound(f"no engine {name!r}", code="no_engine")

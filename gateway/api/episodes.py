@@ -1,0 +1,157 @@
+"""`/admin/v1/episodes`: open, reward, abandon, look."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from gateway.api.context import Gateway, Services, require_admin
+from gateway.errors import NotFound
+from gateway.render.renderer import ChatRenderer
+from gateway.store import episodes as statements
+from gateway.store import turns
+from gateway.store.turns import spans_of
+from gateway.types import EpisodeMode, Node, TokenFlag
+
+router = APIRouter(prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(require_admin)])
+
+Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
+
+
+class OpenBody(BaseModel):
+    """What to open."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task_id: str = Field(min_length=1, max_length=255)
+    group_id: str | None = Field(None, min_length=1, max_length=255)
+    group_size: int = Field(1, ge=1, le=1024)
+    mode: EpisodeMode = "train"
+    model: str | None = None
+    """A trained model; the first one, if none is named."""
+    metadata: dict[str, Any] = {}
+
+
+class RewardBody(BaseModel):
+    """A reward; a final one closes the episode."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: FiniteFloat
+    components: dict[str, FiniteFloat] | None = None
+    final: bool = True
+
+
+class AbandonBody(BaseModel):
+    """Why an episode will never be rewarded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field("abandoned", min_length=1, max_length=255)
+
+
+@router.post("")
+async def open_episode(body: OpenBody, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+    """Opens an episode, once there is a slot within the staleness bound; else 429 with Retry-After."""
+    model = gateway.models.trained(body.model).name
+    opened = await gateway.episodes.open(
+        body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, model
+    )
+    return {
+        "episode_id": opened.episode_id,
+        "api_key": opened.api_key,
+        "base_url": opened.base_url,
+        "version": opened.version,
+    }
+
+
+@router.post("/{episode_id}/reward")
+async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
+    """Stores a reward."""
+    await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
+    return {"episode_id": episode_id, "reward": body.reward, "final": body.final}
+
+
+@router.post("/{episode_id}/abandon")
+async def abandon(episode_id: str, body: AbandonBody, gateway: Gateway) -> dict[str, Any]:
+    """Closes an episode that will never be rewarded; its slot is free at once."""
+    await gateway.episodes.abandon(episode_id, body.reason)
+    return {"episode_id": episode_id, "reason": body.reason}
+
+
+@router.get("")
+async def list_episodes(
+    gateway: Gateway,
+    state: str | None = None,
+    mode: EpisodeMode | None = None,
+    group_id: str | None = None,
+    task_id: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> dict[str, Any]:
+    """The newest episodes."""
+    rows = await gateway.database.read(
+        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, limit)
+    )
+    return {"episodes": rows}
+
+
+@router.get("/{episode_id}")
+async def get_episode(episode_id: str, gateway: Gateway) -> dict[str, Any]:
+    """One episode, with its calls."""
+    row = await _episode(gateway, episode_id)
+    calls = await gateway.database.read(lambda c: turns.calls(c, episode_id))
+    shown = [{k: v for k, v in call.items() if k != "digest"} for call in calls]
+    return {**row, "calls": shown}
+
+
+@router.get("/{episode_id}/trajectory")
+async def get_trajectory(episode_id: str, gateway: Gateway, model: str | None = None) -> dict[str, Any]:
+    """The episode's token tree: a node hangs at the first `at` tokens of its parent (-1: the root).
+
+    Of the model that the episode is about, or of another that it called.
+    """
+    row = await _episode(gateway, episode_id)
+    found = gateway.models.one(model or row["model"])
+    nodes = (await gateway.database.read(lambda c: turns.nodes(c, found.name, [episode_id])))[episode_id]
+    return {
+        "episode_id": episode_id,
+        "model": found.name,
+        "reward": row["reward"],
+        "nodes": [_node(found.renderer, node) for node in nodes],
+    }
+
+
+@router.get("/{episode_id}/calls/{call_id}/exchange")
+async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[str, Any]:
+    """What an upstream model was asked and answered."""
+    row = await gateway.database.read(lambda c: turns.exchange(c, episode_id, call_id))
+    if row is None:
+        message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"
+        raise NotFound(message, code="no_exchange")
+    return row
+
+
+async def _episode(gateway: Services, episode_id: str) -> dict[str, Any]:
+    row = await gateway.database.read(lambda c: statements.episode(c, episode_id))
+    if row is None:
+        raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+    return row
+
+
+def _node(renderer: ChatRenderer, node: Node) -> dict[str, Any]:
+    return {
+        "index": node.index,
+        "parent": node.parent,
+        "at": node.at,
+        "sampled": node.sampled,
+        "text": renderer.decode(node.ids.tolist()),
+        "ids": node.ids.tolist(),
+        "logprobs": node.logprobs.tolist(),
+        "versions": spans_of(node),
+        "flags": [TokenFlag(f).name if f else "" for f in node.flags.tolist()],
+        "temperature": node.temperature,
+        "mask_reason": node.mask_reason,
+        "call_id": node.call_id,
+    }

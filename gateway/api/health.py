@@ -1,0 +1,45 @@
+"""`/healthz`, `/readyz`, `/metrics`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from gateway.api.context import Gateway
+from gateway.errors import Unavailable
+
+router = APIRouter(tags=["Health"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(gateway: Gateway) -> dict[str, str]:
+    """Calls would be served: the store writes, and an engine is open or will be in a moment."""
+    if not gateway.database.healthy:
+        raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
+    if not gateway.host.running:
+        raise Unavailable("the control program has ended", retry_after=30.0, code="control_down")
+    for model in gateway.models:
+        if model.ledger is not None and model.ledger.broken is not None:
+            raise Unavailable(model.ledger.broken, retry_after=30.0, code="ledger_broken")
+        if not model.pool.ready:
+            message = f"no engine is ready ({model.pool.states()})"
+            raise Unavailable(message, retry_after=10.0, code="no_engine")
+    return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=Response)
+async def prometheus(gateway: Gateway) -> Response:
+    """Prometheus text."""
+    metrics, model = gateway.metrics, gateway.models.default
+    metrics.open_episodes.set(gateway.episodes.open_count)
+    metrics.waiting_calls.set(sum(model.pool.waiting for model in gateway.models))
+    metrics.version.set(model.ledger.ledger.version)
+    metrics.updates.set(model.versions.updates)
+    metrics.streams_across_updates.set(model.versions.streams_across_updates)
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

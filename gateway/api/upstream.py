@@ -1,0 +1,107 @@
+"""Passes a request on to an upstream model, and its answer back as it comes.
+
+Invariants: the upstream's status is the client's, streamed or not; a stream goes on in whole events, since the gateway writes
+between them; what ends an answer (the whole body, `[DONE]` or an error) leaves only after the exchange is committed; an answer
+that broke off never ends as a whole one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import orjson
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.stream import EventStream, WholeAnswer
+from gateway.control.episodes import LiveEpisode
+from gateway.errors import GatewayError
+from gateway.rollout.upstream import Upstream, UpstreamCall
+
+_EVENTS = "text/event-stream"
+_PASSED = ("retry-after", "retry-after-ms", "x-should-retry")
+"""Headers that tell a client what to do next."""
+_DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+_FINISHED = re.compile(rb'"finish_reason": ?"')
+"""Not every API says `[DONE]`."""
+
+
+async def relay(model: Upstream, episode: LiveEpisode, path: str, asked: dict[str, Any]) -> Response:
+    """The upstream's own answer."""
+    call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, asked, time.time())
+
+    async def answer() -> Response:
+        return Relay(model, episode, call)
+
+    return WholeAnswer(answer)
+
+
+class Relay(Response):
+    """The answer to one call."""
+
+    def __init__(self, model: Upstream, episode: LiveEpisode, call: UpstreamCall) -> None:
+        super().__init__()
+        self._model = model
+        self._episode = episode
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        model, call = self._model, self._call
+        self._episode.calls.add(call)
+        try:
+            async with model.ask(call) as answer:
+                streamed = answer.is_success and answer.headers.get("content-type", "").startswith(_EVENTS)
+                response = self._stream(answer) if streamed else await self._whole(answer)
+                await response(scope, receive, send)
+        finally:
+            self._episode.calls.discard(call)
+            if call.parts:  # to its end, even while the request is being cancelled
+                await asyncio.shield(asyncio.ensure_future(model.record(call)))
+
+    async def _whole(self, answer: httpx.Response) -> Response:
+        content = b"".join([part async for part in self._model.read(self._call, answer)])
+        self._call.finish_reason = "upstream" if answer.is_success else "error"
+        await self._model.record(self._call)
+        headers = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
+        kind = answer.headers.get("content-type", "application/json")
+        return Response(content, answer.status_code, {**headers, "content-type": kind})
+
+    def _stream(self, answer: httpx.Response) -> Response:
+        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, orjson.dumps)
+
+    async def _events(self, answer: httpx.Response) -> AsyncIterator[bytes]:
+        pending, finished = b"", False
+        try:
+            async with aclosing(self._model.read(self._call, answer)) as parts:  # type: ignore[type-var]
+                async for part in parts:
+                    pending += part
+                    length = _deliverable(pending)
+                    events, pending = pending[:length], pending[length:]
+                    finished = finished or _FINISHED.search(events) is not None
+                    if events:
+                        yield events
+            if not finished and not _DONE.search(pending):
+                raise self._model.broken(self._call)
+        except GatewayError:
+            await self._model.record(self._call)  # the error is the end that the client gets
+            raise
+        self._call.finish_reason = "upstream"
+        await self._model.record(self._call)
+        if pending:
+            yield pending
+
+
+def _deliverable(data: bytes) -> int:
+    """How much of `data` is whole events before the last one, `[DONE]`."""
+    done = _DONE.search(data)
+    end = done.start() if done else len(data)
+    plain, dos = data.rfind(b"\n\n", 0, end), data.rfind(b"\n\r\n", 0, end)
+    return max(plain + 2 if plain >= 0 else 0, dos + 3 if dos >= 0 else 0)

@@ -1,0 +1,171 @@
+"""The composition root: `create_app(settings)`. One lifespan opens and closes everything, in the order in which it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api import batches, chat, engines, episodes, errors, health, models, weights
+from gateway.api.context import Services
+from gateway.api.errors import error_response
+from gateway.control.episodes import Episodes
+from gateway.control.host import ControlHost, ModelEngines
+from gateway.control.models import LocalModel, Models, TrainedModel
+from gateway.control.versions import Versions
+from gateway.errors import BadRequest
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import StoredLedger
+from gateway.metrics import Metrics
+from gateway.render.renderer import ChatRenderer
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.replies import Replies
+from gateway.rollout.steps import EngineSteps
+from gateway.rollout.upstream import Upstream
+from gateway.settings import Settings
+from gateway.store.database import Database
+from gateway.trajectories.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+_TEND_EVERY_S = 1.0
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """A gateway; nothing is opened before the application starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_services(settings) as services:
+            app.state.services = services
+            # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
+            gc.collect()
+            gc.freeze()
+            health_s = min(settings.engine_of(model.name).health_s for model in services.models)
+            tenders = [
+                asyncio.create_task(_tend(services.episodes.sweep, _TEND_EVERY_S), name="tend-episodes"),
+                asyncio.create_task(_tend(services.host.tend, _TEND_EVERY_S), name="tend-engines"),
+                asyncio.create_task(_tend(services.host.check_health, health_s), name="check-health"),
+            ]
+            try:
+                yield
+            finally:
+                for tender in tenders:
+                    tender.cancel()
+                await asyncio.wait(tenders)
+
+    app = FastAPI(title="headgate", lifespan=lifespan)
+    for module in (chat, models, episodes, batches, weights, engines, health):
+        app.include_router(module.router)
+    errors.install(app)
+    app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
+    return app
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Opens the store, the models and their engines; closes them in the opposite order."""
+    async with AsyncExitStack() as stack:
+        database = await Database.open(settings.store)
+        stack.push_async_callback(database.close)
+        models, host = Models(settings), ControlHost(settings, _engines(settings))
+        stack.push_async_callback(_stop_engines, host)
+        stack.push_async_callback(host.close)
+        host.start()
+        for name in host.models:
+            models.local[name] = await _open_model(settings, name, database, host)
+        for name, given in settings.models.items():
+            if given.upstream is not None:
+                models.upstream[name] = upstream = Upstream(
+                    name, given.upstream, database, settings.server.keep_alive_s
+                )
+                stack.push_async_callback(upstream.close)
+        ledgers = {model.name: model.ledger for model in models if isinstance(model, TrainedModel)}
+        episodes_ = Episodes(settings, database, ledgers, [model.recorder for model in models])
+        await episodes_.load()
+        for model in models:
+            stack.push_async_callback(model.versions.close)
+        await asyncio.gather(*(m.versions.start(settings.engine_of(m.name)) for m in models))
+        replies = Replies(database)
+        stack.push_async_callback(replies.close)
+        log.info("ready: %s", settings.server.url)
+        yield Services(settings, database, host, models, episodes_, replies, Metrics())
+
+
+def _engines(settings: Settings) -> dict[str, ModelEngines]:
+    found = {}
+    for name, model in settings.models.items():
+        if model.upstream is None:
+            pool, engine = (
+                EnginePool(name, settings.queue, settings.update.patience_s),
+                settings.engine_of(name),
+            )
+            found[name] = ModelEngines(pool, EngineSteps(pool, model, engine, settings.update), engine)
+    return found
+
+
+async def _open_model(settings: Settings, name: str, database: Database, host: ControlHost) -> LocalModel:
+    given, pool = settings.models[name], host.models[name].pool
+    assert given.path is not None
+    renderer = await asyncio.to_thread(ChatRenderer.load, given)
+    recorder = Recorder(database, renderer, name)
+    if not given.train:
+        versions = Versions(name, given.path, database, host, None)
+        return LocalModel(name, given, renderer, pool, recorder, versions, None, None)
+    ledger = await StoredLedger.load(database, settings.staleness_of(name), name)
+    versions = Versions(name, given.path, database, host, ledger)
+    dropped = versions if settings.update.orphans == "drop" else None
+    leases = await Leases.load(database, ledger, settings.feed, lambda: dropped.orphans if dropped else ())
+    return TrainedModel(name, given, renderer, pool, recorder, versions, ledger, leases)
+
+
+async def _stop_engines(host: ControlHost) -> None:
+    slots = [slot for model in host.models.values() for slot in model.pool.slots.values()]
+    await asyncio.gather(*(slot.stop() for slot in slots))
+
+
+async def _tend(duty: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """What must happen without being asked for: deadlines are kept, and engines are looked after."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await duty()
+        except Exception:
+            log.exception("%s failed; it is tried again", duty.__qualname__)
+
+
+class BodyLimit:
+    """Refuses bodies over a limit before anything parses them. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = BadRequest(
+            f"the body is over {self._limit} bytes ([server] body_limit_bytes)", code="body_too_large"
+        )
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit:
+            await error_response(error)(scope, receive, send)
+            return
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limit:
+                raise error
+            return message
+
+        await self._app(scope, limited, send)

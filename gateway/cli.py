@@ -1,0 +1,179 @@
+"""`gateway`: serve agents, and run agents once per episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gateway.client import Agent, EpisodeRunner, Task
+    from gateway.types import EpisodeMode
+
+app = typer.Typer(
+    help="headgate's gateway: agents in front, engines behind, every token recorded.", no_args_is_help=True
+)
+episodes_app = typer.Typer(help="Run agents, once per episode.", no_args_is_help=True)
+app.add_typer(episodes_app, name="episodes")
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
+
+
+@app.callback()
+def _options() -> None:
+    """headgate's gateway."""
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    verbose: Verbose = False,
+) -> None:
+    """Serve agents at /v1 and the admin API at /admin/v1, and start the engine that the configuration names."""
+    from gateway.settings import ConfigError, Settings
+
+    try:
+        settings = Settings.load(config)
+        for name, model in settings.models.items():
+            if model.path is not None and not model.path.is_dir():
+                raise ConfigError(f"{config}:\n  models.{name}.path: no such folder: {model.path}")
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+
+    import uvicorn
+
+    from gateway.app import create_app
+
+    _configure_logging(verbose)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.server.host,
+        port=settings.server.port,
+        loop="uvloop",
+        log_level="info" if verbose else "warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.server.shutdown_s),
+    )
+
+
+@episodes_app.command("run")
+def run_episodes(
+    tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After `--`: the command to run once per episode. Its reward is its last line."),
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Instead of a command: an async module:function.")] = None,
+    worker: Annotated[
+        bool, typer.Option(help="The command lives on: it reads tasks and writes rewards as JSON lines.")
+    ] = False,
+    gateway: Annotated[str, typer.Option(help="The gateway's URL.")] = "http://127.0.0.1:8000",
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="HEADGATE_ADMIN_KEY", help="The gateway's admin key.")
+    ] = None,
+    group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once (and workers).")] = 8,
+    mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
+    model: Annotated[
+        str | None, typer.Option(help="The trained model that the episodes are about. [default: the first]")
+    ] = None,
+    forever: Annotated[
+        bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")
+    ] = 600.0,
+    verbose: Verbose = False,
+) -> None:
+    """Run an agent once per episode, with OPENAI_BASE_URL and OPENAI_API_KEY of its own, and post its reward.
+
+    Examples:
+
+      gateway episodes run --tasks tasks.jsonl --group-size 8 --concurrency 16 -- python my_agent.py
+
+      gateway episodes run --tasks tasks.jsonl --mode eval --agent my_package.agent:solve
+    """
+    from gateway.client import GatewayRefused
+    from gateway.client.agents import read_tasks
+    from gateway.client.driver import GatewayUnreachable
+
+    _configure_logging(verbose)
+    try:
+        found = read_tasks(tasks)
+        chosen = _agent(agent, command or [], worker, concurrency, timeout)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    kind = {"group_size": group_size, "concurrency": concurrency, "mode": _mode(mode), "model": model}
+    try:
+        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
+    except (GatewayUnreachable, GatewayRefused) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    typer.echo(json.dumps(summary))
+    raise typer.Exit(1 if summary["failed"] and not forever else 0)
+
+
+async def _run(
+    url: str, admin_key: str | None, agent: Agent, tasks: list[Task], forever: bool, kind: dict[str, Any]
+) -> dict[str, float]:
+    """`kind`: of the EpisodeRunner, what it is called with."""
+    from gateway.client import EpisodeRunner, GatewayClient
+    from gateway.progress import EpisodeProgress
+
+    total = None if forever else len(tasks) * kind["group_size"]
+    async with GatewayClient(url, admin_key) as client:
+        with EpisodeProgress(total) as progress:
+            runner = EpisodeRunner(client, agent, on_outcome=progress.add, **kind)
+            try:
+                await _drive(runner, tasks, forever)
+            finally:
+                await agent.close()
+    return progress.summary()
+
+
+async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> None:
+    if not forever:
+        await runner.run(tasks)
+        return
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await runner.run_forever(tasks, stop)
+
+
+def _agent(name: str | None, command: list[str], worker: bool, workers: int, timeout_s: float) -> Agent:
+    from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
+
+    if (name is None) == (not command):
+        raise ValueError("name an agent with --agent, or a command after `--`: one of the two")
+    if name is not None:
+        return load_agent(name)
+    return WorkerAgent(command, workers, timeout_s) if worker else CommandAgent(command, timeout_s)
+
+
+def _mode(value: str) -> EpisodeMode:
+    if value not in ("train", "eval"):
+        raise typer.BadParameter("train or eval", param_hint="--mode")
+    return "eval" if value == "eval" else "train"
+
+
+def _configure_logging(verbose: bool) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("gateway.app").setLevel(logging.INFO)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""An async client of the admin API. It owns one connection pool; close it, or use it with `async with`.
+
+Every method raises `GatewayRefused` when the gateway answers with an error, and httpx's own errors when it does not answer.
+Where a method takes a `model`, None is the gateway's first trained one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import httpx
+import pyarrow as pa
+from httpx_aiohttp import AiohttpTransport
+
+from gateway.types import EpisodeMode, EpisodeOpened, Lease, LeasedGroups, groups_from_arrow
+
+ADMIN = "/admin/v1"
+# 0 is no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
+# The gateway closes idle connections after 5 s: leave before it does.
+_LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
+
+
+class GatewayRefused(Exception):
+    """The gateway answered with an error."""
+
+    def __init__(self, status: int, message: str, code: str | None, retry_after: float | None) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.code = code
+        self.retry_after = retry_after
+
+
+class GatewayClient:
+    """The admin API of one gateway; `base_url` is its root, such as `http://127.0.0.1:8000`."""
+
+    def __init__(self, base_url: str, admin_key: str | None = None, timeout_s: float = 60.0) -> None:
+        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            headers=headers,
+            timeout=timeout_s,
+            transport=AiohttpTransport(limits=_LIMITS),
+        )
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    # Episodes
+
+    async def open_episode(
+        self,
+        task_id: str,
+        group_id: str | None = None,
+        group_size: int = 1,
+        mode: EpisodeMode = "train",
+        metadata: dict[str, Any] | None = None,
+        wait_s: float = 0.0,
+        model: str | None = None,
+    ) -> EpisodeOpened:
+        """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429."""
+        body = {
+            "task_id": task_id,
+            "group_id": group_id,
+            "group_size": group_size,
+            "mode": mode,
+            "metadata": metadata or {},
+            "model": model,
+        }
+        answer = await self._json("POST", "/episodes", json=body, params={"wait": wait_s}, wait_s=wait_s)
+        return EpisodeOpened(answer["episode_id"], answer["api_key"], answer["base_url"], answer["version"])
+
+    async def reward(
+        self,
+        episode_id: str,
+        reward: float,
+        components: dict[str, float] | None = None,
+        final: bool = True,
+    ) -> None:
+        """Posts a reward; a final one closes the episode."""
+        body = {"reward": reward, "components": components, "final": final}
+        await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
+
+    async def abandon(self, episode_id: str, reason: str) -> None:
+        """Closes an episode that will never be rewarded, so that its slot is free at once."""
+        await self._json("POST", f"/episodes/{episode_id}/abandon", json={"reason": reason})
+
+    async def episode(self, episode_id: str) -> dict[str, Any]:
+        """An episode's state."""
+        return await self._json("GET", f"/episodes/{episode_id}")
+
+    async def episodes(self, **filters: str | int) -> list[dict[str, Any]]:
+        """The newest episodes; filters: state, mode, group_id, task_id, limit."""
+        return (await self._json("GET", "/episodes", params=filters))["episodes"]
+
+    async def trajectory(self, episode_id: str, model: str | None = None) -> dict[str, Any]:
+        """An episode's token tree, as JSON; of the episode's own model, or of another that it called."""
+        return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_of(model))
+
+    async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
+        """What an upstream model was asked and answered."""
+        return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
+
+    # Batches
+
+    async def lease(self, consumer: str, model: str | None = None) -> Lease:
+        """Leases the next buffer, whole or not yet. Raises `GatewayRefused` 409 while another consumer holds it."""
+        return Lease(**await self._json("POST", "/leases", json={"consumer": consumer, "model": model}))
+
+    async def leased_groups(
+        self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None
+    ) -> LeasedGroups:
+        """The groups after `cursor`; waits up to `wait_s` for one to become ready. May return none."""
+        params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
+        response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
+        with pa.ipc.open_stream(response.content) as reader:
+            groups = groups_from_arrow(reader.read_all())
+        return LeasedGroups(
+            groups,
+            int(response.headers["x-headgate-cursor"]),
+            response.headers["x-headgate-complete"] == "true",
+        )
+
+    async def renew(self, lease: Lease, model: str | None = None) -> None:
+        """Starts the lease's deadline anew."""
+        await self._tell(lease, "renew", model)
+
+    async def ack(self, lease: Lease, checkpoint: str, model: str | None = None) -> None:
+        """Says that the buffer was trained and that `checkpoint` holds the effect."""
+        await self._tell(lease, "ack", model, checkpoint=checkpoint)
+
+    async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
+        """Gives the buffer back untrained; the next lease is of the same buffer."""
+        await self._tell(lease, "nack", model, reason=reason)
+
+    async def _tell(self, lease: Lease, what: str, model: str | None, **said: str) -> None:
+        body = {"fence": lease.fence, **said}
+        await self._json("POST", f"/leases/{lease.lease_id}/{what}", json=body, params=_of(model))
+
+    # Weights
+
+    async def publish(
+        self, version: int, path: str, wait_s: float = 0.0, model: str | None = None
+    ) -> dict[str, Any]:
+        """Hands over version `version` in directory `path` (see `trainer.weights`).
+
+        The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
+        engines run the version (or after so many seconds); its `state` is `updating`, `live` or `failed`.
+        """
+        body = {"version": version, "path": path, "model": model}
+        return await self._json("POST", "/weights", json=body, params={"wait": wait_s}, wait_s=wait_s)
+
+    async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:
+        """One version: its state, parent, probe reports and the seconds of each step of its update."""
+        return await self._json("GET", f"/weights/{version}", params=_of(model))
+
+    async def status(self, model: str | None = None) -> dict[str, Any]:
+        """A trained model's newest version and the ledger's buffers; every engine, open episodes, totals."""
+        return await self._json("GET", "/status", params=_of(model))
+
+    # Engines and calls
+
+    async def engines(self) -> list[dict[str, Any]]:
+        """Every engine of every model: state, version, streams."""
+        return (await self._json("GET", "/engines"))["engines"]
+
+    async def add_engine(
+        self,
+        name: str | None = None,
+        url: str | None = None,
+        model: str | None = None,
+        wait_s: float = 0.0,
+    ) -> dict[str, Any]:
+        """Adds an engine: the one at `url`, or a child process of the gateway; waits up to `wait_s` until it is open."""
+        body = {"name": name, "url": url, "model": model}
+        return await self._json("POST", "/engines", json=body, params={"wait": wait_s}, wait_s=wait_s)
+
+    async def remove_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Drains and stops an engine; its calls go on elsewhere. `removed` says whether that was done within `wait_s`."""
+        return await self._json("DELETE", f"/engines/{name}", params={"wait": wait_s}, wait_s=wait_s)
+
+    async def calls(self) -> list[dict[str, Any]]:
+        """Every call that runs in an engine or waits for one."""
+        return (await self._json("GET", "/calls"))["calls"]
+
+    async def move_call(self, call_id: str, engine: str | None = None) -> None:
+        """Sends a call to another engine: to `engine`, or to any; it goes on there from its last token."""
+        await self._json("POST", f"/calls/{call_id}/move", json={"engine": engine})
+
+    # How the gateway is asked
+
+    async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = (await self._send(method, path, wait_s, **kwargs)).json()
+        return answer
+
+    async def _send(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> httpx.Response:
+        timeout = httpx.Timeout(self._timeout_s + wait_s)
+        response = await self._http.request(method, ADMIN + path, timeout=timeout, **kwargs)
+        if response.is_error:
+            raise _refusal(response)
+        return response
+
+
+def _of(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}
+
+
+def _refusal(response: httpx.Response) -> GatewayRefused:
+    try:
+        error = response.json()["error"]
+        message, code = error["message"], error["code"]
+    except (ValueError, KeyError, TypeError):
+        message, code = response.text[:500], None
+    retry_after = response.headers.get("retry-after")
+    return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)

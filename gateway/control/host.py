@@ -1,0 +1,266 @@
+"""Hosts the control program (`scheduler.program`): tells it what happens, and does what it decides.
+
+Outside events enter by its physical actions alone. Every step that it asks for becomes one named task per engine, whose end is
+the next event; a step is begun only after the engine's last one has ended. Owns those tasks, the health checks and the recording.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gateway.errors import EngineError
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.rollout.steps import EngineSteps
+from gateway.settings import EngineSettings, Settings
+from scheduler.cluster.local import LocalProcess
+from scheduler.program import ControlProgram
+from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed
+from scheduler.reactor import Recording, Runtime, Tag, WallClock, drive
+
+log = logging.getLogger(__name__)
+
+_SICK_AFTER = 3
+_FLEET_STEPS = ("launch", "stop", "drain")
+
+
+@dataclass(slots=True)
+class ModelEngines:
+    """One model's engines, and who waits for its updates to end."""
+
+    pool: EnginePool
+    steps: EngineSteps
+    settings: EngineSettings
+    ended: dict[int, asyncio.Future[Ended]] = field(default_factory=dict)
+    on_revival: Callable[[int], None] = lambda _version: None
+    """Called with a version that had failed, once an engine runs it after all."""
+    tasks: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
+    """The present step of each engine, and earlier ones that were cancelled and have not ended."""
+    suspected: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Health checks of engines that a request could not reach."""
+    watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Who waits for the end of each engine's process."""
+    removed: set[str] = field(default_factory=set)
+    sick: dict[str, int] = field(default_factory=dict)
+
+    def all_tasks(self) -> list[asyncio.Task[None]]:
+        """Whatever runs on behalf of the engines."""
+        steps = [task for tasks in self.tasks.values() for task in tasks]
+        return [*steps, *self.watchers.values(), *self.suspected.values()]
+
+
+class ControlHost:
+    """The control program of this gateway."""
+
+    def __init__(self, settings: Settings, models: dict[str, ModelEngines]) -> None:
+        self.models = models
+        described = {name: program_settings(settings, name) for name in models}
+        self.program = ControlProgram({"models": described})
+        path = settings.control.recording
+        self._recording = Recording.open(path, {"models": described}) if path else None
+        self._runtime = Runtime(self.program, WallClock(), self._recording)
+        self._driver: asyncio.Task[None] | None = None
+        for name, model in models.items():
+            model.pool.on_trouble = partial(self._suspect, name)
+            for reactor in (self.program.fleets[name], self.program.updates[name]):
+                self._runtime.observe(reactor.commands, self._on_commands(name))
+            self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
+
+    def start(self) -> None:
+        """Starts the program. Call it once, before any event."""
+        self._runtime.start()
+        self._driver = asyncio.create_task(drive(self._runtime), name="control-program")
+        self._driver.add_done_callback(_report_death)
+
+    async def close(self) -> None:
+        """Ends the program and every step; the engines are the caller's to stop."""
+        tasks = [task for model in self.models.values() for task in model.all_tasks()]
+        if self._driver is not None:
+            tasks.append(self._driver)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._recording is not None:
+            self._recording.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether decisions are still made."""
+        return self._driver is not None and not self._driver.done()
+
+    # What happens
+
+    def begin(self, model: str, version: int) -> None:
+        """The newest live version of a model, at the gateway's start."""
+        self._runtime.inject(self.program.fleets[model].begun, Begun(version))
+        self._runtime.inject(self.program.updates[model].begun, Begun(version))
+
+    def add(self, model: str, slot: Slot) -> None:
+        """One more engine."""
+        self.models[model].pool.slots[slot.name] = slot
+        self._runtime.inject(self.program.fleets[model].added, Added(slot.name))
+
+    def remove(self, model: str, engine: str) -> None:
+        """An engine is drained, stopped and forgotten."""
+        self.models[model].removed.add(engine)
+        self._runtime.inject(self.program.fleets[model].removed, Removed(engine))
+
+    def publish(self, model: str, version: int) -> asyncio.Future[Ended]:
+        """Every engine of a model shall come to `version`, which its steps know; done when the update has ended."""
+        ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.models[model].ended[version] = ended
+        self._runtime.inject(self.program.updates[model].published, Published(version))
+        return ended
+
+    def lose(self, model: str, engine: str, reason: str) -> None:
+        """An engine died or is of no use; its requests go on elsewhere at once, whatever is decided about it."""
+        slot = self.models[model].pool.slots.get(engine)
+        if slot is not None and slot.state not in ("quarantined", "starting"):
+            log.error("%s is lost: %s", engine, reason)
+            slot.fail(reason)
+            self.models[model].pool.notify()
+            self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
+
+    async def tend(self) -> None:
+        """Looks once for engines that say nothing any more."""
+        for name, model in self.models.items():
+            for slot in model.pool.silent(model.settings.stall_s):
+                self.lose(name, slot.name, f"no token for {model.settings.stall_s:g} s ([engine] stall_s)")
+
+    async def check_health(self) -> None:
+        """Asks every open engine whether it is well; several times no answer is a death."""
+        checks = [
+            self._check(name, slot, _SICK_AFTER)
+            for name, model in self.models.items()
+            for slot in model.pool.slots.values()
+            if slot.state == "open"
+        ]
+        await asyncio.gather(*checks)
+
+    async def _check(self, name: str, slot: Slot, patience: int) -> None:
+        if (engine := slot.engine) is None:
+            return
+        well, sick = await engine.healthy(), self.models[name].sick
+        sick[slot.name] = 0 if well else sick.get(slot.name, 0) + 1
+        if sick[slot.name] >= patience and slot.state == "open" and slot.engine is engine:
+            self.lose(name, slot.name, f"no answer to {sick[slot.name]} health checks")
+
+    def _suspect(self, name: str, slot: Slot) -> None:
+        """A request could not reach the engine: it is asked at once, and one check is enough."""
+        suspected = self.models[name].suspected
+        if slot.state == "open" and (slot.name not in suspected or suspected[slot.name].done()):
+            check = asyncio.create_task(self._check(name, slot, 1), name=f"suspect-{slot.name}")
+            check.add_done_callback(_report_death)
+            suspected[slot.name] = check
+
+    async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
+        """A child process that ends without being asked to is a death."""
+        status = await process.wait()
+        if slot.process is not None and slot.process.process is process:
+            self.lose(name, slot.name, f"its process ended with {status}")
+
+    # What is decided
+
+    def _on_commands(self, name: str) -> Callable[[Tag, Any], None]:
+        def act(_tag: Tag, commands: tuple[Do, ...]) -> None:
+            for do in commands:
+                self._act(name, do)
+
+        return act
+
+    def _on_ended(self, name: str) -> Callable[[Tag, Any], None]:
+        def tell(_tag: Tag, ended: Ended) -> None:
+            future = self.models[name].ended.pop(ended.version, None)
+            if future is not None and not future.done():
+                future.set_result(ended)
+            elif ended.live:
+                self.models[name].on_revival(ended.version)
+
+        return tell
+
+    def _act(self, name: str, do: Do) -> None:
+        model = self.models[name]
+        log.info("%s: %s (version %d): %s", do.engine, do.step, do.version, do.reason)
+        if do.step in ("quarantine", "stop"):
+            model.steps.quarantine(do)
+        if do.step == "quarantine":
+            log.error("%s is out of use: %s", do.engine, do.reason)
+            self._cancel(model, do.engine)
+            self._forget(model, do.engine)
+            return
+        before = self._cancel(model, do.engine)
+        task = asyncio.create_task(self._run(name, do, before), name=f"{do.engine}-{do.step}")
+        running = model.tasks.setdefault(do.engine, set())
+        running.add(task)
+        task.add_done_callback(running.discard)
+        task.add_done_callback(_report_death)
+
+    @staticmethod
+    def _cancel(model: ModelEngines, engine: str) -> set[asyncio.Task[None]]:
+        """Cancels what runs for an engine; answers what has not ended yet."""
+        running = set(model.tasks.get(engine, ()))
+        for task in running:
+            task.cancel()
+        return running
+
+    @staticmethod
+    def _forget(model: ModelEngines, engine: str) -> None:
+        """An engine that was removed is stopped, or cannot be."""
+        if engine in model.removed:
+            model.removed.discard(engine)
+            model.pool.slots.pop(engine, None)
+            model.pool.notify()
+
+    async def _run(self, name: str, do: Do, before: set[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
+        model = self.models[name]
+        ok, detail = True, ""
+        try:
+            await model.steps.run(do)
+        except EngineError as error:
+            ok, detail = False, error.message
+        except Exception as error:
+            log.exception("%s: step %s", do.engine, do.step)
+            ok, detail = False, repr(error)
+        if do.step == "stop":
+            self._forget(model, do.engine)
+        slot = model.pool.slots.get(do.engine)
+        if ok and do.step == "launch" and slot is not None and slot.process is not None:
+            watch = self._watch(name, slot, slot.process.process)
+            model.watchers[do.engine] = asyncio.create_task(watch, name=f"watch-{do.engine}")
+        pinned = slot.pinned if slot is not None and do.step == "hold" else 0
+        reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
+        self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned))
+
+
+def program_settings(settings: Settings, model: str) -> dict[str, Any]:
+    """What the control program is told of a model."""
+    engine, update = settings.engine_of(model), settings.update
+    return {
+        "fleet": {
+            "start_s": engine.start_s + 5.0,
+            "drain_s": update.hold_s,
+            "max_restarts": engine.max_restarts,
+            "window_s": engine.restart_window_s,
+        },
+        "update": {
+            "mode": update.mode,
+            "order": update.order,
+            "hold_s": update.hold_s,
+            "load_s": update.load_s,
+            "probe_s": update.probe_s,
+            "resume_s": update.resume_s,
+        },
+    }
+
+
+def _report_death(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("%s ended: %s", task.get_name(), error, exc_info=error)

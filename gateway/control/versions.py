@@ -1,0 +1,192 @@
+"""One model's versions: which weights its engines run, how a new one is published, and which count as ancestors.
+
+Invariants: a version number is used once, ever; a version is live once every engine that is left runs it and has passed its
+probe; what the engines do on the way is decided by the control program (`host`), here is only what is true afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gateway.control.host import ControlHost
+from gateway.errors import Conflict, EngineError, NotFound, Unprocessable
+from gateway.feed.ledger import StoredLedger
+from gateway.rollout.slot import Slot
+from gateway.rollout.weights import MANIFEST, Weights, read_weights
+from gateway.settings import EngineSettings
+from gateway.store import ledger as statements
+from gateway.store.database import Database
+from scheduler.policies.lineage import orphans
+from scheduler.policies.staleness_events import Publish
+
+log = logging.getLogger(__name__)
+
+
+class Versions:
+    """The versions of a model; one that is not trained (`ledger` is None) keeps its first."""
+
+    def __init__(
+        self, model: str, path: Path, database: Database, host: ControlHost, ledger: StoredLedger | None
+    ) -> None:
+        self.model = model
+        self.current = Weights(0, str(path.resolve()))
+        self.orphans: frozenset[int] = frozenset()
+        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
+        self.streams_across_updates = 0
+        self.updates = 0
+        self._database = database
+        self._host = host
+        self._engines = host.models[model]
+        self._ledger = ledger
+        self._publishing = asyncio.Lock()
+        self._updates: dict[int, asyncio.Task[None]] = {}
+        self._revivals: dict[int, asyncio.Task[None]] = {}
+        self._engines.on_revival = self._on_revival
+
+    async def start(self, settings: EngineSettings) -> None:
+        """Starts the engines with the newest live version. Raises EngineError if one of them cannot be used."""
+        await self._load_newest()
+        self._engines.steps.know(self.current)
+        self._host.begin(self.model, self.current.version)
+        for i in range(settings.count):
+            self._host.add(self.model, Slot(f"{self.model}-{i}", settings.url))
+        await self._opened()
+
+    async def _opened(self) -> None:
+        """Waits until no engine is about to be opened. Raises EngineError if one of them was given up."""
+        slots = self._engines.pool.slots.values()
+        await self._engines.pool.until(lambda: all(s.state == "open" or s.given_up for s in slots), None)
+        for slot in slots:
+            if slot.given_up:
+                raise EngineError(f"{slot.name} cannot be used: {slot.reason}")
+
+    async def _load_newest(self) -> None:
+        row = await self._database.read(lambda c: statements.newest_version(c, self.model, "live"))
+        if row is None:
+            first = {"model": self.model, "version": 0, "parent": None, "path": self.current.path}
+            await self._database.submit(lambda c: statements.insert_version(c, {**first, "state": "live"}))
+        else:
+            self.current = Weights(row["version"], row["path"], row["parent"])
+        if (Path(self.current.path) / MANIFEST).exists():
+            path = Path(self.current.path)
+            self.current = await asyncio.to_thread(read_weights, path, self.current.version)
+        parents = await self._database.read(lambda c: statements.parents(c, self.model))
+        self.orphans = orphans(parents, self.current.version)
+
+    async def close(self) -> None:
+        """Ends updates that still run; a version that was not live by then is published again by its trainer."""
+        tasks = [*self._updates.values(), *self._revivals.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def publish(self, version: int, path: Path, wait_s: float) -> dict[str, Any]:
+        """Checks version `version` in `path` and updates the engines; waits up to `wait_s` for the end of that.
+
+        The same version from the same path may be published again: it is answered from the record, or tried anew if not live.
+        Raises Unprocessable for weights that cannot be used, Conflict for a number that was used otherwise.
+        """
+        if self._ledger is None:
+            raise Conflict(
+                f"the model {self.model!r} is frozen ([models.{self.model}] train = false)",
+                code="model_frozen",
+            )
+        weights = await asyncio.to_thread(read_weights, path, version)
+        async with self._publishing:
+            await self._begin(weights)
+        if (running := self._updates.get(version)) and wait_s > 0:
+            await asyncio.wait({running}, timeout=wait_s)
+        return await self.version(version)
+
+    async def _begin(self, weights: Weights) -> None:
+        """Records the version and starts its update, unless that is done."""
+        version = weights.version
+        row = await self._database.read(lambda c: statements.version(c, self.model, version))
+        newest = await self._database.read(lambda c: statements.newest_version(c, self.model))
+        if row is not None and row["path"] != weights.path:
+            raise Conflict(f"version {version} was published from {row['path']}", code="version_used")
+        if row is None and newest is not None and version <= newest["version"]:
+            raise Conflict(
+                f"version {version} is not newer than {newest['version']}", code="version_not_newer"
+            )
+        if row is None:
+            await self._insert(weights)
+        if (row is None or row["state"] in ("updating", "failed")) and version not in self._updates:
+            task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
+            task.add_done_callback(lambda _: self._updates.pop(version, None))
+            self._updates[version] = task
+
+    async def _insert(self, weights: Weights) -> None:
+        parent = weights.parent
+        if parent is not None and parent != self.current.version:
+            known = await self._database.read(lambda c: statements.parents(c, self.model, "live"))
+            if parent not in known:
+                message = f"the parent of version {weights.version} is {parent}, which was never live here"
+                raise Unprocessable(message, code="unknown_parent")
+        values = {
+            "model": self.model,
+            "version": weights.version,
+            "parent": parent,
+            "path": weights.path,
+            "state": "updating",
+        }
+        await self._database.submit(lambda c: statements.insert_version(c, values))
+
+    async def newest(self) -> int:
+        """The greatest number that was ever published, live or not."""
+        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
+        return row["version"] if row is not None else self.current.version
+
+    async def version(self, number: int) -> dict[str, Any]:
+        """One version's record. Raises NotFound."""
+        row = await self._database.read(lambda c: statements.version(c, self.model, number))
+        if row is None:
+            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
+        return row
+
+    async def _update(self, weights: Weights) -> None:
+        number = weights.version
+        self._engines.steps.know(weights)
+        ended = await self._host.publish(self.model, number)
+        reports = self._engines.steps.reports(number)
+        report = [r.to_json() for r in reports]
+        if ended.live:
+            await self._set_live(weights, report)
+            self.updates += 1
+            self.streams_across_updates += sum(r.streams for r in reports)
+            return
+        log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
+        await self._database.submit(lambda c: statements.set_version(c, self.model, number, "failed", report))
+
+    def _on_revival(self, number: int) -> None:
+        """An engine that was given up has come back with a version that had failed."""
+        if number not in self._revivals:
+            task = asyncio.create_task(self._revive(number), name=f"{self.model}-revives-{number}")
+            self._revivals[number] = task
+            task.add_done_callback(lambda _: self._revivals.pop(number, None))
+
+    async def _revive(self, number: int) -> None:
+        if running := self._updates.get(number):
+            await asyncio.wait({running})
+        row = await self.version(number)
+        if row["state"] == "failed" and (weights := self._engines.steps.weights(number)):
+            log.warning("version %d of %s is live after all", number, self.model)
+            await self._set_live(weights, row["report"])
+
+    async def _set_live(self, weights: Weights, report: list[dict[str, Any]]) -> None:
+        number = weights.version
+        parents = await self._database.read(lambda c: statements.parents(c, self.model))
+        lost = orphans({**parents, number: weights.parent}, number)
+
+        def write(connection: Connection) -> None:
+            statements.set_version(connection, self.model, number, "live", report)
+
+        assert self._ledger is not None
+        self.current, self.orphans = weights, lost
+        await self._ledger.apply(Publish(number), write)

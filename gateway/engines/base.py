@@ -1,0 +1,84 @@
+"""The seam between the gateway and what samples tokens. An engine knows token ids, log-probabilities and one set of weights.
+
+Invariants that an adapter keeps:
+- `generate` yields every sampled token once, in order, and ends with exactly one chunk that has a finish reason;
+- closing the iterator stops the engine's work on the request;
+- after `pause` has returned no token is sampled until `resume`. With `keep` the open requests stay in the engine and go on at
+  `resume`, under whatever weights were loaded meanwhile; without it each of them has ended or will end with `abort`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.types import FinishReason, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request to an engine."""
+
+    request_id: str
+    prompt: Sequence[int]
+    sampling: Sampling
+    interval: int = 1
+    """Tokens that may be gathered into one chunk: more cost less, fewer come sooner."""
+    cache_salt: str = ""
+    """Prefix caches are shared between requests of equal salt only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens as they were sampled, each with its log-probability in nats."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason | None = None
+    labels: tuple[tuple[str, int], ...] | None = None
+    """With the finish: how many of the request's tokens were sampled under which label, in order, by the engine's own account.
+    None: the engine gives no account."""
+
+
+class Engine(Protocol):
+    """Every method raises EngineUnreachable when the engine is not there, and EngineError when it refuses."""
+
+    name: str
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Samples tokens for a request."""
+        ...
+
+    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+        """Samples nothing more; what runs is given back, or frozen with `keep`. `clear_cache` drops every cached prefix, and
+        frozen requests then compute theirs anew. Pausing again gives back what arrived meanwhile."""
+        ...
+
+    async def resume(self) -> None:
+        """Samples again."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Gives requests back, paused or not; ids that do not run are no error."""
+        ...
+
+    async def load(self, path: str) -> None:
+        """Loads the checkpoint in `path` in place of the present weights. Only while paused."""
+        ...
+
+    async def label(self, version: int) -> None:
+        """Sets the label that the engine puts on what it samples from now on."""
+        ...
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights."""
+        ...
+
+    async def healthy(self) -> bool:
+        """Whether the engine answers."""
+        ...
+
+    async def close(self) -> None:
+        """Closes connections; the engine itself goes on."""
+        ...

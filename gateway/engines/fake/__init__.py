@@ -1,0 +1,27 @@
+"""A deterministic engine for tests, benches and fault injection, behind the APIs of real ones. It is no model."""
+
+from gateway.engines.fake.engine import (
+    CACHE_BLOCK,
+    END_CHANCE,
+    VOCABULARY,
+    FakeEngine,
+    Faults,
+    identity,
+    next_token,
+    token_logprob,
+)
+from gateway.engines.fake.sglang_api import create_fake_sglang_app
+from gateway.engines.fake.vllm_api import create_fake_app
+
+__all__ = [
+    "CACHE_BLOCK",
+    "END_CHANCE",
+    "VOCABULARY",
+    "FakeEngine",
+    "Faults",
+    "create_fake_app",
+    "create_fake_sglang_app",
+    "identity",
+    "next_token",
+    "token_logprob",
+]

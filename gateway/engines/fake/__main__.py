@@ -1,0 +1,32 @@
+"""`python -m gateway.engines.fake`: one fake engine on a port of the loopback interface."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from gateway.engines.fake import FakeEngine, Faults, create_fake_app, create_fake_sglang_app
+
+_APPS = {"vllm": create_fake_app, "sglang": create_fake_sglang_app}
+
+
+def main() -> None:
+    """Serves one fake engine."""
+    parser = argparse.ArgumentParser(prog="python -m gateway.engines.fake", description=__doc__)
+    parser.add_argument("--weights", required=True, help="a checkpoint directory")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--api", choices=_APPS, default="vllm", help="what it speaks")
+    parser.add_argument("--delay-s", type=float, default=0.0, help="seconds per token")
+    options = parser.parse_args()
+    if not math.isfinite(options.delay_s) or options.delay_s < 0:
+        parser.error("--delay-s must be a number of seconds")
+
+    import uvicorn
+
+    engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s))
+    app = _APPS[options.api](engine)
+    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""What the fake engine does: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` put it on a port.
+
+What it samples is a pure function (`next_token`) of the weights' identity, the number and the last four of the tokens so far,
+and the seed, so that a test can say without this server which token must follow, with which log-probability, under which
+version. Its weights are a directory; their identity is the sha256 of `model.safetensors`, or of the path where there is none.
+A directory with a `block.json` ({"first": F, "size": S}) samples the tokens F to F + S - 1 in turn, by position: such weights
+name themselves in every token.
+
+`set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
+`drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
+(no token any more), `load_s` (how long a load takes), `fail_load`, `fail_after` (an error event after so many tokens),
+`logprob_noise`, `sick` (`/health` fails).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+VOCABULARY = 256
+CACHE_BLOCK = 16
+END_CHANCE = 1 / 24
+"""The chance that a token is the first of the request's stop tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What the engine does wrong; the defaults are no faults."""
+
+    delay_s: float = 0.0
+    lag_s: float = 0.0
+    drop_after: int = 0
+    stale_reload: bool = False
+    stall: bool = False
+    load_s: float = 0.0
+    fail_load: bool = False
+    fail_after: int = 0
+    logprob_noise: float = 0.0
+    sick: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    """What runs."""
+
+    aborted: bool = False
+    labels: list[list[Any]] = field(default_factory=list)
+    """[[label, number of tokens], ...]"""
+
+    def count(self, label: str) -> None:
+        if self.labels and self.labels[-1][0] == label:
+            self.labels[-1][1] += 1
+        else:
+            self.labels.append([label, 1])
+
+
+def identity(weights: str) -> str:
+    """The identity of a checkpoint directory."""
+    file = Path(weights) / "model.safetensors"
+    return hashlib.sha256(file.read_bytes() if file.exists() else weights.encode()).hexdigest()[:16]
+
+
+def next_token(
+    weights_id: str, context: Sequence[int], seed: int | None, stop: Sequence[int]
+) -> tuple[int, float]:
+    """The token that follows `context`, and its log-probability (nats)."""
+    key = f"{weights_id}:{seed}:{len(context)}:{context[-4:]}".encode()
+    draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+    chance = (draw >> 40) / 2**24
+    token = stop[0] if stop and chance < END_CHANCE else (draw >> 8) % VOCABULARY
+    return token, token_logprob(weights_id, context[-1], token)
+
+
+def token_logprob(weights_id: str, previous: int, token: int) -> float:
+    """The log-probability (nats, between -6 and 0) of `token` after `previous`."""
+    digest = hashlib.blake2b(f"{weights_id}:{previous}:{token}".encode(), digest_size=4).digest()
+    return -6.0 * (int.from_bytes(digest, "big") + 1) / 2**32
+
+
+class FakeEngine:
+    """The engine's state: weights, label, pause, faults, a prefix cache, and the requests that run."""
+
+    def __init__(self, weights: str, faults: Faults | None = None) -> None:
+        self._take(weights)
+        self.label = "default"
+        self.faults = faults or Faults()
+        self.sampled = 0
+        """Tokens since the start."""
+        self.paused = False
+        self.prefix_hits = 0
+        self.stale_hits = 0
+        """Cached blocks that were served although other weights had computed them."""
+        self._cache: dict[tuple[str, int], str] = {}
+        self._requests: dict[str, _Request] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Requests that were begun and have not ended."""
+        return len(self._requests)
+
+    def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+        """Samples nothing more; aborts what runs unless `keep`."""
+        if not keep:
+            self.abort(list(self._requests))
+        if clear_cache:
+            self.clear_cache()
+        self._set_paused(True)
+
+    def clear_cache(self) -> None:
+        """Forgets every prefix."""
+        self._cache.clear()
+
+    def resume(self) -> None:
+        """Samples again."""
+        self._set_paused(False)
+
+    def abort(self, request_ids: Sequence[str]) -> int:
+        """Ends requests; answers how many there were."""
+        found = [self._requests[name] for name in request_ids if name in self._requests]
+        for request in found:
+            request.aborted = True
+        self._wake()
+        return len(found)
+
+    async def load(self, weights: str) -> None:
+        """Takes over the weights in a directory, unless a fault forbids it."""
+        await asyncio.sleep(self.faults.load_s)
+        if self.faults.fail_load:
+            raise RuntimeError("load failed (fault)")
+        if not self.faults.stale_reload:
+            self._take(weights)
+
+    async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yields one choice a token, the last with its finish reason."""
+        name = body.get("request_id") or f"request-{id(body)}"
+        self._requests[name] = request = _Request()
+        context = list(body["token_ids"])
+        try:
+            self._look_up(context, body.get("cache_salt", ""))
+            async for choice in self._sample(request, context, body["sampling_params"]):
+                yield choice
+        finally:
+            if self._requests.get(name) is request:
+                del self._requests[name]
+
+    async def _sample(
+        self, request: _Request, context: list[int], params: dict[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
+        stop, limit, count = params.get("stop_token_ids") or [], params.get("max_tokens", 16), 0
+        while True:
+            await self._turn(request)
+            if request.aborted:
+                yield _choice([], [], "abort", request)
+                return
+            token, logprob = self._next(context, params.get("seed"), stop)
+            context.append(token)
+            count += 1
+            self.sampled += 1
+            request.count(self.label)
+            if self.faults.drop_after and count > self.faults.drop_after:
+                raise ConnectionError("dropped (fault)")
+            if self.faults.fail_after and count > self.faults.fail_after:
+                raise RuntimeError("failed (fault)")
+            finish = "stop" if token in stop else "length" if count >= limit else None
+            yield _choice([token], [logprob - self.faults.logprob_noise], finish, request)
+            if finish:
+                return
+
+    async def _turn(self, request: _Request) -> None:
+        """Waits until the request may sample its next token, or is aborted."""
+        await asyncio.sleep(self.faults.delay_s)
+        while (self.paused or self.faults.stall) and not request.aborted:
+            await self._changed.wait()
+
+    def _next(self, context: Sequence[int], seed: int | None, stop: Sequence[int]) -> tuple[int, float]:
+        if self.block is not None:
+            first, size = self.block
+            token = first + len(context) % size
+            return token, token_logprob(self.weights_id, context[-1], token)
+        return next_token(self.weights_id, context, seed, stop)
+
+    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs` in vLLM's form."""
+        while self.paused:
+            await self._changed.wait()
+        noise = self.faults.logprob_noise
+        rows: list[dict[str, Any] | None] = [None]
+        for previous, token in pairwise(ids):
+            value = token_logprob(self.weights_id, previous, token) - noise
+            rows.append({str(token): {"logprob": value, "rank": 1}})
+        return rows
+
+    def set_faults(self, values: dict[str, Any]) -> None:
+        """Changes some faults."""
+        self.faults = replace(self.faults, **values)
+        self._wake()
+
+    def _take(self, weights: str) -> None:
+        self.weights_id = identity(weights)
+        self.block: tuple[int, int] | None = None
+        file = Path(weights) / "block.json"
+        if file.exists():
+            block = orjson.loads(file.read_bytes())
+            self.block = (block["first"], block["size"])
+
+    def _look_up(self, prompt: Sequence[int], salt: str) -> None:
+        """Counts the blocks of a prompt that are cached, and caches the rest."""
+        key = hash(salt)
+        for start in range(0, len(prompt) - CACHE_BLOCK + 1, CACHE_BLOCK):
+            key = hash((key, *prompt[start : start + CACHE_BLOCK]))
+            known = self._cache.get((salt, key))
+            if known is None:
+                self._cache[salt, key] = self.weights_id
+            else:
+                self.prefix_hits += 1
+                self.stale_hits += known != self.weights_id
+
+    def _set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _choice(ids: list[int], logprobs: list[float], finish: str | None, request: _Request) -> dict[str, Any]:
+    content = [
+        {"token_id": token, "logprob": value, "rank": 1} for token, value in zip(ids, logprobs, strict=True)
+    ]
+    return {
+        "index": 0,
+        "token_ids": ids,
+        "logprobs": {"content": content},
+        "finish_reason": finish,
+        "weight_versions": _spans(request) if finish else None,
+    }
+
+
+def _spans(request: _Request) -> list[dict[str, Any]]:
+    ends = list(accumulate(count for _, count in request.labels))
+    labels = [label for label, _ in request.labels]
+    return [
+        {"version": label, "start": start, "end": end}
+        for label, start, end in zip(labels, [0, *ends], ends, strict=False)
+    ]

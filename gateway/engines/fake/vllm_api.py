@@ -1,0 +1,89 @@
+"""vLLM's API before a fake engine."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from typing import Any
+
+from gateway.engines.fake.engine import FakeEngine
+from gateway.engines.fake.serve import (
+    App,
+    Send,
+    answer,
+    begin_events,
+    create_app,
+    end_events,
+    gathered,
+    no_such_path,
+    send_event,
+)
+
+
+def create_fake_app(engine: FakeEngine) -> App:
+    """A bare ASGI application around one fake engine."""
+
+    async def respond(body: dict[str, Any], send: Send) -> None:
+        await (_stream if body.get("stream") else _whole)(engine, body, send)
+
+    async def control(path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
+        return await _control(engine, path, query, values)
+
+    return create_app(engine, "/inference/v1/generate", respond, control)
+
+
+async def _control(
+    engine: FakeEngine, path: str, query: dict[str, str], values: dict[str, Any]
+) -> tuple[int, Any]:
+    match path:
+        case "/health":
+            return (500, {}) if engine.faults.sick else (200, {})
+        case "/pause":
+            clear = query.get("clear_cache", "true") == "true"
+            engine.pause(keep=query.get("mode") == "keep", clear_cache=clear)
+            return 200, {"status": "paused"}
+        case "/abort_requests":
+            names = [name.removeprefix("generate-tokens-") for name in values["request_ids"]]
+            return 200, {"status": "aborted", "aborted": engine.abort(names)}
+        case "/resume":
+            engine.resume()
+            return 200, {"status": "resumed"}
+        case "/is_paused":
+            return 200, {"is_paused": engine.paused}
+        case "/collective_rpc":
+            try:
+                await engine.load(values["kwargs"]["weights_path"])
+            except (RuntimeError, OSError) as error:
+                return 500, {"error": {"message": str(error)}}
+            return 200, {"results": [None]}
+        case "/update_weight_version":
+            engine.label = values["new_version"]
+            return 200, {"success": True}
+        case "/weight_info":
+            return 200, {"weight_version": engine.label}
+        case _:
+            return no_such_path(path)
+
+
+async def _whole(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
+    choices = [choice async for choice in engine.generate(body)]
+    whole = {
+        **choices[-1],
+        "token_ids": [token for c in choices for token in c["token_ids"]],
+        "logprobs": {"content": [entry for c in choices for entry in c["logprobs"]["content"]]},
+    }
+    value = {"request_id": body.get("request_id", ""), "created": int(time.time()), "choices": [whole]}
+    if body["sampling_params"].get("prompt_logprobs") is not None:
+        value["prompt_logprobs"] = await engine.score(body["token_ids"])
+    await answer(send, 200, value)
+
+
+async def _stream(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
+    await begin_events(send)
+    try:
+        async with aclosing(gathered(engine, body)) as choices:
+            async for choice in choices:
+                await send_event(send, {"request_id": body.get("request_id", ""), "choices": [choice]})
+    except RuntimeError as error:
+        await send_event(send, {"error": {"message": str(error)}})
+    await end_events(send)

@@ -1,0 +1,105 @@
+"""Engines for the gateway: those it starts as child processes, and the adapters by which it speaks to any engine.
+
+An engine that is started (vLLM's server, or the fake one) listens on a free port of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from gateway.engines.base import Engine
+from gateway.engines.sglang import SGLangEngine
+from gateway.engines.vllm import VLLMEngine
+from gateway.settings import EngineSettings, ModelSettings
+from scheduler.cluster.local import LocalProcess, free_port
+
+SILENCE_S = 86_400.0
+"""A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
+
+_ADAPTERS: dict[str, Callable[[str, str, float], Engine]] = {"vllm": VLLMEngine, "sglang": SGLangEngine}
+"""For each API: what speaks it."""
+
+_VLLM_ENV = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def connect(name: str, url: str, api: str, silence_s: float = SILENCE_S) -> Engine:
+    """The adapter to an engine at `url`; no connection is made yet. A generation that is silent for `silence_s` has failed."""
+    return _ADAPTERS[api](name, url, silence_s)
+
+
+class EngineProcess:
+    """An engine that this gateway started. Owns the child and the connection to it."""
+
+    def __init__(self, process: LocalProcess, engine: Engine, url: str) -> None:
+        self.process = process
+        self.engine = engine
+        self.url = url
+
+    @classmethod
+    async def start(
+        cls, name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str
+    ) -> EngineProcess:
+        """Starts an engine with the checkpoint in `weights` and waits until it answers.
+
+        Raises ChildDied or TimeoutError, with the engine's last lines.
+        """
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        argv = _COMMANDS[settings.launch](settings, model, served_name, weights, port)
+        env = _VLLM_ENV if settings.launch == "vllm" else {}
+        log = settings.log.with_stem(f"{settings.log.stem}-{name}")
+        process = await LocalProcess.start(name, [*argv, *settings.args], log, env | settings.env)
+        api = "vllm" if settings.launch == "vllm" else settings.api
+        engine = connect(name, url, api)
+        try:
+            await process.ready(engine.healthy, settings.start_s)
+        except BaseException:
+            await engine.close()
+            await process.stop(0)
+            raise
+        return cls(process, engine, url)
+
+    async def stop(self) -> None:
+        """Ends the engine and whatever it started."""
+        try:
+            await self.engine.close()
+        finally:  # also when this is cancelled: nobody else would stop the process
+            await self.process.stop()
+
+
+def _vllm_command(
+    settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
+) -> list[str]:
+    return [
+        *(os.path.expanduser(settings.python), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", weights, "--served-model-name", served_name),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--max-model-len", str(model.max_model_len)),
+        "--enable-scale-out",
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--generation-config", "vllm"),
+        "--disable-uvicorn-access-log",
+    ]
+
+
+def _fake_command(
+    settings: EngineSettings, _model: ModelSettings, _served_name: str, weights: str, port: int
+) -> list[str]:
+    return [
+        *(sys.executable, "-m", "gateway.engines.fake"),
+        *("--weights", weights, "--port", str(port), "--api", settings.api),
+    ]
+
+
+_COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, int], list[str]]] = {
+    "vllm": _vllm_command,
+    "fake": _fake_command,
+}
+"""For each `[engine] launch` that is a child process: its command line."""

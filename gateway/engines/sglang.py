@@ -1,0 +1,245 @@
+"""SGLang 0.5 over HTTP (read against 0.5.23): token ids in, token ids and log-probabilities out.
+
+The server must run without `SGLANG_RETURN_ORIGINAL_LOGPROB`, so that log-probabilities are those after temperature. They are
+those before top-p, and so the sampling distribution's where `top_p` is 1 (the gateway flags other tokens as truncated in any
+case). A seed has an effect with `--enable-deterministic-inference` only. `--incremental-streaming-output` makes long answers
+cheaper: without it every event repeats all that came before. `--tokenizer-worker-num` must be 1. Whoever reaches the control
+endpoints can change the weights, so the server must listen on a loopback address or a private network.
+
+What SGLang does otherwise than its names suggest, and where that is dealt with:
+- `ignore_eos` switches `stop_token_ids` off too (`_body`);
+- an abort reaches every id that begins like the one that is named (`_rid`);
+- an abort does not reach a request that arrived during a pause and waits before the scheduler (`_first`);
+- an abort of what is frozen in place takes effect only when the engine resumes, and a pause with mode `abort` then waits for
+  ever: such requests are put back into the queue first (`_thaw`);
+- a load with `flush_cache` fails, half done, while requests are frozen in place or have not quite ended: `pause` flushes when
+  that can be done, and `load` never does;
+- a new label aborts every request unless it is told not to (`label`);
+- `/health` samples a token, and so says that a paused engine is ill (`healthy`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+
+from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.engines.http import EngineHTTP, failure
+from gateway.errors import EngineError, EngineUnreachable
+from gateway.types import FinishReason
+
+_GENERATE = "/generate"
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+_IDLE_S = "60"
+"""How long the engine may take to let go of what was aborted."""
+
+
+class SGLangEngine:
+    """One SGLang server at `base_url`, which nobody else pauses."""
+
+    def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
+        self.name = name
+        self._http = EngineHTTP(name, base_url, silence_s)
+        self._paused = False
+        self._frozen = True
+        """Requests may be frozen in place: that is also so for a server that is found."""
+        self._silent: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
+        """Requests from which nothing has come yet: the task that waits for their first event."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """See `Engine`. What comes during a pause is given back at once."""
+        if self._paused:
+            yield TokenChunk([], [], "abort")
+            return
+        reader = StreamReader()
+        async with aclosing(self._http.events(_GENERATE, _body(request))) as events:
+            first = await self._first(request.request_id, events)
+            if first is None:
+                yield TokenChunk([], [], "abort")
+                return
+            yield reader.chunk(first)
+            async for event in events:
+                yield reader.chunk(event)
+        if not reader.finished:
+            raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
+
+    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+        """See `Engine`. Frozen requests whose cache is cleared go back to the queue, and their tokens are computed anew."""
+        if keep and not clear_cache:
+            self._frozen = True
+            await self._pause("in_place")
+        elif keep:
+            await self._pause("retract")
+            self._frozen = False
+        else:
+            await self._thaw()
+            await self._pause("abort")
+            if self._paused:
+                self._cut(list(self._silent))
+        self._paused = True
+        if clear_cache:
+            # With a time-out the engine would wait for its queue to be empty too, which is not so after `retract`.
+            await self._http.post("/flush_cache", params=None if keep else {"timeout": _IDLE_S})
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """See `Engine`."""
+        if not request_ids:
+            return
+        if self._paused:
+            await self._thaw()
+        await asyncio.gather(
+            *(self._http.post("/abort_request", {"rid": _rid(name)}) for name in request_ids)
+        )
+        if self._paused:
+            self._cut(request_ids)
+
+    async def resume(self) -> None:
+        """See `Engine`."""
+        await self._http.post("/continue_generation", {})
+        self._paused = self._frozen = False
+
+    async def load(self, path: str) -> None:
+        """See `Engine`. The cache was cleared by `pause`, if it was to be."""
+        await self._http.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
+
+    async def label(self, version: int) -> None:
+        """See `Engine`."""
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._http.post("/update_weight_version", body)
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """See `Engine`; one prefill with the prompt's log-probabilities."""
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        rows = orjson.loads(await self._http.post(_GENERATE, body))["meta_info"]["input_token_logprobs"]
+        if [row[1] for row in rows] != list(ids):
+            raise EngineError(f"engine {self.name} scored other tokens than it was asked to")
+        return [row[0] for row in rows[1:]]
+
+    async def healthy(self) -> bool:
+        """See `Engine`. `/health` takes a second and can take twenty."""
+        return await (self._http.well("/ping", 5.0) if self._paused else self._http.well("/health", 25.0))
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        await self._http.close()
+
+    async def _pause(self, mode: str) -> None:
+        await self._http.post("/pause_generation", {"mode": mode})
+
+    async def _thaw(self) -> None:
+        """Puts what is frozen in place back into the queue, where aborts reach it at once."""
+        if self._frozen:
+            await self._pause("retract")
+            self._frozen = False
+
+    async def _first(self, name: str, events: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
+        """The first event of a request; None if it was cut before one came."""
+        first = asyncio.ensure_future(anext(events, None))
+        self._silent[name] = first
+        try:
+            await asyncio.wait({first})
+        finally:
+            del self._silent[name]
+            first.cancel()
+            await asyncio.wait({first})
+        if first.cancelled():
+            return None
+        return first.result() or {"error": {"message": "the stream ended before it began"}}
+
+    def _cut(self, names: Iterable[str]) -> None:
+        """Gives back requests that no abort reaches, by closing their connections. Only what is silent is: nothing is lost."""
+        for name in names:
+            if name in self._silent:
+                self._silent[name].cancel()
+
+
+class StreamReader:
+    """Turns the events of one answer into chunks, whether each repeats what came before or not."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self._count = 0
+
+    def chunk(self, event: dict[str, Any]) -> TokenChunk:
+        """What is new in an event.
+
+        `completion_tokens` counts all tokens so far in every form of stream, and the newest log-probabilities are always the last
+        ones. `output_ids` is not read: in an incremental stream the event of an abort repeats the last token there.
+        """
+        if "error" in event:
+            raise failure(event["error"])
+        meta = event["meta_info"]
+        count = meta.get("completion_tokens", self._count)
+        new = count - self._count
+        rows = meta["output_token_logprobs"][-new:] if new > 0 else ()
+        if len(rows) != new:
+            raise EngineError("the engine sent tokens without their log-probabilities")
+        self._count = count
+        reason = meta["finish_reason"]
+        finish = _finish(reason) if reason else None
+        self.finished = finish is not None
+        return TokenChunk(
+            ids=[row[1] for row in rows],
+            logprobs=[row[0] for row in rows],
+            finish=finish,
+            labels=_labels(meta) if finish else None,
+        )
+
+
+def _rid(request_id: str) -> str:
+    """The id by which SGLang knows a request: one that no other id begins with."""
+    return f"{request_id}|"
+
+
+def _body(request: GenerateRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": -1,
+        "max_new_tokens": sampling.max_tokens,
+        # Stop tokens are heeded with the model's own ones or not at all.
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": not sampling.stop_token_ids,
+        "stream_interval": request.interval,
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    body = {
+        "rid": _rid(request.request_id),
+        "input_ids": list(request.prompt),
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": True,
+    }
+    if request.cache_salt:
+        body["cache_salt"] = request.cache_salt
+    return body
+
+
+def _finish(reason: dict[str, Any]) -> FinishReason:
+    """Raises if the end is a failure: aborts that nobody asked for have a status, and NaNs look like a stop."""
+    if reason.get("status_code") is not None:
+        raise failure({"message": reason.get("message"), "code": reason["status_code"]})
+    if reason["type"] == "stop" and isinstance(reason.get("matched"), str):
+        raise failure({"message": reason["matched"]})
+    return _FINISH[reason["type"]]
+
+
+def _labels(meta: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
+    """Without spans there is no account: the one `weight_version` is that of the end, and older tokens may be of another."""
+    spans = meta.get("weight_versions")
+    if spans is None:
+        return None
+    return tuple(
+        (span["version"], span["end"] - span["start"]) for span in spans if span["end"] > span["start"]
+    )

@@ -1,0 +1,139 @@
+"""vLLM 0.32 and 0.33 over HTTP: token ids in, token ids and log-probabilities out.
+
+The server must run with `--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm` and
+`VLLM_SERVER_DEV_MODE=1` (`process.py` starts it so). Its control endpoints have no authentication, so it must listen on a
+loopback address or a private network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+
+from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.engines.http import EngineHTTP, failure
+from gateway.errors import EngineError, EngineUnreachable
+from gateway.types import FinishReason
+
+_GENERATE = "/inference/v1/generate"
+_ID_PREFIX = "generate-tokens-"
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class VLLMEngine:
+    """One vLLM server at `base_url`."""
+
+    def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
+        self.name = name
+        self._http = EngineHTTP(name, base_url, silence_s)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """See `Engine`."""
+        finished = False
+        try:
+            async with aclosing(self._http.events(_GENERATE, _body(request))) as events:
+                async for event in events:
+                    chunk = _chunk(event)
+                    finished = chunk.finish is not None
+                    yield chunk
+        except EngineUnreachable as error:
+            if "engine_paused" not in error.message:
+                raise
+            # vLLM 0.33 refuses what arrives during a pause; 0.32 queues it
+            yield TokenChunk([], [], "abort")
+            return
+        if not finished:
+            raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
+
+    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+        """See `Engine`. vLLM clears its caches in every mode if it is told to."""
+        mode = {"mode": "keep" if keep else "abort", "clear_cache": "true" if clear_cache else "false"}
+        await self._http.post("/pause", params=mode)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """See `Engine`. An empty list would mean every request to vLLM."""
+        if request_ids:
+            await self._http.post(
+                "/abort_requests", {"request_ids": [f"{_ID_PREFIX}{name}" for name in request_ids]}
+            )
+
+    async def resume(self) -> None:
+        """See `Engine`."""
+        await self._http.post("/resume")
+
+    async def load(self, path: str) -> None:
+        """See `Engine`. After an error the weights are in no defined state: restart the engine."""
+        await self._http.post(
+            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        )
+
+    async def label(self, version: int) -> None:
+        """See `Engine`."""
+        await self._http.post("/update_weight_version", {"new_version": str(version)})
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """See `Engine`; one prefill with `prompt_logprobs`."""
+        params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        answer = await self._http.post(_GENERATE, {"token_ids": list(ids), "sampling_params": params})
+        rows = orjson.loads(answer)["prompt_logprobs"]
+        return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
+
+    async def healthy(self) -> bool:
+        """See `Engine`."""
+        return await self._http.well("/health", 5.0)
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        await self._http.close()
+
+
+def _body(request: GenerateRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "logprobs": 0,
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": True,  # the gateway says which tokens end a turn
+        "detokenize": False,
+        "stream_interval": request.interval,
+    }
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
+    body = {
+        "request_id": request.request_id,
+        "token_ids": list(request.prompt),
+        "sampling_params": params,
+        "stream": True,
+    }
+    if request.cache_salt:
+        body["cache_salt"] = request.cache_salt
+    return body
+
+
+def _chunk(event: dict[str, Any]) -> TokenChunk:
+    if "error" in event:
+        raise failure(event["error"])
+    choice = event["choices"][0]
+    ids = choice["token_ids"]
+    logprobs = choice["logprobs"]
+    content = logprobs["content"] if logprobs else None
+    if len(content or ()) != len(ids):
+        raise EngineError("the engine sent tokens without their log-probabilities")
+    finish = choice["finish_reason"]
+    return TokenChunk(
+        ids=ids,
+        logprobs=[entry["logprob"] for entry in content or ()],
+        finish=_FINISH[finish] if finish else None,
+        labels=_labels(choice.get("weight_versions")) if finish else None,
+    )
+
+
+def _labels(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], ...] | None:
+    if spans is None:
+        return None
+    return tuple((span["version"], span["end"] - span["start"]) for span in spans)

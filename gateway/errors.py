@@ -1,0 +1,136 @@
+"""Every error that the gateway raises on purpose, and what a caller can do about each.
+
+    GatewayError
+    ├── BadRequest          the caller must change the request              400
+    │   └── Unprocessable   well-formed, but its content cannot be used     422
+    ├── NotAuthenticated    send the right key                              401
+    ├── NotFound            there is no such thing here                     404
+    ├── Conflict            the thing is in a state that forbids this       409, never retried
+    ├── Busy                come again after `retry_after` seconds          429
+    ├── Unavailable         the same, and it is not the caller's share      503
+    ├── UpstreamFailed      an upstream model's API does not answer         502
+    │   └── UpstreamTimedOut    the same, in time; names the step           504
+    └── EngineError         an engine failed                                502
+        ├── EngineUnreachable
+        ├── EngineRefused   the engine says that the request is wrong; no other would take it
+        ├── StepTimedOut    names the step that missed its deadline
+        └── ProbeFailed     an engine does not run the weights it should
+
+`api/errors.py` is the one place that turns them into HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """The gateway cannot do this."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after: float | None = None
+
+
+class BadRequest(GatewayError):
+    """The request is not one that this API knows."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unprocessable(BadRequest):
+    """The request is well-formed, but what it names cannot be used."""
+
+    status = 422
+
+
+class NotAuthenticated(GatewayError):
+    """No key, or one that opens nothing."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(GatewayError):
+    """There is no such thing here."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class Conflict(GatewayError):
+    """The thing is in a state that forbids this; the same request will not succeed later."""
+
+    status = 409
+    type = "conflict_error"
+
+
+class Busy(GatewayError):
+    """No slot is free now."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: float, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class Unavailable(Busy):
+    """The gateway cannot serve anyone now."""
+
+    status = 503
+    type = "server_error"
+
+
+class UpstreamFailed(GatewayError):
+    """An upstream model's API does not answer."""
+
+    status = 502
+
+
+class UpstreamTimedOut(UpstreamFailed):
+    """An upstream model's API was silent for too long."""
+
+    status = 504
+
+
+class EngineError(GatewayError):
+    """An engine failed."""
+
+    status = 502
+
+
+class EngineUnreachable(EngineError):
+    """An engine does not answer, or went away in the middle of an answer."""
+
+
+class EngineRefused(EngineError):
+    """An engine will not take a request, whoever else asks."""
+
+
+class StepTimedOut(EngineError):
+    """A step missed its deadline."""
+
+    status = 504
+
+    def __init__(self, step: str, seconds: float) -> None:
+        super().__init__(f"step '{step}' was not done within {seconds:g} s", code="step_timed_out")
+        self.step = step
+
+
+class ProbeFailed(EngineError):
+    """An engine does not run the weights that it should."""
+
+
+def jittered(seconds: float) -> float:
+    """A `retry_after`, so that those who were refused together do not come back together."""
+    return seconds * (0.5 + secrets.randbelow(1000) / 1000)

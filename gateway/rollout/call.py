@@ -1,0 +1,204 @@
+"""One call's life behind the API: generating, aborted, continued, until it is whole.
+
+A call owns the tokens that were sampled for it. A task of its own reads the engine at the engine's pace; whoever delivers the
+tokens reads them from the call at the client's pace (`Call.grown`). So a slow client never holds up a weight update; what it has
+not read yet is at most the call's `max_tokens`.
+
+Invariants:
+- the turn only grows, except that a pinned call whose engine died is begun anew, and only while nothing of it was delivered;
+- which version sampled a token is the turn's business (`trajectories.turn`), from what the slot says at its arrival;
+- after an abort or an engine's death the call goes on from its last token: nothing is sampled twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.errors import EngineError, EngineRefused, EngineUnreachable, GatewayError
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.trajectories.turn import Turn
+from gateway.types import FinishReason, Sampling
+
+log = logging.getLogger(__name__)
+
+_ACCOUNT_S = 5.0
+"""How long a call that is stopped waits for its engine to say which version sampled what."""
+
+
+class Call:
+    """A prompt and what was sampled after it."""
+
+    def __init__(
+        self,
+        call_id: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        pool: EnginePool,
+        *,
+        interval: int = 1,
+        episode_id: str = "",
+        max_failures: int = 5,
+    ) -> None:
+        self.call_id = call_id
+        self.episode_id = episode_id
+        self.prompt = prompt
+        self.sampling = sampling
+        self.turn = Turn(call_id)
+        self.finish: FinishReason | None = None
+        self.delivered = False
+        """Something of the turn has left for a client."""
+        self.restarts = 0
+        """How often the call was begun anew."""
+        self.target = ""
+        """The engine that it shall go to, if that is open."""
+        self.patient_until = 0.0
+        """Until then (by the loop's clock) it waits for its target, if that is being updated."""
+        self.avoid: set[str] = set()
+        self._interval = interval
+        self._pool = pool
+        self._max_failures = max_failures
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ending = False
+        self._stopped_by: GatewayError | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of what was sampled so far."""
+        return len(self.prompt) + len(self.turn.ids)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has been in an engine: it is not refused any more, it is only slow."""
+        return self.turn.engine != ""
+
+    def start(self) -> None:
+        """Starts to generate; after a `stop`, goes on from the last token."""
+        self._ending, self._stopped_by = False, None
+        self._task = asyncio.create_task(self._generate(), name=f"call-{self.call_id}")
+        self._task.add_done_callback(lambda _: self._changed.set())
+
+    async def grown(self, known: int) -> bool:
+        """Waits until there are more than `known` tokens or the call is over; answers whether it goes on.
+
+        Raises what ended the call, if it was an error. Returns as well when the call was begun anew.
+        """
+        assert self._task is not None
+        restarts = self.restarts
+        while len(self.turn.ids) <= known and not self._task.done() and restarts == self.restarts:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._task.done() and len(self.turn.ids) <= known:
+            if self._stopped_by is not None:
+                raise self._stopped_by
+            if not self._task.cancelled():
+                self._task.result()
+            return False
+        return True
+
+    async def stop(self, reason: GatewayError | None = None) -> None:
+        """Ends the call, wherever it is; the engine stops working on it. Idempotent. `reason` is raised from `grown`."""
+        task = self._task
+        if task is None or task.done():
+            return
+        self._stopped_by = reason
+        if self.turn.crossed:
+            await self._ask_for_account(task)
+        task.cancel()  # not `self._task`: the call may have been started again meanwhile
+        await asyncio.wait({task})
+
+    def take(self, chunk: TokenChunk) -> None:
+        """Tokens have arrived from the engine."""
+        if chunk.ids:
+            self.turn.append(chunk.ids, chunk.logprobs)
+            self._changed.set()
+        if chunk.finish is None:
+            return
+        self.turn.end_run(chunk.labels)
+        if self.turn.disputed:
+            log.error("call %s: %s says %s, which contradicts what arrived", *self._who(), chunk.labels)
+        if chunk.finish == "abort":
+            self.turn.pauses += 1
+        else:
+            self.finish = chunk.finish
+
+    async def _generate(self) -> None:
+        failures = 0
+        self._pool.calls[self.call_id] = self
+        try:
+            while self.finish is None and not self._ending:
+                slot = await self._pool.acquire(self)
+                try:
+                    await self._run(slot)
+                    if self.finish is None and not self._ending:
+                        await self._pool.turn()
+                except EngineError as error:
+                    failures += 1
+                    self._lost(slot, error, failures)
+                    if failures > 1:
+                        await asyncio.sleep(0.1 * 2 ** min(failures - 2, 4))
+        finally:
+            self._pool.calls.pop(self.call_id, None)
+
+    async def _run(self, slot: Slot) -> None:
+        """One run in one engine: to the end of the call, or until the engine gives it back."""
+        sampled = len(self.turn.ids)
+        self.turn.engine, self.target, self.avoid, self.patient_until = slot.name, "", set(), 0.0
+        request = GenerateRequest(
+            f"{self.call_id}.{self.restarts}.{sampled}",
+            [*self.prompt, *self.turn.ids],
+            replace(self.sampling, max_tokens=self.sampling.max_tokens - sampled),
+            self._interval,
+            cache_salt=f"v{slot.version}",
+        )
+        await slot.run(self, request)
+        self._pool.remember(self, slot)
+        if slot.state == "held" and not self.target:
+            self.target = slot.name
+            patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)  # so that not all give up at once
+            self.patient_until = asyncio.get_running_loop().time() + patience_s
+        if self.finish is None and len(self.turn.ids) >= self.sampling.max_tokens:
+            self.finish = "length"
+        if self.finish is None and self.sampling.pinned and not self._ending:
+            raise EngineError(f"{slot.name} gave a seeded call back")
+
+    def _lost(self, slot: Slot, error: EngineError, failures: int) -> None:
+        """The engine failed the call. Raises if the call cannot go on."""
+        log.warning("call %s: %s failed after %d tokens: %s", *self._who(), len(self.turn.ids), error)
+        if isinstance(error, EngineUnreachable):
+            self._pool.on_trouble(slot)
+        if isinstance(error, EngineRefused) or failures >= self._max_failures:
+            raise error
+        self.avoid = {slot.name}
+        if not self.sampling.pinned or not self.turn.ids:
+            return
+        if self.delivered:
+            message = (
+                f"the engine of a seeded call died, and part of its reply was delivered ({error.message})"
+            )
+            raise EngineError(message, code="call_lost") from error
+        self.turn.restart()
+        self.restarts += 1
+        self._changed.set()
+
+    async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
+        """The weights changed under the run: only the engine knows which of its tokens came before."""
+        found = self._pool.run_of(self.call_id)
+        engine = found[0].engine if found else None
+        if found is None or engine is None:
+            return
+        self._ending = True
+        try:
+            await engine.abort([found[1].request_id])
+        except EngineError:
+            return
+        await asyncio.wait({task}, timeout=_ACCOUNT_S)
+
+    def _who(self) -> tuple[str, str]:
+        return self.call_id, self.turn.engine

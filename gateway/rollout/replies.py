@@ -1,0 +1,143 @@
+"""Which reply a request gets: one that is in the making, one from the record, or a new one (design, R4).
+
+Owns every reply in the making, and for the grace period every finished one that no client has had whole. Invariants: requests
+that are retries of one another get the same reply, at whatever moment each of them comes; requests that merely say the same are
+samples of their own, unless the client of the other one is known to be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from sqlalchemy import Connection
+
+from gateway.errors import Unavailable, Unprocessable
+from gateway.rollout.completion import Completion, Segment
+from gateway.rollout.reply import Reader, Reply
+from gateway.rollout.upstream import UpstreamCall
+from gateway.store import turns
+from gateway.store.database import Database
+from gateway.trajectories.tree import Place, TokenTree
+
+Calls = set[Completion | UpstreamCall]
+"""What runs in an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """By what a request is known again within its episode: `name` is of its idempotency key if it has one, else of its body."""
+
+    episode_id: str
+    name: str
+    body: str
+    retry: bool
+
+    @classmethod
+    def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
+        """A request with an idempotency key counts as a retry, for there is no telling the first one."""
+        content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
+        key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
+        named = bool(idempotency_key)
+        return cls(episode_id, key if named else content, content, named or retries > 0)
+
+    @property
+    def stored(self) -> str:
+        """As calls are stored with it; begins with the name."""
+        return self.name + self.body
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What retries of one another have in common."""
+        return self.episode_id, self.name
+
+
+class Replies:
+    """Every reply that somebody reads or may come back for."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._completions: dict[tuple[str, str], list[Completion]] = {}
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """A request finds or begins its reply alone among its retries."""
+
+    async def open(
+        self,
+        key: RequestKey,
+        calls: Calls,
+        begin: Callable[[], Awaitable[Completion]],
+        segment: Segment,
+    ) -> Reader:
+        """A reader of the request's reply. `begin` makes a new one, which is in `calls` as long as it lives.
+
+        Raises Unprocessable if the request's idempotency key was that of another request, and what `begin` raises.
+        """
+        if not key.retry:
+            return self._join(key) or self._start(key, calls, await begin())
+        async with self._locks.setdefault(key.place, asyncio.Lock()):
+            if reader := self._join(key) or await self._recorded(key, segment):
+                return reader
+            return self._start(key, calls, await begin())
+
+    async def close(self) -> None:
+        """Ends every reply; what was sampled is recorded."""
+        reason = Unavailable("the gateway is being stopped", retry_after=1.0, code="stopping")
+        found = [completion for some in self._completions.values() for completion in some]
+        await asyncio.gather(*(completion.stop(reason) for completion in found))
+
+    def _join(self, key: RequestKey) -> Reader | None:
+        """The reply whose client is gone, before one that has a client."""
+        found = [c for c in self._completions.get(key.place, ()) if c.joinable]
+        for completion in found:
+            _check(key, completion.details.request_key)
+        chosen = [c for c in found if c.reply.orphaned] or (found if key.retry else [])
+        return chosen[0].reply.read() if chosen else None
+
+    def _start(self, key: RequestKey, calls: Calls, completion: Completion) -> Reader:
+        together = self._completions.setdefault(key.place, [])
+        together.append(completion)
+        calls.add(completion)
+        reader = completion.reply.read()
+
+        def ended(_: asyncio.Task[None]) -> None:
+            calls.discard(completion)
+            together.remove(completion)
+            if not together:
+                del self._completions[key.place]
+
+        completion.start().add_done_callback(ended)
+        return reader
+
+    async def _recorded(self, key: RequestKey, segment: Segment) -> Reader | None:
+        """The newest recorded reply to the request, made from its tokens as the first one was."""
+
+        def read(connection: Connection) -> tuple[dict[str, Any], TokenTree] | None:
+            call = turns.answered(connection, key.episode_id, key.name)
+            if call is None:
+                return None
+            _check(key, call["request_key"])
+            return call, TokenTree(turns.nodes(connection, call["model"], [key.episode_id])[key.episode_id])
+
+        found = await self._database.read(read)
+        return _replay(*found, segment).read() if found else None
+
+
+def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
+    node = tree.nodes[call["node"]]
+    prompt, ids = call["prompt_tokens"], node.ids.tolist()
+    segmenter = segment(tree.path(Place(node.index, len(ids), prompt + len(ids)))[:prompt])
+    reply = Reply(call["id"], call["received_at"], prompt)
+    pieces = [*segmenter.push(ids), *segmenter.finish()]
+    reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))
+    reply.end(call["finish_reason"])
+    return reply
+
+
+def _check(key: RequestKey, stored: str) -> None:
+    if stored != key.stored:
+        message = "this idempotency key was used for a request with another body"
+        raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")

@@ -1,0 +1,166 @@
+"""One engine's place in the pool, and the requests that run in it.
+
+Invariants:
+- a run begins only while the slot is open, under the slot's confirmed version;
+- between `cross` and `confirm` nothing that arrives is taken: it is read, and held until the probe has spoken;
+- `fail` cuts every run; what was held is forgotten, and the call goes on elsewhere from what it had taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from gateway.engines.base import Engine, GenerateRequest, TokenChunk
+from gateway.engines.process import EngineProcess
+from gateway.errors import EngineUnreachable
+
+if TYPE_CHECKING:
+    from gateway.rollout.call import Call
+
+SlotState = Literal["starting", "open", "held", "quarantined", "draining", "dead"]
+
+
+class Run:
+    """One request's stay in one engine."""
+
+    def __init__(self, call: Call, request_id: str, began: float) -> None:
+        self.call = call
+        self.request_id = request_id
+        self.pinned = call.sampling.pinned
+        self.began = self.last_token_at = began
+        self.cut_reason = ""
+        self.scope = asyncio.timeout(None)
+
+    def cut(self, reason: str) -> None:
+        """Ends the run from outside."""
+        if not self.cut_reason:
+            self.cut_reason = reason
+            self.scope.reschedule(0.0)
+
+
+class Slot:
+    """An engine, as the data plane sees it."""
+
+    def __init__(self, name: str, url: str | None = None) -> None:
+        self.name = name
+        self.external_url = url
+        """Where the engine is, if this gateway does not start it."""
+        self.state: SlotState = "starting"
+        self.reason = ""
+        self.version = -1
+        self.given_up = False
+        """Nobody waits for it any more."""
+        self.generation = 0
+        """Grows whenever the engine is opened: what it had cached before is gone."""
+        self.restarts = 0
+        self.last_token_at = 0.0
+        self.engine: Engine | None = None
+        self.process: EngineProcess | None = None
+        self.runs: dict[str, Run] = {}
+        self._ended = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def url(self) -> str | None:
+        """Where the engine listens."""
+        return self.process.url if self.process else self.external_url
+
+    @property
+    def streams(self) -> int:
+        """Requests in the engine."""
+        return len(self.runs)
+
+    @property
+    def pinned(self) -> int:
+        """Requests in the engine whose sampler cannot move."""
+        return sum(run.pinned for run in self.runs.values())
+
+    async def run(self, call: Call, request: GenerateRequest) -> None:
+        """One request's run, to its finish. Raises EngineUnreachable if it is cut."""
+        assert self.engine is not None and self.state == "open"
+        now = asyncio.get_running_loop().time()
+        self.last_token_at = now if not self.runs else self.last_token_at
+        run = self.runs[request.request_id] = Run(call, request.request_id, now)
+        call.turn.begin_run(self.version)
+        chunks = self.engine.generate(request)
+        try:
+            async with run.scope:
+                await self._take(run, chunks)
+        except TimeoutError as error:
+            raise self._cut(run) from error
+        finally:
+            del self.runs[request.request_id]
+            self._ended.set()
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+    async def _take(self, run: Run, chunks: AsyncIterator[TokenChunk]) -> None:
+        clock = asyncio.get_running_loop().time
+        async for chunk in chunks:
+            if not self._settled.is_set():
+                await self._settled.wait()
+            if run.cut_reason:
+                raise self._cut(run)
+            run.last_token_at = self.last_token_at = clock()
+            run.call.take(chunk)
+
+    def _cut(self, run: Run) -> EngineUnreachable:
+        return EngineUnreachable(f"{self.name}: {run.cut_reason}", code="run_cut")
+
+    async def ended(self) -> None:
+        """Waits until a run ends."""
+        self._ended.clear()
+        await self._ended.wait()
+
+    def cross(self, version: int, stale_kv: bool) -> None:
+        """The engine goes on under `version` with the requests that are frozen in it."""
+        self._settled.clear()
+        for run in self.runs.values():
+            run.call.turn.cross(version, stale_kv)
+
+    def confirm(self, version: int) -> None:
+        """The engine runs `version`: what was held is taken, and requests get in."""
+        self.state, self.reason, self.version = "open", "", version
+        self.generation += 1
+        self._settled.set()
+
+    def fail(self, reason: str) -> None:
+        """The engine is of no use any more; its requests go on elsewhere."""
+        self.state, self.reason = "quarantined", reason
+        for run in self.runs.values():
+            run.cut(reason)
+        self._settled.set()
+
+    def evict(self, reason: str) -> None:
+        """Nothing that is held will be confirmed: its requests go on elsewhere without it."""
+        if not self._settled.is_set():
+            for run in self.runs.values():
+                run.cut(reason)
+            self._settled.set()
+
+    async def stop(self) -> None:
+        """Ends the engine; an external one is only disconnected."""
+        process, engine = self.process, self.engine
+        self.process = self.engine = None
+        if process is not None:
+            await process.stop()
+        elif engine is not None:
+            await engine.close()
+
+    def describe(self, model: str) -> dict[str, Any]:
+        """For the admin API."""
+        process = self.process.process if self.process else None
+        return {
+            "name": self.name,
+            "model": model,
+            "state": self.state,
+            "reason": self.reason,
+            "version": self.version,
+            "streams": self.streams,
+            "pinned": self.pinned,
+            "restarts": self.restarts,
+            "pid": process.pid if process else None,
+            "url": self.url,
+        }

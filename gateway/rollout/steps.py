@@ -1,0 +1,235 @@
+"""Does with an engine what the control program says: one method a step (`scheduler.program.events.Step`).
+
+Nothing is decided here, and no deadline is kept here: a step ends, fails with an EngineError, or is cancelled by whoever runs it.
+Owns the reports of what each step took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.engines.base import Engine
+from gateway.engines.process import EngineProcess, connect
+from gateway.errors import EngineError, ProbeFailed
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.rollout.weights import Weights
+from gateway.settings import EngineSettings, ModelSettings, UpdateSettings
+from scheduler.cluster.local import ChildDied
+from scheduler.policies.probe import ProbeReport, judge
+from scheduler.program.events import Do, Step
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.2
+_REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class UpdateReport:
+    """What it took to bring one engine to one version."""
+
+    engine: str
+    version: int
+    streams: int = 0
+    """Requests that were running or waiting and were carried across."""
+    pinned: int = 0
+    """Of these, requests that had to stay in the engine."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    probe: ProbeReport | None = None
+    failure: str = ""
+    """Why the engine had to be restarted, if it had to."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "engine": self.engine,
+            "version": self.version,
+            "streams": self.streams,
+            "pinned": self.pinned,
+            "seconds": {step: round(s, 4) for step, s in self.seconds.items()},
+            "probe": self.probe.to_json() if self.probe else None,
+            "failure": self.failure,
+        }
+
+
+class EngineSteps:
+    """The steps of one model's engines."""
+
+    def __init__(
+        self, pool: EnginePool, model: ModelSettings, engine: EngineSettings, update: UpdateSettings
+    ) -> None:
+        self._pool = pool
+        self._model = model
+        self._settings = engine
+        self._update = update
+        self._weights: dict[int, Weights] = {}
+        self._reports: dict[tuple[str, int], UpdateReport] = {}
+        self._steps: dict[Step, Callable[[Slot, Weights], Awaitable[None]]] = {
+            "launch": self._launch,
+            "stop": self._stop,
+            "drain": self._drain,
+            "hold": self._hold,
+            "abort": self._abort,
+            "settle": self._settle,
+            "handback": self._handback,
+            "freeze": self._freeze,
+            "load": self._load,
+            "label": self._label,
+            "resume": self._resume,
+            "probe": self._probe,
+            "open": self._open,
+        }
+
+    def know(self, weights: Weights) -> None:
+        """A version that steps may be about."""
+        self._weights[weights.version] = weights
+        while len(self._weights) > _REMEMBERED:
+            del self._weights[min(self._weights)]
+
+    def weights(self, version: int) -> Weights | None:
+        """A version that is known."""
+        return self._weights.get(version)
+
+    def reports(self, version: int) -> list[UpdateReport]:
+        """What each engine's way to a version took; forgets them."""
+        found = [report for (_, v), report in self._reports.items() if v == version]
+        self._reports = {key: report for key, report in self._reports.items() if key[1] > version}
+        return found
+
+    def quarantine(self, do: Do) -> None:
+        """The engine is of no use as it is: its requests go on elsewhere. At once."""
+        slot = self._pool.slots.get(do.engine)
+        if slot is not None:
+            if slot.state != "draining":
+                self._report(do.engine, do.version).failure = do.reason
+            slot.given_up = do.step == "quarantine"
+            slot.fail(do.reason)
+            self._pool.notify()
+
+    async def run(self, do: Do) -> None:
+        """Does a step. Raises EngineError, with what went wrong."""
+        slot, seconds = self._pool.slots[do.engine], self._report(do.engine, do.version).seconds
+        started = time.monotonic()
+        try:
+            await self._steps[do.step](slot, self._weights[do.version])
+        except (ChildDied, TimeoutError) as error:
+            raise EngineError(str(error)) from error
+        finally:
+            seconds[do.step] = seconds.get(do.step, 0.0) + time.monotonic() - started
+
+    def _report(self, engine: str, version: int) -> UpdateReport:
+        return self._reports.setdefault((engine, version), UpdateReport(engine, version))
+
+    # The engine comes and goes
+
+    async def _launch(self, slot: Slot, weights: Weights) -> None:
+        """A process of our own; or a connection, and the weights loaded, as nobody knows what an external engine ran so far."""
+        slot.state, slot.given_up = "starting", False
+        if slot.external_url is not None:
+            slot.engine = connect(slot.name, slot.external_url, self._settings.api)
+            await slot.engine.pause()
+            await slot.engine.load(weights.path)
+            await slot.engine.resume()
+        else:
+            slot.process = await EngineProcess.start(
+                slot.name, self._settings, self._model, self._pool.model, weights.path
+            )
+            slot.engine = slot.process.engine
+        slot.state = "held"
+
+    async def _stop(self, slot: Slot, _weights: Weights) -> None:
+        slot.restarts += 1
+        await slot.stop()
+
+    async def _drain(self, slot: Slot, _weights: Weights) -> None:
+        slot.state = "draining"
+        slot.evict("it is drained while its weights change")
+        while slot.runs and slot.engine is not None:
+            await self._give_back_movable(slot)
+            await self._a_moment(slot)
+
+    # The weights change
+
+    async def _hold(self, slot: Slot, weights: Weights) -> None:
+        slot.state = "held"
+        report = self._report(slot.name, weights.version)
+        report.streams, report.pinned = slot.streams + self._pool.waiting, slot.pinned
+
+    async def _abort(self, slot: Slot, _weights: Weights) -> None:
+        await _engine(slot).pause()
+
+    async def _settle(self, slot: Slot, _weights: Weights) -> None:
+        """A request that was on its way when the engine paused arrives later and must be given back too."""
+        while slot.runs:
+            await self._a_moment(slot)
+            if slot.runs:
+                await _engine(slot).pause()
+
+    async def _handback(self, slot: Slot, _weights: Weights) -> None:
+        while slot.streams > slot.pinned:
+            await self._give_back_movable(slot)
+            await self._a_moment(slot)
+
+    async def _freeze(self, slot: Slot, _weights: Weights) -> None:
+        await _engine(slot).pause(keep=True, clear_cache=self._update.clear_cache)
+
+    async def _load(self, slot: Slot, weights: Weights) -> None:
+        await _engine(slot).load(weights.path)
+
+    async def _label(self, slot: Slot, weights: Weights) -> None:
+        await _engine(slot).label(weights.version)
+
+    async def _resume(self, slot: Slot, weights: Weights) -> None:
+        slot.cross(weights.version, stale_kv=not self._update.clear_cache)
+        await _engine(slot).resume()
+
+    async def _probe(self, slot: Slot, weights: Weights) -> None:
+        if weights.probe is None:
+            return
+        engine, probe = _engine(slot), weights.probe
+        measured = [await engine.score(sequence) for sequence in probe.sequences]
+        report = judge(
+            [x for row in measured for x in row],
+            [x for row in probe.new_logprobs for x in row],
+            [x for row in probe.parent_logprobs for x in row],
+            tolerance=self._update.probe_tolerance,
+            noise_floor=self._update.noise_floor,
+        )
+        self._report(slot.name, weights.version).probe = report
+        if report.verdict == "failed":
+            parent = "unknown" if report.parent_gap is None else f"{report.parent_gap:.4f}"
+            raise ProbeFailed(
+                f"{slot.name} does not run version {weights.version}: its log-probabilities are {report.gap:.4f}"
+                f" nats off ({parent} off its parent's)",
+                code="probe_failed",
+            )
+
+    async def _open(self, slot: Slot, weights: Weights) -> None:
+        if slot.state == "quarantined":
+            raise EngineError(f"it was lost meanwhile: {slot.reason}")
+        slot.confirm(weights.version)
+        self._pool.notify()
+
+    async def _give_back_movable(self, slot: Slot) -> None:
+        movable = [run.request_id for run in slot.runs.values() if not run.pinned]
+        await _engine(slot).abort(movable)
+
+    async def _a_moment(self, slot: Slot) -> None:
+        """Until a run ends, or so long that a request on its way must have arrived."""
+        try:
+            async with asyncio.timeout(_AGAIN_S):
+                await slot.ended()
+        except TimeoutError:
+            return
+
+
+def _engine(slot: Slot) -> Engine:
+    if slot.engine is None:
+        raise EngineError(f"{slot.name} has no engine")
+    return slot.engine

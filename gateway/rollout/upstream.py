@@ -1,0 +1,187 @@
+"""Models on somebody else's OpenAI-compatible API: the request goes there as it came, and what was said is recorded.
+
+The address and the key come from the administrator's configuration alone, never from a request. Nothing of it is trained: there
+are no tokens and no log-probabilities to be sure of. What was received is recorded, also when the client went away, the upstream
+failed or the episode ended in the middle of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import aiohttp
+import httpx
+import orjson
+from httpx_aiohttp import AiohttpTransport
+
+from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimedOut
+from gateway.settings import UpstreamSettings
+from gateway.store import turns
+from gateway.store.database import Database
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 10.0
+_LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
+"""0 is no limit; None would be aiohttp's default of 100."""
+
+
+@dataclass(slots=True, eq=False)
+class UpstreamCall:
+    """A call to an upstream model, and what came of it."""
+
+    call_id: str
+    episode_id: str
+    api: str
+    asked: dict[str, Any]
+    received_at: float
+    status: int = 0
+    parts: list[bytes] = field(default_factory=list)
+    first_part_at: float | None = None
+    finish_reason: Literal["upstream", "error", "abandoned"] = "abandoned"
+    recorded: bool = False
+    _stopped_by: GatewayError | None = None
+    _scope: asyncio.Timeout | None = None
+
+    async def stop(self, reason: GatewayError | None = None) -> None:
+        """Ends the call; `reason` is what its client hears."""
+        self._stopped_by = reason or UpstreamFailed("the call was stopped", code="call_stopped")
+        if self._scope is not None:
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def until_stopped(self) -> AsyncIterator[None]:
+        """Work that `stop` ends, by raising its reason."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                yield
+        except TimeoutError:
+            if self._stopped_by is None:
+                raise
+            raise self._stopped_by from None
+        finally:
+            self._scope = None
+
+    def take(self, part: bytes) -> None:
+        """A part of the answer came."""
+        if self.first_part_at is None:
+            self.first_part_at = time.time()
+        self.parts.append(part)
+
+
+class Upstream:
+    """One upstream model."""
+
+    def __init__(
+        self, name: str, settings: UpstreamSettings, database: Database, keep_alive_s: float
+    ) -> None:
+        self.name = name
+        self.keep_alive_s = keep_alive_s
+        self._settings = settings
+        self._database = database
+        # What is relayed must not arrive packed: its events could not be told apart, nor be sent on one by one.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if settings.key is not None:
+            headers["authorization"] = f"Bearer {settings.key.get_secret_value()}"
+        self._http = httpx.AsyncClient(
+            base_url=settings.url.rstrip("/") + "/",
+            timeout=httpx.Timeout(settings.timeout_s, connect=_CONNECT_S),
+            headers=headers,
+            transport=AiohttpTransport(limits=_LIMITS),
+        )
+
+    async def close(self) -> None:
+        """Closes connections."""
+        await self._http.aclose()
+
+    @asynccontextmanager
+    async def ask(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
+        """The head of the upstream's answer; `read` has the rest. Raises UpstreamFailed if it does not come."""
+        content = orjson.dumps({**call.asked, "model": self._settings.model or self.name})
+        request = self._http.build_request("POST", call.api, content=content)
+        with self._translated(call, f"ask the upstream of {self.name}"):
+            async with call.until_stopped():
+                response = await self._http.send(request, stream=True)
+        call.status = response.status_code
+        try:
+            yield response
+        finally:
+            await response.aclose()
+
+    async def read(self, call: UpstreamCall, response: httpx.Response) -> AsyncIterator[bytes]:
+        """The answer's parts as they come. Raises UpstreamFailed if it breaks off."""
+        parts = response.aiter_bytes()
+        while True:
+            with self._translated(call, f"read the answer of the upstream of {self.name}"):
+                async with call.until_stopped():
+                    part = await anext(parts, None)
+            if part is None:
+                break
+            call.take(part)
+            yield part
+
+    def broken(self, call: UpstreamCall) -> UpstreamFailed:
+        """A stream that ended as if it were whole, and is not."""
+        call.finish_reason = "error"
+        return UpstreamFailed(
+            f"the upstream of {self.name!r} ended its answer in the middle", code="upstream_broke_off"
+        )
+
+    async def record(self, call: UpstreamCall) -> None:
+        """Commits what was asked and answered, once."""
+        if call.recorded:
+            return
+        call.recorded = True
+        now = time.time()
+        row = {
+            "id": call.call_id,
+            "episode_id": call.episode_id,
+            "model": self.name,
+            "node": -1,
+            "request_key": "",
+            "api": call.api,
+            "stream": bool(call.asked.get("stream")),
+            "asked": {k: v for k, v in call.asked.items() if k not in ("messages", "tools")},
+            "used": {},
+            "logprobs_mode": "",
+            "engine": "upstream",
+            "finish_reason": call.finish_reason,
+            "prompt_tokens": 0,
+            "completion_tokens": 0,
+            "pauses": 0,
+            "digest": b"",
+            "received_at": call.received_at,
+            "first_token_s": call.first_part_at and call.first_part_at - call.received_at,
+            "seconds": now - call.received_at,
+        }
+        response = b"".join(call.parts).decode(errors="replace")
+        exchange = {
+            "call_id": call.call_id,
+            "request": call.asked,
+            "status": call.status,
+            "response": response,
+        }
+        await self._database.submit(lambda c: turns.insert_exchange(c, row, exchange))
+
+    @contextmanager
+    def _translated(self, call: UpstreamCall, step: str) -> Iterator[None]:
+        """The HTTP libraries' errors as ours. A connection that cannot be made is a ConnectTimeout to them, refused or not."""
+        try:
+            yield
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+            call.finish_reason = "error"
+            message = f"step '{step}': silent for more than {self._settings.timeout_s:g} s"
+            raise UpstreamTimedOut(message, code="upstream_timeout") from error
+        except (httpx.HTTPError, aiohttp.ClientError) as error:
+            call.finish_reason = "error"
+            log.warning("step '%s': %r", step, error)  # names the address, which is nothing for agents
+            message = f"step '{step}': there is no connection, or it broke"
+            raise UpstreamFailed(message, code="upstream_unreachable") from error

@@ -1,0 +1,341 @@
+"""The gateway's configuration: one TOML file, every key typed and bounded, unknown keys refused.
+
+Relative paths are taken from the folder in which the gateway is started. `HEADGATE_ADMIN_KEY` in the environment stands in for
+`[admin] key`, so that the key need not be written into a file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class ConfigError(Exception):
+    """A configuration file that cannot be used; the message names the file and every wrong key."""
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ServerSettings(Section):
+    """`[server]`: where the gateway listens."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65_535)
+    public_url: str | None = None
+    """The root by which agents reach the gateway, if not `http://host:port`."""
+    body_limit_bytes: int = Field(8 * 2**20, ge=1024, le=2**30)
+    keep_alive_s: Seconds = 15.0
+    """How often a stream that has nothing to say sends an SSE comment."""
+    shutdown_s: Seconds = 10.0
+    """How long running calls may go on after a stop was asked for."""
+
+    @property
+    def url(self) -> str:
+        """The root URL that agents are given."""
+        return self.public_url or f"http://{self.host}:{self.port}"
+
+
+class AdminSettings(Section):
+    """`[admin]`: who may open episodes and publish weights."""
+
+    key: SecretStr | None = None
+    """Without a key the admin API answers only while the gateway listens on a loopback address."""
+
+
+class EngineSettings(Section):
+    """`[engine]`, or `[models.NAME.engine]`: the servers that turn token ids into token ids."""
+
+    launch: Literal["vllm", "fake", "external"] = "vllm"
+    """`vllm` and `fake` are started and restarted as child processes; `external` is there already, at `url`."""
+    count: int = Field(1, ge=0, le=256)
+    """Engines to start; more can be added and removed at /admin/v1/engines."""
+    url: str | None = None
+    api: Literal["vllm", "sglang"] = "vllm"
+    """What an external or fake engine speaks."""
+    python: str = "python"
+    """The interpreter of vLLM's environment."""
+    args: tuple[str, ...] = ()
+    """Further arguments for the engine's command line."""
+    env: dict[str, str] = {}
+    log: Path = Path("runs/engine.log")
+    """Each engine's name is put before the suffix: `runs/engine-NAME-0.log`."""
+    start_s: Seconds = 180.0
+    stall_s: Seconds = 60.0
+    """How long an open engine may stay silent in the middle of a generation before the call goes on elsewhere."""
+    health_s: Seconds = 2.0
+    """How often engines are asked whether they are well; three times no answer is a death."""
+    max_restarts: int = Field(3, ge=0, le=100)
+    """Restarts within `restart_window_s` after which an engine is left alone, until the next version is published."""
+    restart_window_s: Seconds = 600.0
+
+    @model_validator(mode="after")
+    def _external_has_url(self) -> Self:
+        if (self.launch == "external") != (self.url is not None):
+            raise ValueError("`url` is for launch = 'external', and needed there")
+        if self.restart_window_s < self.max_restarts * self.start_s:
+            raise ValueError(
+                "restart_window_s must hold max_restarts starts of start_s, or the budget would never run out"
+            )
+        if self.launch == "external" and self.count > 1:
+            raise ValueError("one external engine has one `url`; add others at /admin/v1/engines")
+        return self
+
+
+class UpstreamSettings(Section):
+    """`[models.NAME.upstream]`: somebody else's OpenAI-compatible API. Its calls are recorded and never trained."""
+
+    url: str = Field(pattern="^https?://")
+    """With the `/v1`."""
+    model: str | None = None
+    """The model's name there, if it is another."""
+    key: SecretStr | None = None
+    timeout_s: Seconds = 600.0
+    """How long it may be silent."""
+
+
+class Bounds(Section):
+    """What a training episode may ask for; the value is clamped, and both values are stored."""
+
+    override: float | None = Field(None, ge=0, le=10)
+    min: float = Field(0.0, ge=0, le=10)
+    max: float = Field(10.0, ge=0, le=10)
+
+    def apply(self, asked: float) -> float:
+        """The value to use for one that was asked for."""
+        return self.override if self.override is not None else min(max(asked, self.min), self.max)
+
+
+class SamplingSettings(Section):
+    """`[sampling]`: what happens to agents' sampling parameters in training episodes (never in eval episodes)."""
+
+    temperature: Bounds = Bounds()
+    top_p: Bounds = Bounds(max=1.0)
+    seed: Literal["keep", "ignore"] = "keep"
+    default_temperature: float = Field(1.0, ge=0, le=2)
+    """For requests that name none."""
+
+
+class StalenessSettings(Section):
+    """`[staleness]`: how far samples may lag behind the weights that are trained."""
+
+    eta: int = Field(1, ge=0, le=64)
+    batch: int = Field(16, ge=1, le=65_536)
+    """Groups in one batch."""
+    min_members: int = Field(2, ge=1, le=1024)
+    """A group with fewer rewarded episodes is dropped."""
+
+
+class ModelSettings(Section):
+    """`[models.NAME]`: a model, and the names by which agents may ask for it."""
+
+    path: Path | None = None
+    """A Hugging Face checkpoint: version 0. Needed, unless the model is upstream."""
+    train: bool = True
+    """False: frozen. Its calls are recorded and never trained."""
+    family: str = "qwen3"
+    """Which renderer turns messages into tokens and back; `auto` asks the `renderers` library."""
+    aliases: tuple[str, ...] | None = None
+    """Other names that mean this model; `*` is every name. Where none are given, a trained model answers to every name that
+    nobody else has, in its own episodes."""
+    max_model_len: int = Field(2048, ge=16, le=2**20)
+    """Prompt and completion together, in tokens."""
+    thinking: bool = True
+    """Passed to families whose template knows `enable_thinking`."""
+    engine: EngineSettings | None = None
+    """Instead of `[engine]`."""
+    upstream: UpstreamSettings | None = None
+    staleness: StalenessSettings | None = None
+    """Instead of `[staleness]`."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.path is None) == (self.upstream is None):
+            raise ValueError("a model needs `path`, or `upstream`: one of the two")
+        if self.upstream is not None and self.train:
+            raise ValueError("a model that is upstream cannot be trained here: say `train = false`")
+        return self
+
+
+class EpisodeSettings(Section):
+    """`[episodes]`: when an episode that nobody ends is ended."""
+
+    idle_s: Seconds = 300.0
+    total_s: Seconds = 3600.0
+    max_wait_s: Seconds = 300.0
+    """The longest `?wait=` that opening an episode honours."""
+
+
+class StoreSettings(Section):
+    """`[store]`: where committed facts live."""
+
+    url: str = "sqlite+aiosqlite:///runs/headgate.db"
+    max_pending: int = Field(10_000, ge=1)
+    """Writes that may wait for the database before calls are refused with 503."""
+
+
+class UpdateSettings(Section):
+    """`[update]`: how engines come to a new version, the deadlines of the steps, and how exact the probe must be."""
+
+    mode: Literal["abort", "keep"] = "abort"
+    """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
+    engine."""
+    order: Literal["rolling", "together"] = "rolling"
+    """One engine after the other, or all at once."""
+    clear_cache: bool = True
+    """False (for `keep`): frozen requests go on with what older weights computed, and their tokens are flagged STALE_KV."""
+    patience_s: float = Field(0.0, ge=0, le=3600)
+    """How long requests that an engine gave back for an update wait for it, before they go to another: that one would have to
+    compute their prefixes, beside its own work."""
+    hold_s: Seconds = 30.0
+    load_s: Seconds = 120.0
+    probe_s: Seconds = 60.0
+    resume_s: Seconds = 30.0
+    probe_tolerance: float = Field(0.15, gt=0, le=5)
+    """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
+    noise_floor: float = Field(0.002, ge=0, le=1)
+    """Two versions whose probes differ by less (mean, nats) are called indistinct."""
+    orphans: Literal["drop", "correct"] = "drop"
+    """What becomes of samples whose version is no ancestor of the newest: their tokens are not trained, or they are (the
+    correction by importance sampling takes them for what they are: samples of another policy)."""
+
+
+class CallSettings(Section):
+    """`[calls]`: calls whose client or engine goes away."""
+
+    grace_s: Seconds = 30.0
+    """How long the tokens of a call whose client went away can be resumed by a retry, before they become an abandoned branch."""
+    max_failures: int = Field(5, ge=1, le=100)
+    """A call that saw so many engines fail gives up: it may be what kills them."""
+
+
+class QueueSettings(Section):
+    """`[queue]`: calls that wait while an engine is held."""
+
+    max_waiting: int = Field(4096, ge=1)
+    max_wait_s: Seconds = 300.0
+
+
+class ControlSettings(Section):
+    """`[control]`: the control program, which decides when engines are launched, updated and restarted."""
+
+    recording: Path | None = Path("runs/control.jsonl")
+    """What happened and what was decided, for `scheduler replay`."""
+
+
+class FeedSettings(Section):
+    """`[feed]`: leases."""
+
+    lease_s: Seconds = 120.0
+    max_wait_s: Seconds = 60.0
+
+
+class Settings(Section):
+    """The whole file."""
+
+    server: ServerSettings = ServerSettings()
+    admin: AdminSettings = AdminSettings()
+    models: dict[str, ModelSettings] = Field(min_length=1)
+    engine: EngineSettings = EngineSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    staleness: StalenessSettings = StalenessSettings()
+    episodes: EpisodeSettings = EpisodeSettings()
+    calls: CallSettings = CallSettings()
+    store: StoreSettings = StoreSettings()
+    update: UpdateSettings = UpdateSettings()
+    queue: QueueSettings = QueueSettings()
+    feed: FeedSettings = FeedSettings()
+    control: ControlSettings = ControlSettings()
+
+    @model_validator(mode="after")
+    def _closed_outside_loopback(self) -> Self:
+        if self.admin.key is None and not _is_loopback(self.server.host):
+            raise ValueError("[admin] key is needed when [server] host is not a loopback address")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_clear(self) -> Self:
+        if not any(model.train for model in self.models.values()):
+            raise ValueError("[models] needs one that is trained")
+        names = [name for key, model in self.models.items() for name in (key, *(model.aliases or ()))]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"[models]: {', '.join(twice)} would mean two models")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_are_not_shared(self) -> Self:
+        urls = [self.engine_of(name).url for name, model in self.models.items() if model.upstream is None]
+        if shared := sorted({url for url in urls if url is not None and urls.count(url) > 1}):
+            raise ValueError(
+                f"an engine runs one model: give each of several a [models.NAME.engine] ({shared[0]})"
+            )
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The name of the first trained model."""
+        return next(name for name, model in self.models.items() if model.train)
+
+    @property
+    def model(self) -> ModelSettings:
+        """The first trained model."""
+        return self.models[self.model_name]
+
+    def aliases_of(self, name: str) -> tuple[str, ...]:
+        """The other names of a model."""
+        given = self.models[name].aliases
+        return given if given is not None else ("*",) if self.models[name].train else ()
+
+    def engine_of(self, name: str) -> EngineSettings:
+        """How a model's engines are started."""
+        return self.models[name].engine or self.engine
+
+    def staleness_of(self, name: str) -> StalenessSettings:
+        """The bound on a model's samples."""
+        return self.models[name].staleness or self.staleness
+
+    @classmethod
+    def load(cls, path: Path) -> Settings:
+        """Reads a TOML file. Raises ConfigError."""
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return cls.parse(values, str(path))
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], source: str = "settings") -> Settings:
+        """Checks values as they come from TOML. Raises ConfigError."""
+        if key := os.environ.get("HEADGATE_ADMIN_KEY"):
+            values = {**values, "admin": {"key": key, **values.get("admin", {})}}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            lines = [f"  {_wrong(e['loc'], e['msg'])}" for e in error.errors()]
+            raise ConfigError("\n".join([f"{source}:", *lines])) from error
+
+
+def _wrong(where: tuple[int | str, ...], message: str) -> str:
+    name, text = ".".join(map(str, where)), message.removeprefix("Value error, ")
+    return f"{name}: {text}" if name else text
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,80 @@
+"""Statements about the ledger's events, leases and versions of weights."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from gateway.store.models import LeaseRow, LedgerEventRow, VersionRow
+
+
+def insert_event(
+    connection: Connection, model: str, event: dict[str, Any], commands: list[dict[str, Any]]
+) -> None:
+    """Appends an event and what the ledger commanded."""
+    values = {"model": model, "at": time.time(), "event": event, "commands": commands}
+    connection.execute(insert(LedgerEventRow), values)
+
+
+def events(connection: Connection, model: str) -> list[dict[str, Any]]:
+    """Every event of a model's ledger, in order."""
+    query = select(LedgerEventRow.event).where(LedgerEventRow.model == model).order_by(LedgerEventRow.seq)
+    return list(connection.scalars(query))
+
+
+def newest_fence(connection: Connection, model: str) -> int:
+    """The greatest fencing number ever given out for a model; 0 if none."""
+    return connection.scalar(select(func.max(LeaseRow.fence)).where(LeaseRow.model == model)) or 0
+
+
+def insert_lease(connection: Connection, values: dict[str, Any]) -> None:
+    """Stores a lease."""
+    connection.execute(insert(LeaseRow), values | {"created_at": time.time()})
+
+
+def end_lease(
+    connection: Connection, model: str, fence: int, state: str, checkpoint: str = "", reason: str = ""
+) -> None:
+    """Ends a lease: acked, nacked or expired."""
+    where = (LeaseRow.model == model, LeaseRow.fence == fence)
+    values = {"state": state, "checkpoint": checkpoint, "reason": reason}
+    connection.execute(update(LeaseRow).where(*where).values(**values))
+
+
+def insert_version(connection: Connection, values: dict[str, Any]) -> None:
+    """Stores a published version."""
+    connection.execute(insert(VersionRow), values | {"created_at": time.time(), "report": []})
+
+
+def set_version(
+    connection: Connection, model: str, version: int, state: str, report: list[dict[str, Any]]
+) -> None:
+    """Stores how a version's update ended."""
+    where = (VersionRow.model == model, VersionRow.version == version)
+    connection.execute(update(VersionRow).where(*where).values(state=state, report=report))
+
+
+def version(connection: Connection, model: str, number: int) -> dict[str, Any] | None:
+    """One version."""
+    where = (VersionRow.model == model, VersionRow.version == number)
+    row = connection.execute(select(*VersionRow.__table__.c).where(*where)).mappings().first()
+    return dict(row) if row else None
+
+
+def newest_version(connection: Connection, model: str, state: str | None = None) -> dict[str, Any] | None:
+    """The newest version, or the newest in a state."""
+    query = select(*VersionRow.__table__.c).where(VersionRow.model == model)
+    if state is not None:
+        query = query.where(VersionRow.state == state)
+    row = connection.execute(query.order_by(VersionRow.version.desc()).limit(1)).mappings().first()
+    return dict(row) if row else None
+
+
+def parents(connection: Connection, model: str, state: str | None = None) -> dict[int, int | None]:
+    """The parent of every version, or of every version in a state."""
+    query = select(VersionRow.version, VersionRow.parent).where(VersionRow.model == model)
+    if state is not None:
+        query = query.where(VersionRow.state == state)
+    return {row.version: row.parent for row in connection.execute(query)}

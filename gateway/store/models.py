@@ -1,0 +1,164 @@
+"""The tables. Token arrays are little-endian blobs: ids int32, log-probabilities float32, flags uint8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_NAMES = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Names of constraints are fixed, so that migrations can drop them."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+
+
+class EpisodeRow(Base):
+    """One run of an agent on a task."""
+
+    __tablename__ = "episodes"
+    __table_args__ = (Index("ix_episodes_group", "group_id"), Index("ix_episodes_created", "created_at"))
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    key_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    task_id: Mapped[str] = mapped_column(String(255))
+    group_id: Mapped[str] = mapped_column(String(255))
+    mode: Mapped[str] = mapped_column(String(8))
+    model: Mapped[str] = mapped_column(String(255))
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
+    """The opener's `metadata`."""
+    version: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(Text, default="")
+    reward: Mapped[float | None] = mapped_column(Float)
+    components: Mapped[dict[str, float] | None] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(Float)
+    closed_at: Mapped[float | None] = mapped_column(Float)
+
+
+class NodeRow(Base):
+    """A run of tokens; rows are never changed. An episode has one tree per model that it called."""
+
+    __tablename__ = "nodes"
+
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
+    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    index: Mapped[int] = mapped_column(Integer, primary_key=True)
+    parent: Mapped[int] = mapped_column(Integer)
+    at: Mapped[int] = mapped_column(Integer)
+    sampled: Mapped[bool]
+    ids: Mapped[bytes] = mapped_column(LargeBinary)
+    logprobs: Mapped[bytes] = mapped_column(LargeBinary)
+    spans: Mapped[list[list[int]]] = mapped_column(JSON)
+    """[[version, number of tokens], ...]; a third number: the newest version that it may be."""
+    flags: Mapped[bytes] = mapped_column(LargeBinary)
+    temperature: Mapped[float] = mapped_column(Float)
+    mask_reason: Mapped[str] = mapped_column(String(64))
+    call_id: Mapped[str] = mapped_column(String(64))
+
+
+class CallRow(Base):
+    """One API request that sampled a turn, here or (node -1, see ExchangeRow) upstream."""
+
+    __tablename__ = "calls"
+    __table_args__ = (
+        Index("ix_calls_episode", "episode_id"),
+        Index("ix_calls_request_key", "episode_id", "request_key"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
+    model: Mapped[str] = mapped_column(String(255))
+    node: Mapped[int] = mapped_column(Integer)
+    request_key: Mapped[str] = mapped_column(String(64))
+    """Of the request, by which a retry finds its answer."""
+    api: Mapped[str] = mapped_column(String(16))
+    stream: Mapped[bool]
+    asked: Mapped[dict[str, Any]] = mapped_column(JSON)
+    used: Mapped[dict[str, Any]] = mapped_column(JSON)
+    logprobs_mode: Mapped[str] = mapped_column(String(32))
+    engine: Mapped[str] = mapped_column(String(64))
+    finish_reason: Mapped[str] = mapped_column(String(16))
+    prompt_tokens: Mapped[int] = mapped_column(Integer)
+    completion_tokens: Mapped[int] = mapped_column(Integer)
+    pauses: Mapped[int] = mapped_column(Integer)
+    digest: Mapped[bytes] = mapped_column(LargeBinary)
+    """Of the conversation with this turn's reply; a later call with the same digest continues it."""
+    received_at: Mapped[float] = mapped_column(Float)
+    first_token_s: Mapped[float | None] = mapped_column(Float)
+    seconds: Mapped[float] = mapped_column(Float)
+
+
+class ExchangeRow(Base):
+    """What an upstream model was asked and answered, in the API's own form."""
+
+    __tablename__ = "exchanges"
+
+    call_id: Mapped[str] = mapped_column(ForeignKey("calls.id", ondelete="CASCADE"), primary_key=True)
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)
+    status: Mapped[int] = mapped_column(Integer)
+    response: Mapped[str] = mapped_column(Text)
+    """The body as it came; of a stream, the events."""
+
+
+class LedgerEventRow(Base):
+    """What happened to the staleness ledger, in order; replaying the events gives the ledger."""
+
+    __tablename__ = "ledger_events"
+
+    seq: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    model: Mapped[str] = mapped_column(String(255))
+    at: Mapped[float] = mapped_column(Float)
+    event: Mapped[dict[str, Any]] = mapped_column(JSON)
+    commands: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+
+
+class LeaseRow(Base):
+    """The right to train on one buffer. The newest fence of a buffer is the valid one."""
+
+    __tablename__ = "leases"
+
+    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    id: Mapped[str] = mapped_column(String(40), unique=True)
+    buffer: Mapped[int] = mapped_column(Integer)
+    consumer: Mapped[str] = mapped_column(String(255))
+    state: Mapped[str] = mapped_column(String(16))
+    checkpoint: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class VersionRow(Base):
+    """A published version. A number is used once, ever; `parent` is the version that it was trained from."""
+
+    __tablename__ = "versions"
+
+    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    parent: Mapped[int | None] = mapped_column(Integer)
+    path: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    report: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(Float)

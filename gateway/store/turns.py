@@ -1,0 +1,124 @@
+"""Statements about nodes of token trees and the calls that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, insert, select
+
+from gateway.store.models import CallRow, ExchangeRow, NodeRow
+from gateway.types import Node
+
+
+def insert_turn(connection: Connection, nodes: Sequence[Node], call: dict[str, Any]) -> None:
+    """Stores a turn: its nodes and its call, in the transaction that makes the reply true."""
+    where = {"episode_id": call["episode_id"], "model": call["model"]}
+    connection.execute(insert(NodeRow), [where | node_values(node) for node in nodes])
+    connection.execute(insert(CallRow), call)
+
+
+def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
+    """The nodes of some episodes that one model sampled or was given, in creation order."""
+    table = NodeRow.__table__
+    query = (
+        select(*table.c)
+        .where(NodeRow.episode_id.in_(episode_ids), NodeRow.model == model)
+        .order_by(NodeRow.episode_id, NodeRow.index)
+    )
+    found: dict[str, list[Node]] = {episode_id: [] for episode_id in episode_ids}
+    for row in connection.execute(query).mappings():
+        found[row["episode_id"]].append(_node(row))
+    return found
+
+
+def calls(connection: Connection, episode_id: str, model: str | None = None) -> list[dict[str, Any]]:
+    """The calls of an episode, oldest first; of one model, or of all."""
+    query = select(*CallRow.__table__.c).where(CallRow.episode_id == episode_id)
+    if model is not None:
+        query = query.where(CallRow.model == model)
+    query = query.order_by(CallRow.received_at, CallRow.node)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict[str, Any]) -> None:
+    """Stores what an upstream model was asked and answered."""
+    connection.execute(insert(CallRow), call)
+    connection.execute(insert(ExchangeRow), exchange)
+
+
+def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str, Any] | None:
+    """What an upstream model was asked and answered in a call of an episode."""
+    query = (
+        select(*ExchangeRow.__table__.c)
+        .join(CallRow, CallRow.id == ExchangeRow.call_id)
+        .where(CallRow.id == call_id, CallRow.episode_id == episode_id)
+    )
+    row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
+
+
+def answered(connection: Connection, episode_id: str, key: str) -> dict[str, Any] | None:
+    """The newest call of an episode whose request key begins with `key`, and whose client was given a reply."""
+    query = (
+        select(*CallRow.__table__.c)
+        .where(CallRow.episode_id == episode_id, CallRow.request_key.startswith(key))
+        .where(CallRow.node >= 0, CallRow.finish_reason != "abandoned")
+        .order_by(CallRow.received_at.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
+
+
+def node_values(node: Node) -> dict[str, Any]:
+    """A node as a row, without whose it is."""
+    return {
+        "index": node.index,
+        "parent": node.parent,
+        "at": node.at,
+        "sampled": node.sampled,
+        "ids": node.ids.astype("<i4").tobytes(),
+        "logprobs": node.logprobs.astype("<f4").tobytes(),
+        "spans": spans_of(node),
+        "flags": node.flags.astype("u1").tobytes(),
+        "temperature": node.temperature,
+        "mask_reason": node.mask_reason,
+        "call_id": node.call_id,
+    }
+
+
+def spans_of(node: Node) -> list[list[int]]:
+    """[[version, number of tokens], ...] of a node's tokens; a third number is the newest version it may be, if that differs."""
+    if not len(node.versions):
+        return []
+    newest = node.versions if node.newest is None else node.newest
+    changes = (np.diff(node.versions) != 0) | (np.diff(newest) != 0)
+    starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
+    spans = []
+    for start, end in zip(starts, [*starts[1:], len(node.versions)], strict=True):
+        version, last = int(node.versions[start]), int(newest[start])
+        spans.append([version, end - start] if version == last else [version, end - start, last])
+    return spans
+
+
+def _node(row: Any) -> Node:
+    spans = row["spans"]
+    counts = [span[1] for span in spans]
+    versions = np.repeat(np.asarray([span[0] for span in spans], np.int32), counts)
+    newest = np.repeat(np.asarray([span[-1 if len(span) > 2 else 0] for span in spans], np.int32), counts)
+    return Node(
+        index=row["index"],
+        parent=row["parent"],
+        at=row["at"],
+        sampled=row["sampled"],
+        ids=np.frombuffer(row["ids"], "<i4"),
+        logprobs=np.frombuffer(row["logprobs"], "<f4"),
+        versions=versions,
+        flags=np.frombuffer(row["flags"], "u1"),
+        temperature=row["temperature"],
+        mask_reason=row["mask_reason"],
+        call_id=row["call_id"],
+        newest=newest if any(len(span) > 2 for span in spans) else None,
+    )

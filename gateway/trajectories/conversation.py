@@ -1,0 +1,52 @@
+"""Which recorded turn a request continues, told from its messages. Pure.
+
+Every prefix of a conversation has a digest that covers the tools and each message's meaning: role, text, tool calls with parsed
+arguments, tool call ids. Reasoning is left out, because clients seldom send it back; ids of tool calls are left out of assistant
+messages for the same reason. Hashing is incremental: one digest per message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+Message = dict[str, Any]
+
+
+def digests(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[bytes]:
+    """The digest of every prefix: element k covers the first k messages."""
+    state = hashlib.blake2b(_canonical(list(tools)), digest_size=16)
+    result = [state.digest()]
+    for message in messages:
+        state.update(_canonical(_meaning(message)))
+        result.append(state.digest())
+    return result
+
+
+def _meaning(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content)
+    meaning: dict[str, Any] = {"role": message["role"], "content": content or ""}
+    if calls := message.get("tool_calls"):
+        meaning["tool_calls"] = [_call(call["function"]) for call in calls]
+    if message["role"] == "tool":
+        meaning["tool_call_id"] = message.get("tool_call_id")
+    return meaning
+
+
+def _call(function: dict[str, Any]) -> list[Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):
+            arguments = json.loads(arguments)
+    return [function.get("name"), arguments]
+
+
+def _canonical(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

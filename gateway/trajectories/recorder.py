@@ -1,0 +1,212 @@
+"""Turns requests into places in an episode's token tree, and finished calls into committed turns.
+
+Owns the trees of open episodes; a tree that is not in memory is read from the store. A turn is added to the tree and submitted to
+the store in one step without an await between, so the tree's order is the store's order; `record` returns once it is committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gateway.render.renderer import ChatRenderer, Message, Tool
+from gateway.store import turns
+from gateway.store.database import Database
+from gateway.trajectories.conversation import digests
+from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.turn import Span, Turn
+from gateway.types import (
+    UNUSABLE_LOGPROB,
+    Float32Array,
+    Int32Array,
+    Node,
+    Sampling,
+    TokenFlag,
+    UInt8Array,
+)
+
+LOGPROBS_MODE = "processed_logprobs"
+_EMPTY_IDS: Int32Array = np.empty(0, np.int32)
+_EMPTY_LOGPROBS: Float32Array = np.empty(0, np.float32)
+_EMPTY_FLAGS: UInt8Array = np.empty(0, np.uint8)
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What an engine is given for a request."""
+
+    ids: Int32Array
+    digest_of: list[Message]
+    tools: Sequence[Tool]
+    bridged: bool
+    """The prompt extends a recorded turn token by token."""
+
+
+@dataclass(slots=True)
+class TurnDetails:
+    """What is stored about a call beside its tokens."""
+
+    api: str
+    stream: bool
+    asked: dict[str, Any]
+    used: Sampling
+    received_at: float
+    first_token_s: float | None = None
+    finish_reason: str = "stop"
+    mask_reason: str = ""
+    request_key: str = ""
+
+
+@dataclass(slots=True)
+class _Lineage:
+    """An episode's tree, and where the conversations ended that it has answered."""
+
+    tree: TokenTree
+    ends: dict[bytes, Place] = field(default_factory=dict)
+
+
+class Recorder:
+    """Every open episode's trajectory, as far as one model has a part in it."""
+
+    def __init__(self, database: Database, renderer: ChatRenderer, model: str) -> None:
+        self._database = database
+        self._renderer = renderer
+        self._model = model
+        self._lineages: dict[str, _Lineage] = {}
+
+    def begin(self, episode_id: str) -> None:
+        """A new episode has nothing in the store to look for."""
+        self._lineages[episode_id] = _Lineage(TokenTree())
+
+    async def prepare(self, episode_id: str, messages: list[Message], tools: Sequence[Tool]) -> Prompt:
+        """The prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering."""
+        lineage = await self._lineage(episode_id)
+        chain = digests(messages, tools) if lineage.ends else []
+        for known in range(len(chain) - 2, 0, -1):
+            end = lineage.ends.get(chain[known])
+            if end is None:
+                continue
+            history = lineage.tree.path(end)
+            split = end.length - len(lineage.tree.nodes[end.node].ids)
+            ids = self._renderer.bridge(
+                history[:split].tolist(), history[split:].tolist(), messages[known:], tools
+            )
+            if ids is not None:
+                return Prompt(np.asarray(ids, np.int32), messages, tools, True)
+            break
+        return Prompt(np.asarray(self._renderer.render(messages, tools), np.int32), messages, tools, False)
+
+    async def record(
+        self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
+    ) -> None:
+        """Adds a turn to the tree and commits it. `reply` is what the client got; None if it got nothing whole."""
+        lineage = await self._lineage(episode_id)
+        nodes = self._nodes(lineage.tree, prompt, turn, details)
+        places = [lineage.tree.add(node) for node in nodes]
+        digest = digests([*prompt.digest_of, reply], prompt.tools)[-1] if reply is not None else b""
+        if digest:
+            lineage.ends[digest] = places[-1]
+        row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
+        try:
+            await self._database.submit(lambda c: turns.insert_turn(c, nodes, row))
+        except Exception:
+            self.forget(episode_id)  # the tree in memory must not hold what the store does not
+            raise
+
+    def forget(self, episode_id: str) -> None:
+        """Drops a closed episode's tree from memory."""
+        self._lineages.pop(episode_id, None)
+
+    async def _lineage(self, episode_id: str) -> _Lineage:
+        if lineage := self._lineages.get(episode_id):
+            return lineage
+        nodes, calls = await self._database.read(
+            lambda c: (
+                turns.nodes(c, self._model, [episode_id])[episode_id],
+                turns.calls(c, episode_id, self._model),
+            )
+        )
+        if lineage := self._lineages.get(episode_id):  # another call was faster
+            return lineage
+        lineage = _Lineage(TokenTree())
+        places = [lineage.tree.add(node) for node in nodes]
+        lineage.ends = {call["digest"]: places[call["node"]] for call in calls if call["digest"]}
+        self._lineages[episode_id] = lineage
+        return lineage
+
+    @staticmethod
+    def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:
+        place = tree.find(prompt.ids)
+        rest = prompt.ids[place.length :]
+        nodes: list[Node] = []
+        index, parent, at = len(tree.nodes), place.node, place.at
+        if len(rest):
+            nodes.append(Node(index, parent, at, False, rest, _EMPTY_LOGPROBS, _EMPTY_IDS, _EMPTY_FLAGS))
+            index, parent, at = index + 1, index, len(rest)
+        nodes.append(_turn_node(index, parent, at, turn, details))
+        return nodes
+
+    def _call_row(
+        self, episode_id: str, node: int, prompt: Prompt, turn: Turn, details: TurnDetails, digest: bytes
+    ) -> dict[str, Any]:
+        used = details.used
+        return {
+            "id": turn.call_id,
+            "episode_id": episode_id,
+            "model": self._model,
+            "node": node,
+            "request_key": details.request_key,
+            "api": details.api,
+            "stream": details.stream,
+            "asked": details.asked,
+            "used": {
+                "temperature": used.temperature,
+                "top_p": used.top_p,
+                "max_tokens": used.max_tokens,
+                "seed": used.seed,
+                "bridged": prompt.bridged,
+            },
+            "logprobs_mode": LOGPROBS_MODE,
+            "engine": turn.engine,
+            "finish_reason": details.finish_reason,
+            "prompt_tokens": len(prompt.ids),
+            "completion_tokens": len(turn.ids),
+            "pauses": turn.pauses,
+            "digest": digest,
+            "received_at": details.received_at,
+            "first_token_s": details.first_token_s,
+            "seconds": time.time() - details.received_at,
+        }
+
+
+def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetails) -> Node:
+    logprobs = np.asarray(turn.logprobs, np.float32)
+    counts = [span.count for span in turn.spans]
+
+    def per_token(values: list[int], dtype: type) -> Any:
+        return np.repeat(np.asarray(values, dtype), counts)
+
+    flags = np.full(len(turn.ids), int(details.used.flags()), np.uint8)
+    flags |= per_token([_span_flags(span) for span in turn.spans], np.uint8)
+    flags[~(logprobs > UNUSABLE_LOGPROB)] |= int(TokenFlag.INVALID_LOGPROB)
+    unconfirmed = any(not span.confirmed for span in turn.spans)
+    return Node(
+        *(index, parent, at, True),
+        ids=np.asarray(turn.ids, np.int32),
+        logprobs=logprobs,
+        versions=per_token([span.version for span in turn.spans], np.int32),
+        flags=flags,
+        temperature=details.used.temperature,
+        mask_reason=details.mask_reason or ("unconfirmed_version" if turn.disputed else ""),
+        call_id=turn.call_id,
+        newest=per_token([span.newest for span in turn.spans], np.int32) if unconfirmed else None,
+    )
+
+
+def _span_flags(span: Span) -> int:
+    flags = TokenFlag.STALE_KV if span.stale_kv else TokenFlag.NONE
+    return int(flags if span.confirmed else flags | TokenFlag.UNCONFIRMED)

@@ -1,0 +1,84 @@
+"""The token tree of one episode. Pure: no I/O, no engine.
+
+A node is a run of token ids and hangs at the first `at` tokens of its parent; it never changes and is never split. So a branch
+in the middle of a node costs nothing, a shared prefix is stored once, and what is written to the store stays true.
+
+Invariants: parents come before children; the ids along a path are exactly what an engine was given or has sampled; each sampled
+token is in exactly one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.types import Int32Array, Node
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The position after the first `at` tokens of `node`; the empty path is `Place(ROOT, 0)`. `length` counts from the root."""
+
+    node: int
+    at: int
+    length: int
+
+
+START = Place(ROOT, 0, 0)
+
+
+class TokenTree:
+    """Nodes in creation order."""
+
+    def __init__(self, nodes: Sequence[Node] = ()) -> None:
+        self.nodes: list[Node] = []
+        self._starts: list[int] = []
+        for node in nodes:
+            self.add(node)
+
+    def add(self, node: Node) -> Place:
+        """Adds a node; answers the place after it. Raises ValueError if it hangs nowhere."""
+        if node.index != len(self.nodes) or not ROOT <= node.parent < node.index:
+            raise ValueError(f"node {node.index} cannot follow {len(self.nodes)} nodes")
+        if node.parent == ROOT:
+            start = 0
+        else:
+            if not 0 <= node.at <= len(self.nodes[node.parent].ids):
+                raise ValueError(f"node {node.index} hangs outside its parent")
+            start = self._starts[node.parent] + node.at
+        self.nodes.append(node)
+        self._starts.append(start)
+        return Place(node.index, len(node.ids), start + len(node.ids))
+
+    def path(self, place: Place) -> Int32Array:
+        """The token ids from the root to a place; shape (place.length,)."""
+        parts: list[Int32Array] = []
+        index, at = place.node, place.at
+        while index != ROOT:
+            node = self.nodes[index]
+            parts.append(node.ids[:at])
+            index, at = node.parent, node.at
+        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
+
+    def find(self, ids: Int32Array) -> Place:
+        """The place of the longest prefix of `ids` that the tree holds."""
+        matched: list[int] = []
+        best = START
+        for node, start in zip(self.nodes, self._starts, strict=True):
+            reached = node.parent == ROOT or matched[node.parent] >= node.at
+            count = _common(node.ids, ids[start:]) if reached else -1
+            matched.append(count)
+            if count > 0 and start + count > best.length:
+                best = Place(node.index, count, start + count)
+        return best
+
+
+def _common(left: Int32Array, right: Int32Array) -> int:
+    """The length of the longest common prefix."""
+    size = min(len(left), len(right))
+    differs = np.flatnonzero(left[:size] != right[:size])
+    return int(differs[0]) if len(differs) else size

@@ -1,0 +1,307 @@
+"""The gateway's vocabulary, and the form in which token trees travel to a trainer.
+
+Everything here is a value: no I/O, no behaviour beyond construction and conversion. The Arrow schema is the contract between
+gateway and trainer; `FEED_SCHEMA_VERSION` changes whenever a field changes its meaning.
+
+Invariants of a token tree (`Node`):
+- nodes are numbered in creation order, so a parent always comes before its children;
+- a node hangs at the first `at` tokens of its parent (`parent == -1`: at the root), which is how branches share a prefix
+  without anything being split or stored twice;
+- in a sampled node every token has the log-probability and the version with which it was sampled; a prompt node has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+
+EpisodeMode = Literal["train", "eval"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+
+FEED_SCHEMA_VERSION = 1
+
+UNUSABLE_LOGPROB = -9000.0
+"""vLLM writes -9999 where it has no log-probability: nothing at or below this is one."""
+
+
+class TokenFlag(IntFlag):
+    """What is special about one sampled token; a flagged token was not drawn from the policy's own distribution."""
+
+    NONE = 0
+    CONSTRAINED = 1
+    """A grammar or a forced tool limited the choice."""
+    TRUNCATED = 2
+    """top-p, top-k or min-p cut the distribution."""
+    GREEDY = 4
+    """Temperature 0: the token was not drawn at all."""
+    STALE_KV = 8
+    """Part of its context was computed by older weights."""
+    INVALID_LOGPROB = 16
+    """The engine gave no usable log-probability (its NaN sentinel)."""
+    UNCONFIRMED = 32
+    """Two versions may have sampled it: the engine was gone before it could say which."""
+    ORPHANED = 64
+    """Its version is no ancestor of the newest: the trainer went back to an older checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A run of tokens of one episode: a piece of a prompt, or one turn that the model sampled."""
+
+    index: int
+    parent: int
+    at: int
+    sampled: bool
+    ids: Int32Array
+    logprobs: Float32Array
+    """Shape (n,) in nats under the sampling distribution; shape (0,) for a prompt node."""
+    versions: Int32Array
+    """Shape (n,): the version that sampled each token, the oldest possible one where it is UNCONFIRMED; shape (0,) for a
+    prompt node."""
+    flags: UInt8Array
+    """Shape (n,): `TokenFlag` bits; shape (0,) for a prompt node."""
+    temperature: float = 1.0
+    """The temperature that was used, by which a trainer scales logits before it compares log-probabilities."""
+    mask_reason: str = ""
+    """Why no token of this node may be trained; empty: it may."""
+    call_id: str = ""
+    newest: Int32Array | None = None
+    """Shape (n,): the newest version that can have sampled each token; None: `versions` says it all. It does not travel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run of an agent on a task, as the trainer sees it."""
+
+    episode_id: str
+    reward: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The episodes sampled for one task: the unit of staleness and of leasing."""
+
+    group_id: str
+    task_id: str
+    version: int
+    """The version at which the group's slot was reserved: no token of it was sampled by an older one."""
+    episodes: tuple[Episode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to train on one buffer. `fence` grows with every lease: an answer with an older one is refused."""
+
+    lease_id: str
+    buffer: int
+    size: int
+    """Groups that make the buffer whole."""
+    fence: int
+    deadline_s: float
+    """Seconds from the answer until the lease ends unless it is renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedGroups:
+    """Groups of a leased buffer from a cursor on. `complete` says that no more will follow."""
+
+    groups: tuple[Group, ...]
+    cursor: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Token sequences on which version N and its parent differ most, with what each says of them.
+
+    The gateway asks an engine for its own log-probabilities of the same tokens and so learns which version it runs.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+    new_logprobs: tuple[tuple[float, ...], ...]
+    """For each sequence, the log-probability (nats, temperature 1) of every token but the first, under version N."""
+    parent_logprobs: tuple[tuple[float, ...], ...]
+    """The same under the parent; empty for the first version."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with lists in place of tuples."""
+        return {
+            "sequences": [list(s) for s in self.sequences],
+            "new_logprobs": [list(s) for s in self.new_logprobs],
+            "parent_logprobs": [list(s) for s in self.parent_logprobs],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Probe:
+        """Raises KeyError, TypeError or ValueError if `value` is no probe."""
+        probe = cls(
+            tuple(tuple(int(t) for t in s) for s in value["sequences"]),
+            tuple(tuple(float(x) for x in s) for s in value["new_logprobs"]),
+            tuple(tuple(float(x) for x in s) for s in value["parent_logprobs"]),
+        )
+        for logprobs in (probe.new_logprobs, probe.parent_logprobs):
+            if logprobs and [len(s) + 1 for s in logprobs] != [len(s) for s in probe.sequences]:
+                raise ValueError("a probe needs one log-probability for each token but the first")
+            if not all(math.isfinite(x) for row in logprobs for x in row):
+                raise ValueError("a probe's log-probabilities must be finite")
+        return probe
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOpened:
+    """What an agent needs (`api_key`, `base_url`) and what its driver keeps (`episode_id`)."""
+
+    episode_id: str
+    api_key: str
+    base_url: str
+    version: int
+
+
+@dataclass(slots=True)
+class Sampling:
+    """Sampling parameters as an engine takes them. `max_tokens` counts what is still to be sampled."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 16
+    seed: int | None = None
+    stop_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def pinned(self) -> bool:
+        """The sampler has a state that no other engine, and no second request, can take over: a seeded generator."""
+        return self.seed is not None and self.temperature > 0
+
+    def flags(self) -> TokenFlag:
+        """The flags that these parameters put on every token that they sample."""
+        flags = TokenFlag.NONE
+        if self.temperature == 0.0:
+            flags |= TokenFlag.GREEDY
+        if self.top_p < 1.0:
+            flags |= TokenFlag.TRUNCATED
+        return flags
+
+
+FEED_SCHEMA = pa.schema(
+    [
+        ("group_id", pa.string()),
+        ("task_id", pa.string()),
+        ("group_version", pa.int32()),
+        ("episode_id", pa.string()),
+        ("reward", pa.float64()),
+        ("node", pa.int32()),
+        ("parent", pa.int32()),
+        ("at", pa.int32()),
+        ("sampled", pa.bool_()),
+        ("ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("versions", pa.list_(pa.int32())),
+        ("flags", pa.list_(pa.uint8())),
+        ("temperature", pa.float32()),
+        ("mask_reason", pa.string()),
+        ("call_id", pa.string()),
+    ],
+    metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
+)
+"""One row per node; the rows of an episode, and the episodes of a group, are consecutive.
+
+An episode that made no call has one row with node -1: it has nothing to train, but its reward counts in its group.
+"""
+
+
+_NO_NODE = Node(
+    *(-1, -1, 0, False),
+    ids=np.empty(0, np.int32),
+    logprobs=np.empty(0, np.float32),
+    versions=np.empty(0, np.int32),
+    flags=np.empty(0, np.uint8),
+)
+
+
+def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
+    """The groups as a table of `FEED_SCHEMA`."""
+    rows = [
+        {
+            "group_id": group.group_id,
+            "task_id": group.task_id,
+            "group_version": group.version,
+            "episode_id": episode.episode_id,
+            "reward": episode.reward,
+            "node": node.index,
+            "parent": node.parent,
+            "at": node.at,
+            "sampled": node.sampled,
+            "ids": node.ids,
+            "logprobs": node.logprobs,
+            "versions": node.versions,
+            "flags": node.flags,
+            "temperature": node.temperature,
+            "mask_reason": node.mask_reason,
+            "call_id": node.call_id,
+        }
+        for group in groups
+        for episode in group.episodes
+        for node in episode.nodes or (_NO_NODE,)
+    ]
+    return pa.Table.from_pylist(rows, schema=FEED_SCHEMA)
+
+
+def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
+    """The inverse of `groups_to_arrow`. Raises ValueError on another schema version."""
+    version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
+    if version != str(FEED_SCHEMA_VERSION):
+        raise ValueError(f"feed schema {version or 'unknown'}: this build reads {FEED_SCHEMA_VERSION}")
+    groups: dict[str, tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
+    for row in _rows(table):
+        _, episodes = groups.setdefault(row["group_id"], (row, {}))
+        _, nodes = episodes.setdefault(row["episode_id"], (row["reward"], []))
+        if row["node"] >= 0:
+            nodes.append(_node(row))
+    return tuple(
+        Group(
+            group_id,
+            head["task_id"],
+            head["group_version"],
+            tuple(Episode(eid, reward, tuple(nodes)) for eid, (reward, nodes) in episodes.items()),
+        )
+        for group_id, (head, episodes) in groups.items()
+    )
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    arrays = {"ids", "logprobs", "versions", "flags"}
+    table = table.combine_chunks()
+    columns = {name: table[name] if name in arrays else table[name].to_pylist() for name in FEED_SCHEMA.names}
+    for i in range(table.num_rows):
+        yield {
+            name: column[i].values.to_numpy(zero_copy_only=False) if name in arrays else column[i]
+            for name, column in columns.items()
+        }
+
+
+def _node(row: dict[str, Any]) -> Node:
+    return Node(
+        index=row["node"],
+        parent=row["parent"],
+        at=row["at"],
+        sampled=row["sampled"],
+        ids=row["ids"],
+        logprobs=row["logprobs"],
+        versions=row["versions"],
+        flags=row["flags"],
+        temperature=row["temperature"],
+        mask_reason=row["mask_reason"],
+        call_id=row["call_id"],
+    )

@@ -1,0 +1,167 @@
+"""`scheduler`: draw the control program, and replay what it decided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from scheduler.reactor.clock import Tag
+    from scheduler.reactor.recording import Entry, Run
+    from scheduler.reactor.replay import Difference, RunReport
+    from scheduler.reactor.topology import Program
+
+app = typer.Typer(
+    help="headgate's decisions: a program of reactors, drawn and replayed.", no_args_is_help=True
+)
+
+RECORDING = "control.jsonl"
+"""The recording's name in the folder of a run."""
+_VALUE, _WHY = 72, 120
+
+
+@app.callback()
+def _options() -> None:
+    """headgate's scheduler."""
+
+
+@app.command()
+def graph(
+    program: Annotated[str, typer.Option(help="Which program.")] = "control",
+    format: Annotated[Literal["svg", "mermaid"], typer.Option(help="What to write.")] = "svg",
+    out: Annotated[
+        Path | None, typer.Option(help="A file to write to, instead of the standard output.")
+    ] = None,
+) -> None:
+    """Draw a program's reactors, ports, reactions and connections, from its declarations."""
+    from scheduler.reactor.draw import mermaid, svg
+
+    found = _builder(program)({})
+    text = svg(found) if format == "svg" else mermaid(found)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
+) -> None:
+    """Decide everything in a recording again, in virtual time, and compare. Exit status 0: all equal; 2: no recording."""
+    from scheduler.reactor.recording import BadRecording, read
+    from scheduler.reactor.replay import ReplayReport
+
+    path = run / RECORDING if run.is_dir() else run
+    try:
+        runs = read(path)
+    except (OSError, BadRecording) as error:
+        raise _bad(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    reports: list[RunReport] = []
+    for number, recorded in enumerate(runs, 1):
+        reports.append(_replayed(recorded, f"{path}: run {number}"))
+        _show(reports[-1], f"run {number} of {len(runs)}: {recorded.header.program}")
+    report = ReplayReport(tuple(reports))
+    summary = {
+        "runs": len(report.runs),
+        "events": report.events,
+        "decisions": report.decisions,
+        "equal": report.equal,
+        "graph_changed": report.graph_changed,
+    }
+    typer.echo(json.dumps(summary))
+    raise typer.Exit(0 if report.equal else 1)
+
+
+def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
+    from scheduler.program import PROGRAMS
+
+    if name not in PROGRAMS:
+        raise _bad(f"no program {name!r}; there are: {', '.join(sorted(PROGRAMS))}")
+    return PROGRAMS[name]
+
+
+def _replayed(run: Run, where: str) -> RunReport:
+    from scheduler.reactor.elements import TopologyError
+    from scheduler.reactor.replay import replay_run
+
+    build = _builder(run.header.program)
+    try:
+        program = build(run.header.settings)
+    except (ValueError, TypeError, KeyError, AttributeError, TopologyError) as error:
+        raise _bad(f"{where}: its settings build no program: {error!r}") from error
+    return replay_run(run, lambda _: program)
+
+
+def _show(report: RunReport, title: str) -> None:
+    changed = "; the graph has changed since" if report.graph_changed else ""
+    typer.echo(f"{title}, {report.events} events from outside{changed}")
+    rows = [row for entry in report.run.entries if (row := _row(entry)) is not None]
+    width = max((len(row[1]) for row in rows), default=0)
+    for tag, name, what, why in rows:
+        at = _since(report.run, tag.time) + (f" +{tag.microstep}" if tag.microstep else "")
+        typer.echo(f"{at:>14}  {name:<{width}}  {what}" + (f"\n{'':>16}{why}" if why else ""))
+    if report.difference is None:
+        typer.echo(f"equal: {len(report.decisions)} decisions were made again, bit for bit")
+    else:
+        typer.echo(_told(report.run, report.difference))
+
+
+def _row(entry: Entry) -> tuple[Tag, str, str, str] | None:
+    from scheduler.reactor.recording import Decision, Failure, Late
+
+    match entry:
+        case Decision():
+            triggers = ", ".join(entry.triggers)
+            why = f"{entry.reaction} on {triggers}" + (f": {entry.why}" if entry.why else "")
+            return entry.tag, entry.port, _short(_plain(entry.value), _VALUE), _short(why, _WHY)
+        case Late():
+            return entry.tag, entry.reaction, "missed its deadline", ""
+        case Failure():
+            return entry.tag, entry.reaction, f"raised {entry.error}; the run ended", ""
+    return None
+
+
+def _since(run: Run, time: int) -> str:
+    return f"{(time - run.header.start) / 1e9:.3f} s"
+
+
+def _plain(value: Any) -> str:
+    """A value for people: the class and the fields that say something."""
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value)
+    if isinstance(value, dict):
+        told = [_plain(v) for name, v in value.items() if name != "type" and v not in ("", [], None)]
+        return f"{value.get('type', '')}({' '.join(told)})"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _told(run: Run, difference: Difference) -> str:
+    note = f": {difference.note}" if difference.note else ""
+    recorded, replayed = (
+        "nothing" if line is None else json.dumps(line) for line in (difference.recorded, difference.replayed)
+    )
+    at = f"{_since(run, difference.tag.time)}, microstep {difference.tag.microstep}"
+    return f"different, first at {at}{note}\n  recorded: {recorded}\n  replayed: {replayed}"
+
+
+def _bad(message: str) -> typer.Exit:
+    typer.echo(message, err=True)
+    return typer.Exit(2)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where processes run: child processes on one machine (`local`)."""

@@ -1,0 +1,117 @@
+"""Child processes on this machine.
+
+Owns one operating-system process and everything it starts: the child leads a process group of its own, is told to die with
+its parent, and `stop` leaves nothing of the group behind. Its output goes to a log file, whose tail is quoted when it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ChildDied(Exception):
+    """A child process ended although it was needed; the message quotes its last lines."""
+
+
+class LocalProcess:
+    """One child process. Start it with `LocalProcess.start`."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> LocalProcess:
+        """Starts `argv` with its output appended to `log`; `env` is added to this process's environment."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        return cls(name, process, log)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or None while the child runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Waits until the child ends; answers its exit status."""
+        return await self._process.wait()
+
+    async def ready(self, check: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+        """Polls `check` until it holds. Raises ChildDied or TimeoutError, which names the child."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await check():
+                    self._raise_if_dead()
+                    await asyncio.sleep(0.1)
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.name} was not ready within {timeout_s:g} s; see {self.log}") from error
+        # Somebody else may have answered the check, on a port that the child did not get.
+        self._raise_if_dead()
+
+    def _raise_if_dead(self) -> None:
+        if self.returncode is not None:
+            raise ChildDied(f"{self.name} ended with {self.returncode}; {self.log}:\n{self.tail()}")
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of the log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """SIGTERM, then SIGKILL for whatever of the group is left after `grace_s`."""
+        try:
+            if self.returncode is None:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace_s)
+        finally:
+            self._signal(signal.SIGKILL)
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

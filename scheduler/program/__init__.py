@@ -1,0 +1,54 @@
+"""The control program: for each trained or frozen model, the life of its engines and the updates of their weights, as reactors.
+
+`build` makes the program from settings in JSON form, so that a recording can be replayed by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from scheduler.program.fleet import Fleet, FleetSettings
+from scheduler.program.update import UpdateSettings, WeightUpdate
+from scheduler.reactor import Program
+
+CONTROL = "control"
+
+
+class ControlProgram(Program):
+    """The program, and its reactors by model."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings}}}; missing: defaults."""
+        models: dict[str, Any] = settings.get("models") or {"model": {}}
+        self.fleets = {
+            name: Fleet(f"fleet_{slug}", FleetSettings(**models[name].get("fleet", {})))
+            for name, slug in _slugs(models).items()
+        }
+        self.updates = {
+            name: WeightUpdate(f"update_{slug}", UpdateSettings(**models[name].get("update", {})))
+            for name, slug in _slugs(models).items()
+        }
+        super().__init__(CONTROL, [*self.fleets.values(), *self.updates.values()])
+        for name, fleet in self.fleets.items():
+            update = self.updates[name]
+            self.connect(fleet.fresh, update.fresh)
+            self.connect(fleet.gone, update.gone)
+            self.connect(update.failed, fleet.failed, after=0)
+            self.connect(update.target, fleet.target, after=0)
+        self.seal()
+
+
+def _slugs(names: Iterable[str]) -> dict[str, str]:
+    """Identifiers for names, each different."""
+    found: dict[str, str] = {}
+    for name in names:
+        slug = re.sub(r"\W", "_", name)
+        while slug in found.values():
+            slug += "_"
+        found[name] = slug
+    return found
+
+
+PROGRAMS: dict[str, Callable[[dict[str, Any]], Program]] = {CONTROL: ControlProgram}

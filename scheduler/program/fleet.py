@@ -1,0 +1,247 @@
+"""The life of a model's engines: launched, lost, restarted, given up, removed.
+
+Owns which engines there are and how often each was restarted. An engine that is up belongs to the weight update (`update.py`),
+which says what it runs. Invariants:
+- an engine is launched only after its last process was stopped;
+- an engine that fails more than `max_restarts` times within the window is given up: nobody waits for it any more. It is tried
+  again after a while, and when the next version is published;
+- an engine that failed before it was ever up is not tried again: a wrong command line does not become right;
+- an engine that is removed is forgotten within `drain_s` and `stop_s`, and only then can another have its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scheduler.program.events import (
+    Added,
+    Again,
+    Begun,
+    Do,
+    Done,
+    Failed,
+    Fresh,
+    Gone,
+    Late,
+    Lost,
+    Removed,
+    Step,
+    Target,
+)
+from scheduler.program.outbox import Outbox
+from scheduler.reactor import SECOND, Context, Reactor
+from scheduler.reactor.elements import Source
+
+Phase = Literal["launching", "up", "stopping", "waiting", "down", "draining", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Seconds, and restarts within a window of `window_s`."""
+
+    start_s: float = 180.0
+    stop_s: float = 60.0
+    drain_s: float = 30.0
+    max_restarts: int = 3
+    window_s: float = 600.0
+    backoff_s: float = 1.0
+    """Before the second restart of a window; twice as long before each further one."""
+    revive_s: float = 30.0
+    """An engine that was up once and was given up is tried again after so long."""
+
+
+@dataclass(slots=True)
+class _Life:
+    phase: Phase = "launching"
+    restarts: list[int] = field(default_factory=list)
+    """When (ns), within the window."""
+    was_up: bool = False
+    version: int = 0
+    """That its last step is about."""
+    serial: int = 0
+    """Of what was decided last; no two are alike, in this life or in a later one of the same name."""
+
+
+class Fleet(Reactor):
+    """The engines of one model. The reactions decide; the last one tells what was decided, once a tag."""
+
+    def __init__(self, name: str, settings: FleetSettings) -> None:
+        super().__init__(name)
+        self._settings = settings
+        self._lives: dict[str, _Life] = {}
+        self._version = 0
+        self._serials = itertools.count(1)
+        self._outbox = Outbox()
+        self.begun = self.physical("begun", Begun)
+        self.added = self.physical("added", Added)
+        self.removed = self.physical("removed", Removed)
+        self.lost = self.physical("lost", Lost)
+        self.done = self.physical("done", Done)
+        self.again = self.logical("again", Again)
+        self.late = self.logical("late", Late)
+        self.failed = self.input("failed", tuple[Failed, ...])
+        self.target = self.input("target", Target)
+        self.commands = self.output("commands", tuple[Do, ...])
+        self.fresh = self.output("fresh", Fresh)
+        self.gone = self.output("gone", tuple[Gone, ...])
+        self.reaction(self._on_begun, on=[self.begun])
+        self.reaction(self._on_target, on=[self.target], writes=[self.late])
+        self.reaction(self._on_added, on=[self.added], writes=[self.late])
+        self.reaction(self._on_done, on=[self.done], writes=[self.fresh, self.again, self.late])
+        self.reaction(self._on_again, on=[self.again], writes=[self.late])
+        self.reaction(self._on_late, on=[self.late], writes=[self.late, self.again])
+        self.reaction(self._on_failed, on=[self.failed], writes=[self.late, self.again])
+        self.reaction(self._on_lost, on=[self.lost], writes=[self.late, self.again])
+        self.reaction(self._on_removed, on=[self.removed], writes=[self.late])
+        every: list[Source[Any]] = [
+            self.target,
+            self.added,
+            self.done,
+            self.again,
+            self.late,
+            self.failed,
+            self.lost,
+            self.removed,
+        ]
+        self.reaction(self._tell, on=every, writes=[self.commands, self.gone])
+
+    def _on_begun(self, now: Context) -> None:
+        self._version = now[self.begun].version
+
+    def _on_target(self, now: Context) -> None:
+        """New weights: engines that were given up get another chance."""
+        self._version = now[self.target].version
+        for engine, life in self._lives.items():
+            if life.phase == "down":
+                life.restarts.clear()
+                self._stop(now, engine, f"version {self._version} may do better")
+
+    def _on_added(self, now: Context) -> None:
+        engine = now[self.added].engine
+        if engine not in self._lives:
+            self._lives[engine] = _Life()
+            self._outbox.gone.append(Gone(engine, final=False))
+            self._launch(now, engine, "it was added")
+
+    def _on_done(self, now: Context) -> None:
+        done = now[self.done]
+        life = self._lives.get(done.engine)
+        if life is None or life.version != done.version:
+            return
+        match life.phase, done.step:
+            case "launching", "launch" if done.ok:
+                life.phase, life.was_up = "up", True
+                now.set(self.fresh, Fresh(done.engine, done.version), why="its process answers")
+            case "launching", "launch":
+                self._trouble(now, done.engine, done.detail)
+            case "draining", "drain":
+                life.phase = "ending"
+                self._do(now, done.engine, "stop", "it was removed", self._settings.stop_s)
+            case "ending", "stop":
+                del self._lives[done.engine]
+            case "stopping", "stop":
+                life.phase = "waiting"
+                now.schedule(self.again, Again(done.engine, life.serial), after=self._backoff(life))
+            case _:
+                pass  # an answer to a question that is no longer asked
+
+    def _on_again(self, now: Context) -> None:
+        again = now[self.again]
+        life = self._lives.get(again.engine)
+        if life is None or life.serial != again.serial:
+            return
+        if life.phase == "waiting":
+            self._launch(now, again.engine, f"restart {len(life.restarts)}")
+        elif life.phase == "down":
+            self._stop(now, again.engine, "it was given up a while ago")
+
+    def _on_late(self, now: Context) -> None:
+        late = now[self.late]
+        life = self._lives.get(late.engine)
+        if life is None or life.serial != late.serial:
+            return
+        if life.phase == "launching":
+            self._trouble(now, late.engine, f"step 'launch' was not done within {self._settings.start_s:g} s")
+        elif life.phase == "draining":
+            life.phase = "ending"
+            reason = f"step 'drain' was not done within {self._settings.drain_s:g} s"
+            self._do(now, late.engine, "stop", reason, self._settings.stop_s)
+        elif life.phase in ("stopping", "ending"):
+            self._stop_is_late(now, late.engine, life.phase)
+
+    def _stop_is_late(self, now: Context, engine: str, phase: Phase) -> None:
+        reason = f"step 'stop' was not done within {self._settings.stop_s:g} s"
+        if phase == "stopping":
+            self._give_up(now, engine, reason)
+        else:  # it was removed: nobody would try again
+            self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
+            del self._lives[engine]
+
+    def _on_failed(self, now: Context) -> None:
+        for failed in now[self.failed]:
+            self._trouble(now, failed.engine, failed.reason)
+
+    def _on_lost(self, now: Context) -> None:
+        lost = now[self.lost]
+        self._trouble(now, lost.engine, lost.reason)
+
+    def _on_removed(self, now: Context) -> None:
+        engine = now[self.removed].engine
+        life = self._lives.get(engine)
+        if life is None or life.phase in ("draining", "ending"):
+            return
+        self._outbox.gone.append(Gone(engine, final=True, removed=True))
+        if life.phase == "stopping":
+            life.phase = "ending"  # the stop that was begun is the last: it holds no request to drain
+        else:
+            life.phase = "draining"
+            self._do(now, engine, "drain", "it was removed", self._settings.drain_s)
+
+    def _tell(self, now: Context) -> None:
+        self._outbox.tell(now, self.commands, self.gone)
+
+    def _trouble(self, now: Context, engine: str, reason: str) -> None:
+        """An engine that is up, or was to be, is of no use as it is."""
+        life = self._lives.get(engine)
+        if life is None or life.phase not in ("up", "launching"):
+            return
+        since = now.tag.time - int(self._settings.window_s * SECOND)
+        life.restarts = [at for at in life.restarts if at > since]
+        if not life.was_up:
+            self._give_up(now, engine, f"{reason} (it was never up)")
+        elif len(life.restarts) >= self._settings.max_restarts:
+            self._give_up(now, engine, f"{reason} (no restart is left of [engine] max_restarts)")
+        else:
+            life.restarts.append(now.tag.time)
+            self._outbox.gone.append(Gone(engine, final=False))
+            self._stop(now, engine, reason)
+
+    def _give_up(self, now: Context, engine: str, reason: str) -> None:
+        life = self._lives[engine]
+        life.phase = "down"
+        life.serial = next(self._serials)
+        self._outbox.gone.append(Gone(engine, final=True))
+        self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
+        if life.was_up:
+            after = int(self._settings.revive_s * SECOND)
+            now.schedule(self.again, Again(engine, life.serial), after=after)
+
+    def _stop(self, now: Context, engine: str, reason: str) -> None:
+        self._lives[engine].phase = "stopping"
+        self._do(now, engine, "stop", reason, self._settings.stop_s)
+
+    def _launch(self, now: Context, engine: str, reason: str) -> None:
+        self._lives[engine].phase = "launching"
+        self._do(now, engine, "launch", reason, self._settings.start_s)
+
+    def _do(self, now: Context, engine: str, step: Step, reason: str, deadline_s: float) -> None:
+        life = self._lives[engine]
+        life.version, life.serial = self._version, next(self._serials)
+        self._outbox.commands.append(Do(engine, step, self._version, reason))
+        now.schedule(self.late, Late(engine, step, life.serial), after=int(deadline_s * SECOND))
+
+    def _backoff(self, life: _Life) -> int:
+        exponent = len(life.restarts) - 2
+        return int(self._settings.backoff_s * 2**exponent * SECOND) if exponent >= 0 else 0

@@ -1,0 +1,252 @@
+"""The weight update: which engine takes which step next, on its way to the newest version (design, Weights).
+
+`abort` gives an engine's requests back before the weights change; `keep` freezes them inside. A request whose sampler cannot move
+(pinned) is frozen in either mode. Owns each engine's confirmed version and its present step. Invariants:
+- the weights of an engine change only between a step that ended or froze every request and the step that opens it;
+- an engine is opened only after its probe, by the version that it was probed for;
+- rolling: at most one engine is on its way at a time, counting one that is being restarted;
+- versions are taken in the order in which they were published, each to its end; one that is older than the last fails at once,
+  and one that failed is live after all when an engine comes back with it;
+- every step has a deadline; an engine that misses one, or fails, is handed to the fleet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scheduler.program.events import (
+    Begun,
+    Do,
+    Done,
+    Ended,
+    Failed,
+    Fresh,
+    Gone,
+    Late,
+    Published,
+    Step,
+    Target,
+)
+from scheduler.reactor import SECOND, Context, Reactor
+from scheduler.reactor.elements import Effect, Source
+
+Mode = Literal["abort", "keep"]
+Order = Literal["rolling", "together"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """Deadlines in seconds."""
+
+    mode: Mode = "abort"
+    order: Order = "rolling"
+    hold_s: float = 30.0
+    load_s: float = 120.0
+    probe_s: float = 60.0
+    resume_s: float = 30.0
+
+    def deadline_s(self, step: Step) -> float:
+        """How long a step may take."""
+        named = {"load": self.load_s, "probe": self.probe_s, "label": self.resume_s, "resume": self.resume_s}
+        return named.get(step, self.hold_s)
+
+
+@dataclass(slots=True)
+class _Way:
+    """An engine's place on its way."""
+
+    confirmed: int = -1
+    to: int = -1
+    step: Step | None = None
+    """The step that it takes now; None: it waits for its turn, or to be launched."""
+    pinned: bool = False
+    up: bool = False
+    serial: int = 0
+
+
+def next_step(mode: Mode, pinned: bool, step: Step) -> Step | None:
+    """The step after `step`; None: the engine is open."""
+    if step == "hold":
+        return "freeze" if mode == "keep" else "handback" if pinned else "abort"
+    if step == "settle":
+        return "load"
+    after: dict[Step, Step] = {
+        "abort": "settle",
+        "handback": "freeze",
+        "freeze": "load",
+        "load": "label",
+        "label": "resume",
+        "resume": "probe",
+        "probe": "open",
+    }
+    return after.get(step)
+
+
+class WeightUpdate(Reactor):
+    """The updates of one model."""
+
+    def __init__(self, name: str, settings: UpdateSettings) -> None:
+        super().__init__(name)
+        self._settings = settings
+        self._ways: dict[str, _Way] = {}
+        self._target = 0
+        self._queue: list[int] = []
+        self._todo: list[str] = []
+        """Engines that the running update still waits for, in their order; empty: no update runs."""
+        self._running = False
+        self._failed_version: int | None = None
+        """The last update failed, and no engine has come to its version since."""
+        self._serials = itertools.count(1)
+        self._commands: list[Do] = []
+        self._failed: list[Failed] = []
+        self._failures: list[str] = []
+        self.begun = self.physical("begun", Begun)
+        self.published = self.physical("published", Published)
+        self.done = self.physical("done", Done)
+        self.late = self.logical("late", Late)
+        self.turn = self.logical("turn", bool)
+        self.fresh = self.input("fresh", Fresh)
+        self.gone = self.input("gone", tuple[Gone, ...])
+        self.commands = self.output("commands", tuple[Do, ...])
+        self.failed = self.output("failed", tuple[Failed, ...])
+        self.target = self.output("target", Target)
+        self.ended = self.output("ended", Ended)
+        self.reaction(self._on_begun, on=[self.begun])
+        self.reaction(self._on_published, on=[self.published])
+        self.reaction(self._on_fresh, on=[self.fresh], writes=[self.late])
+        self.reaction(self._on_done, on=[self.done], writes=[self.late])
+        self.reaction(self._on_late, on=[self.late])
+        self.reaction(self._on_gone, on=[self.gone])
+        every: list[Source[Any]] = [self.published, self.fresh, self.done, self.late, self.gone, self.turn]
+        told: list[Effect[Any]] = [self.commands, self.failed, self.target, self.ended, self.late, self.turn]
+        self.reaction(self._go_on, on=every, writes=told)
+
+    def _on_begun(self, now: Context) -> None:
+        self._target = now[self.begun].version
+
+    def _on_published(self, now: Context) -> None:
+        self._queue.append(now[self.published].version)
+
+    def _on_fresh(self, now: Context) -> None:
+        """A launched engine holds no request and is not paused: it needs its name, the probe, and to be opened."""
+        fresh = now[self.fresh]
+        way = self._ways.setdefault(fresh.engine, _Way())
+        way.up, way.to = True, fresh.version
+        if self._running and fresh.engine not in self._todo:
+            self._todo.append(fresh.engine)
+        self._do(now, fresh.engine, "label", "it was launched")
+
+    def _on_done(self, now: Context) -> None:
+        done = now[self.done]
+        way = self._ways.get(done.engine)
+        if way is None or (way.step, way.to) != (done.step, done.version):
+            return  # an answer to a question that is no longer asked
+        if not done.ok:
+            self._fail(done.engine, f"step '{done.step}': {done.detail}")
+            return
+        way.pinned = done.pinned > 0 if done.step == "hold" else way.pinned
+        step = self._after(way, done.step)
+        if step is not None:
+            self._do(now, done.engine, step, f"'{done.step}' is done")
+            return
+        way.step, way.confirmed = None, way.to
+
+    def _after(self, way: _Way, step: Step) -> Step | None:
+        if way.confirmed < 0 and step == "label":
+            return "probe"  # a launched engine was never paused
+        return next_step(self._settings.mode, way.pinned, step)
+
+    def _on_late(self, now: Context) -> None:
+        late = now[self.late]
+        way = self._ways.get(late.engine)
+        if way is not None and way.serial == late.serial and way.step == late.step:
+            seconds = self._settings.deadline_s(late.step)
+            self._fail(late.engine, f"step '{late.step}' was not done within {seconds:g} s")
+
+    def _on_gone(self, now: Context) -> None:
+        for gone in now[self.gone]:
+            way = self._ways.setdefault(gone.engine, _Way())
+            way.up, way.step, way.confirmed = False, None, -1
+            waited = gone.engine in self._todo
+            if self._running and not gone.final and not waited:
+                self._todo.insert(0, gone.engine)  # the others stay open until it is back
+            if gone.final and waited:
+                self._todo.remove(gone.engine)
+                if not gone.removed:
+                    self._failures.append(gone.engine)
+            if gone.removed:
+                del self._ways[gone.engine]
+
+    def _go_on(self, now: Context) -> None:
+        """What follows from the present state: engines to begin with, the end of an update, the beginning of the next."""
+        self._todo = [engine for engine in self._todo if not self._arrived(engine)]
+        if self._running and not self._todo:
+            self._end(now)
+        elif not self._running and self._queue:
+            self._begin(now)
+        elif self._failed_version is not None and self._runs(self._failed_version):
+            self._revive(now, self._failed_version)
+        if self._running:
+            self._advance(now)
+        if self._queue if not self._running else not self._todo:
+            now.schedule(self.turn, True, after=0)
+        if self._commands:
+            why = "; ".join(f"{do.engine}: {do.reason}" for do in self._commands)
+            now.set(self.commands, tuple(self._commands), why=why)
+        if self._failed:
+            now.set(self.failed, tuple(self._failed), why="; ".join(f.reason for f in self._failed))
+        self._commands, self._failed = [], []
+
+    def _begin(self, now: Context) -> None:
+        version = self._queue.pop(0)
+        if version < self._target:
+            now.set(self.ended, Ended(version, live=False), why=f"version {self._target} is newer")
+            return
+        self._target, self._running, self._failed_version = version, True, None
+        in_order = sorted(self._ways, key=lambda engine: not self._ways[engine].up)
+        self._todo = [engine for engine in in_order if not self._arrived(engine)]
+        self._failures = []
+        why = f"version {self._target} was published"
+        now.set(self.target, Target(self._target), why=why)
+
+    def _advance(self, now: Context) -> None:
+        """Sends waiting engines on their way: one at a time, or all."""
+        for engine in self._todo:
+            way = self._ways[engine]
+            if way.up and way.step is None and way.confirmed < self._target:
+                way.to = self._target
+                self._do(now, engine, "hold", f"version {self._target} is newer than {way.confirmed}")
+            if self._settings.order == "rolling":
+                break
+
+    def _end(self, now: Context) -> None:
+        live = self._runs(self._target)
+        self._running, self._failed_version = False, None if live else self._target
+        why = "every engine runs it or was given up" if live else "no engine runs it"
+        now.set(self.ended, Ended(self._target, live, tuple(self._failures)), why=why)
+
+    def _revive(self, now: Context, version: int) -> None:
+        self._failed_version = None
+        now.set(self.ended, Ended(version, live=True), why="it had failed, and an engine runs it after all")
+
+    def _runs(self, version: int) -> bool:
+        return any(way.up and way.step is None and way.confirmed == version for way in self._ways.values())
+
+    def _arrived(self, engine: str) -> bool:
+        way = self._ways.get(engine)
+        return way is None or (way.up and way.step is None and way.confirmed == self._target)
+
+    def _fail(self, engine: str, reason: str) -> None:
+        way = self._ways[engine]
+        way.step, way.up, way.confirmed = None, False, -1
+        self._failed.append(Failed(engine, reason))
+
+    def _do(self, now: Context, engine: str, step: Step, reason: str) -> None:
+        way = self._ways[engine]
+        way.step = step
+        way.serial = next(self._serials)
+        self._commands.append(Do(engine, step, way.to, reason))
+        deadline = int(self._settings.deadline_s(step) * SECOND)
+        now.schedule(self.late, Late(engine, step, way.serial), after=deadline)

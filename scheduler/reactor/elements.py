@@ -1,0 +1,126 @@
+"""The parts that reactors are made of: ports, actions, reactions, and the connections between ports.
+
+A declaration says what is there; it has no state. What is present at a tag belongs to the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from scheduler.reactor import codec
+
+if TYPE_CHECKING:
+    from scheduler.reactor.context import Context
+
+    Body = Callable[[Context], None]
+
+T = TypeVar("T")
+
+
+class TopologyError(Exception):
+    """A program that cannot be built, or a reaction that does what it did not declare."""
+
+
+# What reactions see and touch
+
+
+class Element(Generic[T]):
+    """A port or an action; `path` is its name in the program. Made by the methods of `Reactor`."""
+
+    kind = "element"
+
+    def __init__(self, reactor: str, name: str, declared: type[T] | None) -> None:
+        codec.validate(declared)
+        self.reactor = reactor
+        self.name = name
+        self.type = declared
+
+    @property
+    def path(self) -> str:
+        """`reactor.name`."""
+        return f"{self.reactor}.{self.name}" if self.reactor else self.name
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.path}>"
+
+
+class Source(Element[T]):
+    """What can trigger a reaction."""
+
+
+class Effect(Element[T]):
+    """What a reaction can write."""
+
+
+class Input(Source[T]):
+    """A port that another reactor's output may be connected to."""
+
+    kind = "input"
+
+
+class Output(Effect[T]):
+    """A port that reactions write, one value per tag."""
+
+    kind = "output"
+
+
+class PhysicalAction(Source[T]):
+    """The only door for events from outside: see `Runtime.inject`."""
+
+    kind = "physical"
+
+
+class LogicalAction(Source[T], Effect[T]):
+    """An event that the reactor schedules for itself."""
+
+    kind = "logical"
+
+
+class Startup(Source[None]):
+    """Present at the first tag alone."""
+
+    kind = "startup"
+
+
+STARTUP = Startup("", "startup", None)
+
+
+class Reaction:
+    """A reaction as it was declared; `level` is set by `Program.seal`."""
+
+    def __init__(
+        self,
+        reactor: str,
+        name: str,
+        body: Body,
+        on: Sequence[Source[Any]],
+        reads: Sequence[Source[Any]],
+        writes: Sequence[Effect[Any]],
+        deadline: int | None,
+        late: Body | None,
+    ) -> None:
+        self.reactor, self.name, self.body, self.late = reactor, name, body, late
+        self.on, self.reads, self.writes = tuple(on), tuple(reads), tuple(writes)
+        self.deadline = deadline
+        self.level = -1
+        self.sources = frozenset((*on, *reads))
+        self.effects = frozenset(writes)
+
+    @property
+    def path(self) -> str:
+        """`reactor.name`."""
+        return f"{self.reactor}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<reaction {self.path}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """`after` is None for the same tag, 0 for the next microstep, else the logical delay in ns."""
+
+    source: Output[Any]
+    target: Input[Any]
+    after: int | None

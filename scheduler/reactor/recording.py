@@ -1,0 +1,297 @@
+"""What a run was told from outside and what it decided, as lines of JSON in a file.
+
+Owns the format, and appending to it. A file holds one or more runs; each begins with a header. The lines of a tag are written
+at once when the tag ends, in the order in which things happened, and handed to the operating system without fsync: a process
+that is killed loses nothing that was acted on, a machine that loses power may. A *decision* is a value set on an output port,
+whichever, connected or not: so the record does not depend on who looks.
+
+    {"format": 1, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
+    {"tag": [ns, microstep], "action": "fleet.lost", "value": {"type": "Lost", ...}}
+    {"tag": ..., "port": "fleet.commands", "value": [...], "reaction": "fleet.on_trouble", "triggers": [...], "why": "..."}
+    {"tag": ..., "late": "fleet.on_trouble"}                       its deadline was missed
+    {"tag": ..., "failed": "fleet.on_trouble", "error": "KeyError"}     it raised, and the run ended
+    {"tag": ..., "end": true}                                       closed after this tag, which is complete
+
+A run without its `end` was killed; a last line may then be cut anywhere, and whoever appends begins a new line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from scheduler.reactor.clock import Tag
+from scheduler.reactor.topology import Program
+
+FORMAT = 1
+
+
+class BadRecording(Exception):
+    """Not a recording, or one that is damaged elsewhere than at the end of a run."""
+
+
+# Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The begin of a run."""
+
+    program: str
+    settings: dict[str, Any]
+    graph: str
+    start: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {
+            "format": FORMAT,
+            "program": self.program,
+            "settings": self.settings,
+            "graph": self.graph,
+            "start": self.start,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event from outside; `value` in JSON."""
+
+    tag: Tag
+    action: str
+    value: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {"tag": _tag(self.tag), "action": self.action, "value": self.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A value that a reaction set on a port, which of its triggers were present, and why it says it did."""
+
+    tag: Tag
+    port: str
+    value: Any
+    reaction: str
+    triggers: tuple[str, ...]
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {
+            "tag": _tag(self.tag),
+            "port": self.port,
+            "value": self.value,
+            "reaction": self.reaction,
+            "triggers": list(self.triggers),
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A reaction missed its deadline."""
+
+    tag: Tag
+    reaction: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {"tag": _tag(self.tag), "late": self.reaction}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A reaction raised; `error` is the exception's class, since messages may hold addresses of memory."""
+
+    tag: Tag
+    reaction: str
+    error: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {"tag": _tag(self.tag), "failed": self.reaction, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run was closed after this tag."""
+
+    tag: Tag
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {"tag": _tag(self.tag), "end": True}
+
+
+Entry = Event | Decision | Late | Failure | End
+
+
+def _tag(tag: Tag) -> list[int]:
+    return [tag.time, tag.microstep]
+
+
+def entry_from_json(line: dict[str, Any]) -> Entry:
+    """The inverse of the entries' `to_json`. Raises KeyError, TypeError or ValueError."""
+    time, microstep = line["tag"]
+    tag = Tag(int(time), int(microstep))
+    if "action" in line:
+        return Event(tag, line["action"], line["value"])
+    if "port" in line:
+        triggers = tuple(line["triggers"])
+        return Decision(tag, line["port"], line["value"], line["reaction"], triggers, line["why"])
+    if "late" in line:
+        return Late(tag, line["late"])
+    if "failed" in line:
+        return Failure(tag, line["failed"], line["error"])
+    if "end" in line:
+        return End(tag)
+    raise ValueError(f"no line of a recording: {line}")
+
+
+# Writing
+
+
+class Recorder(Protocol):
+    """What a runtime tells about its run."""
+
+    def begin(self, program: Program, start: int) -> None:
+        """The run starts."""
+
+    def write(self, entry: Entry) -> None:
+        """Something happened, or was decided, at the current tag."""
+
+    def flush(self, tag: Tag) -> None:
+        """The tag is complete, or failed."""
+
+
+class Recording:
+    """A file that a run is appended to. Make it with `Recording.open`; close it when the run has ended."""
+
+    def __init__(self, file: BinaryIO, settings: dict[str, Any]) -> None:
+        self._file = file
+        self._settings = settings
+        self._lines: list[dict[str, Any]] = []
+        self._last: Tag | None = None
+
+    @classmethod
+    def open(cls, path: Path, settings: dict[str, Any]) -> Recording:
+        """Appends to `path`, and makes its folder. `settings` are what rebuilds the program; they must be JSON."""
+        json.dumps(settings)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+        if file.tell() and not _ends_whole(file):
+            file.write(b"\n")
+        return cls(file, settings)
+
+    def begin(self, program: Program, start: int) -> None:
+        """See `Recorder`."""
+        self._lines.append(Header(program.name, self._settings, program.digest(), start).to_json())
+        self._save()
+
+    def write(self, entry: Entry) -> None:
+        """See `Recorder`."""
+        self._lines.append(entry.to_json())
+
+    def flush(self, tag: Tag) -> None:
+        """See `Recorder`."""
+        self._last = tag
+        if self._lines:
+            self._save()
+
+    def close(self) -> None:
+        """Says that the run ended here, and closes the file. A second call does nothing."""
+        if self._file.closed:
+            return
+        if self._last is not None:
+            self._lines.append(End(self._last).to_json())
+            self._save()
+        self._file.close()
+
+    def _save(self) -> None:
+        self._file.write(
+            b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in self._lines)
+        )
+        self._file.flush()
+        self._lines.clear()
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+# Reading
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a recording, in order."""
+
+    header: Header
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last tag is known to be complete."""
+        return bool(self.entries) and isinstance(self.entries[-1], End)
+
+    @property
+    def last(self) -> Tag:
+        """The last tag that was recorded."""
+        return self.entries[-1].tag if self.entries else Tag(self.header.start)
+
+
+def read(source: Path | Iterable[str]) -> list[Run]:
+    """The runs of a recording: a file, or its lines. Raises BadRecording, or OSError."""
+    if isinstance(source, Path):
+        # A kill may cut a line within a character only if somebody else wrote the file: ours are ASCII.
+        source = source.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
+    runs: list[Run] = []
+    broken: str | None = None
+    for number, line in lines:
+        value = _parse(line)
+        if value is not None and "format" in value:
+            runs.append(Run(_header(value, number)))
+            broken = None
+        elif broken is not None:
+            raise BadRecording(broken)
+        elif value is None:
+            broken = f"line {number} is not a JSON object: {line[:60]!r}"
+        elif not runs:
+            raise BadRecording(f"line {number} comes before any header")
+        else:
+            runs[-1].entries.append(_entry(value, number))
+    if not runs:
+        raise BadRecording(broken or "no run in it")
+    return runs
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _header(value: dict[str, Any], number: int) -> Header:
+    if value["format"] != FORMAT:
+        raise BadRecording(f"line {number}: format {value['format']!r}; this program reads {FORMAT}")
+    try:
+        return Header(value["program"], dict(value["settings"]), value["graph"], int(value["start"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRecording(f"line {number} is no header: {error!r}") from error
+
+
+def _entry(value: dict[str, Any], number: int) -> Entry:
+    try:
+        return entry_from_json(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRecording(f"line {number} is no line of a recording: {error!r}") from error

@@ -1,0 +1,182 @@
+"""Runs a recording again, and compares what is decided now with what was decided then, bit for bit.
+
+The program is built from the recorded settings, gets the recorded outside events at their tags, in virtual time, and misses
+the deadlines that it missed then; everything else must follow. What a killed run had not yet written of its last tag is not
+missed; a run that was closed is compared to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from scheduler.reactor import codec
+from scheduler.reactor.clock import Tag, VirtualClock
+from scheduler.reactor.elements import PhysicalAction, Reaction
+from scheduler.reactor.recording import Decision, Entry, Event, Failure, Late, Run, read
+from scheduler.reactor.runtime import Runtime
+from scheduler.reactor.topology import Program
+
+Build = Callable[[dict[str, Any]], Program]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first line that is not the same; None where one side has no further line."""
+
+    tag: Tag
+    recorded: dict[str, Any] | None
+    replayed: dict[str, Any] | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One run. `decisions` and `failure` are what was recorded."""
+
+    run: Run
+    graph_changed: bool
+    difference: Difference | None
+
+    @property
+    def events(self) -> int:
+        """How many events came from outside."""
+        return sum(isinstance(entry, Event) for entry in self.run.entries)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided, in order."""
+        return [entry for entry in self.run.entries if isinstance(entry, Decision)]
+
+    @property
+    def failure(self) -> Failure | None:
+        """How the run ended, if a reaction raised."""
+        return next((entry for entry in self.run.entries if isinstance(entry, Failure)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """All runs of a recording."""
+
+    runs: tuple[RunReport, ...]
+
+    @property
+    def events(self) -> int:
+        """How many events came from outside."""
+        return sum(run.events for run in self.runs)
+
+    @property
+    def decisions(self) -> int:
+        """How many values were set on outputs."""
+        return sum(len(run.decisions) for run in self.runs)
+
+    @property
+    def difference(self) -> Difference | None:
+        """The first one."""
+        return next((run.difference for run in self.runs if run.difference is not None), None)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every decision of every run was made again."""
+        return self.difference is None
+
+    @property
+    def graph_changed(self) -> bool:
+        """Whether a run was of a program with another topology."""
+        return any(run.graph_changed for run in self.runs)
+
+
+def replay(source: Path | Iterable[str], build: Build) -> ReplayReport:
+    """Replays every run of a recording: a file, or its lines. Raises BadRecording, OSError, or what `build` raises."""
+    return ReplayReport(tuple(replay_run(run, build) for run in read(source)))
+
+
+def replay_run(run: Run, build: Build) -> RunReport:
+    """Replays one run. Raises what `build` raises."""
+    program = build(run.header.settings)
+    changed = program.digest() != run.header.graph
+    memory = _Memory()
+    runtime = _Again(program, run, memory)
+    runtime.start()
+    difference = runtime.feed()
+    if difference is None:
+        runtime.run(memory)
+        difference = _difference(run, memory.entries)
+    return RunReport(run, changed, difference)
+
+
+class _Memory:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def begin(self, program: Program, start: int) -> None:
+        """Nothing to say."""
+
+    def write(self, entry: Entry) -> None:
+        """Keeps it."""
+        self.entries.append(entry)
+
+    def flush(self, tag: Tag) -> None:
+        """Nothing to do."""
+
+
+class _Again(Runtime):
+    """A runtime that gets its outside events, and learns which deadlines were missed, from a recording."""
+
+    def __init__(self, program: Program, run: Run, memory: _Memory) -> None:
+        self._virtual = VirtualClock(run.header.start)
+        super().__init__(program, self._virtual, memory)
+        self._run_before = run
+        self._missed = {(e.tag, e.reaction) for e in run.entries if isinstance(e, Late)}
+
+    def feed(self) -> Difference | None:
+        """Queues the events, each at its tag; answers the first that the program does not take."""
+        for event in self._run_before.entries:
+            if not isinstance(event, Event):
+                continue
+            action = self.program.elements.get(event.action)
+            if not isinstance(action, PhysicalAction):
+                return Difference(event.tag, event.to_json(), None, f"no physical action {event.action}")
+            try:
+                value = codec.from_json(event.value, action.type)
+            except TypeError as error:
+                return Difference(event.tag, event.to_json(), None, f"{event.action}: {error}")
+            self._put(action, value, event.tag)
+        return None
+
+    def run(self, memory: _Memory) -> None:
+        """Runs to the last recorded tag, or to a failure."""
+        while self._tags and self._tags[0] <= self._run_before.last:
+            self._virtual.advance_to(self._tags[0].time)
+            try:
+                self.step()
+            except Exception:
+                if not (memory.entries and isinstance(memory.entries[-1], Failure)):
+                    raise
+                return
+
+    def _is_late(self, reaction: Reaction) -> bool:
+        return (self.tag, reaction.path) in self._missed
+
+
+def _difference(run: Run, now: list[Entry]) -> Difference | None:
+    recorded, replayed = _results(run.entries), _results(now)
+    for then, again in zip_longest(recorded, replayed):
+        if then is None and again.tag == run.last and not run.ended:
+            return None
+        before = None if then is None else then.to_json()
+        after = None if again is None else again.to_json()
+        if codec.canonical(before) != codec.canonical(after):
+            return Difference(
+                min(result.tag for result in (then, again) if result is not None), before, after
+            )
+    return None
+
+
+def _results(entries: Iterable[Entry]) -> list[Decision | Failure]:
+    return [entry for entry in entries if isinstance(entry, Decision | Failure)]

@@ -1,0 +1,1 @@
+"""headgate's tests: unit (pure), integration (the gateway with the fake engine), acceptance (real vLLM)."""

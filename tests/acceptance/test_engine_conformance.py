@@ -1,0 +1,340 @@
+"""What every engine must do for the gateway, held against the fake engine behind both APIs and against real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.engines.base import Engine, GenerateRequest, TokenChunk
+from gateway.engines.process import EngineProcess
+from gateway.errors import EngineRefused, EngineUnreachable
+from gateway.settings import EngineSettings, ModelSettings
+from gateway.types import Sampling
+from tests.acceptance.engines import vllm_settings
+from tests.tiny import save_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
+LONG = 20_000
+"""Tokens of a request that is still running when something happens to it."""
+WHOLE = 400
+"""Tokens of a request that is frozen, and then goes on to its end."""
+LENGTH = 32_768
+"""What prompt and answer may be together: the tiny model samples so fast that a shorter answer is over before a busy machine has
+sent the pause."""
+ENGINES = ["fake", "fake-sglang", pytest.param("vllm", marks=pytest.mark.vllm)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models that have nothing in common."""
+    root = tmp_path_factory.mktemp("conformance")
+    for seed in (0, 1):
+        save_model(root / str(seed), seed)
+        file = root / str(seed) / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": LENGTH}))
+    return [root / "0", root / "1"]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+async def started(
+    request: pytest.FixtureRequest, models: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[EngineProcess]:
+    """One engine for all tests of this file."""
+    log = tmp_path_factory.mktemp(request.param) / "engine.log"
+    api = "sglang" if request.param == "fake-sglang" else "vllm"
+    fake = {"launch": "fake", "api": api, "args": ["--delay-s", "0.005"], "log": str(log)}
+    table = vllm_settings(log) if request.param == "vllm" else fake
+    settings = EngineSettings.model_validate(table)
+    model = ModelSettings(path=models[0], max_model_len=LENGTH)
+    process = await EngineProcess.start("engine", settings, model, "model", str(models[0]))
+    yield process
+    await process.stop()
+
+
+@pytest.fixture
+def engine(started: EngineProcess) -> Engine:
+    return started.engine
+
+
+def ask(
+    name: str, prompt: Sequence[int] = PROMPT, *, interval: int = 1, salt: str = "", **sampling: Any
+) -> GenerateRequest:
+    return GenerateRequest(name, prompt, Sampling(**sampling), interval, salt)
+
+
+async def answer(engine: Engine, request: GenerateRequest) -> list[TokenChunk]:
+    return [chunk async for chunk in engine.generate(request)]
+
+
+def ids_of(chunks: Sequence[TokenChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.ids]
+
+
+def check_form(chunks: Sequence[TokenChunk]) -> None:
+    """Each token with its log-probability, and one finish at the very end."""
+    assert all(len(chunk.ids) == len(chunk.logprobs) for chunk in chunks)
+    assert all(value <= 0 for chunk in chunks for value in chunk.logprobs)
+    assert [chunk.finish is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+async def begun(
+    engine: Engine, request: GenerateRequest
+) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk]]:
+    """A streamed request that has sampled something and goes on in a task; what it got is in the list."""
+    chunks: list[TokenChunk] = []
+    some = asyncio.Event()
+
+    async def read() -> list[TokenChunk]:
+        async for chunk in engine.generate(request):
+            chunks.append(chunk)
+            if len(ids_of(chunks)) >= 3:
+                some.set()
+        return chunks
+
+    task = asyncio.create_task(read(), name=request.request_id)
+    await asyncio.wait_for(some.wait(), 30)
+    return task, chunks
+
+
+def counted(chunks: Sequence[TokenChunk]) -> int:
+    """How many tokens there were by the engine's own account."""
+    assert chunks[-1].labels is not None
+    return sum(count for _, count in chunks[-1].labels)
+
+
+async def quiet(chunks: list[TokenChunk]) -> int:
+    """Waits until nothing more comes of what was on its way; answers the number of tokens."""
+    for _ in range(100):
+        before = len(chunks)
+        await asyncio.sleep(0.3)
+        if len(chunks) == before:
+            return len(ids_of(chunks))
+    raise AssertionError("a paused engine goes on")
+
+
+async def frozen(
+    engine: Engine, name: str, clear_cache: bool
+) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk], int]:
+    """A request of WHOLE tokens that a pause froze before its end, and how many tokens had come when the pause was sent."""
+    for attempt in range(20):
+        task, chunks = await begun(engine, ask(f"{name}.{attempt}", max_tokens=WHOLE))
+        arrived = len(ids_of(chunks))
+        await engine.pause(keep=True, clear_cache=clear_cache)
+        if await quiet(chunks) < WHOLE:
+            return task, chunks, arrived
+        await engine.resume()
+    raise AssertionError("the engine is always faster")
+
+
+async def test_tokens_may_come_gathered_and_are_the_same(engine: Engine) -> None:
+    single = await answer(engine, ask("single", temperature=0.0, max_tokens=40))
+    gathered = await answer(engine, ask("gathered", interval=16, temperature=0.0, max_tokens=40))
+    for chunks in (single, gathered):
+        check_form(chunks)
+        assert counted(chunks) == len(ids_of(chunks)) == 40
+    assert ids_of(single) == ids_of(gathered)
+    assert len(gathered) <= 5
+
+
+async def test_the_limit_of_tokens_ends_with_length(engine: Engine) -> None:
+    chunks = await answer(engine, ask("length", max_tokens=5))
+    assert (len(ids_of(chunks)), chunks[-1].finish) == (5, "length")
+
+
+@pytest.mark.parametrize("interval", [1, 16])
+async def test_a_stop_token_ends_with_stop_and_is_the_last_token(engine: Engine, interval: int) -> None:
+    every = list(range(0, 272, 2))
+    request = ask(f"stop-{interval}", interval=interval, max_tokens=LONG, stop_token_ids=every)
+    chunks = await answer(engine, request)
+    check_form(chunks)
+    assert chunks[-1].finish == "stop"
+    assert ids_of(chunks)[-1] in every
+    assert not set(ids_of(chunks)[:-1]) & set(every)
+
+
+async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: Engine) -> None:
+    request = ask("paused", max_tokens=LONG)
+    task, chunks = await begun(engine, request)
+    await engine.pause()
+    try:
+        await asyncio.wait_for(task, 30)
+        check_form(chunks)
+        assert chunks[-1].finish == "abort"
+        sampled = ids_of(chunks)
+        assert 3 <= len(sampled) < LONG
+        late = asyncio.create_task(answer(engine, ask("late", max_tokens=4)), name="late")
+        done, _ = await asyncio.wait({late}, timeout=1.0)
+        if done:
+            assert ids_of(late.result()) == [], "it was given back at once"
+        else:
+            for _ in range(50):
+                await engine.pause()
+                if (await asyncio.wait({late}, timeout=0.2))[0]:
+                    break
+        given_back = await asyncio.wait_for(late, 5)
+        assert (ids_of(given_back), given_back[-1].finish) == ([], "abort")
+    finally:
+        await engine.resume()
+    left = Sampling(max_tokens=6)
+    continued = await answer(engine, GenerateRequest("paused.2", [*PROMPT, *sampled], left))
+    check_form(continued)
+    assert len(ids_of(continued)) == 6
+
+
+async def test_gathered_tokens_are_given_back_too(engine: Engine) -> None:
+    """Also those that had not been sent when the pause came."""
+    task, chunks = await begun(engine, ask("gathered-paused", interval=16, max_tokens=LONG))
+    await engine.pause()
+    try:
+        await asyncio.wait_for(task, 30)
+    finally:
+        await engine.resume()
+    check_form(chunks)
+    assert chunks[-1].finish == "abort"
+    assert counted(chunks) == len(ids_of(chunks))
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+async def test_a_frozen_request_goes_on_under_the_next_weights(
+    engine: Engine, models: list[Path], clear_cache: bool
+) -> None:
+    old, new = (20, 21) if clear_cache else (30, 31)
+    await engine.label(old)
+    task, chunks, arrived = await frozen(engine, f"frozen-{clear_cache}", clear_cache)
+    try:
+        silent = await quiet(chunks)
+        assert not task.done()
+        await engine.load(str(models[1]))
+        await engine.label(new)
+        assert await quiet(chunks) == silent
+    finally:
+        await engine.resume()
+    await asyncio.wait_for(task, 60)
+    await reload(engine, models[0])
+    check_form(chunks)
+    assert (len(ids_of(chunks)), chunks[-1].finish) == (WHOLE, "length")
+    assert chunks[-1].labels is not None
+    (first, before), (second, after) = chunks[-1].labels
+    assert (first, second, before + after) == (str(old), str(new), WHOLE)
+    assert arrived <= before
+
+
+@pytest.mark.parametrize("state", ["running", "frozen", "frozen with its cache"])
+async def test_one_request_is_given_back_and_another_is_not(engine: Engine, state: str) -> None:
+    """Even if the other's id begins alike."""
+    name = state.replace(" ", "-")
+    task, chunks = await begun(engine, ask(f"{name}.1", max_tokens=LONG))
+    other, others = await begun(engine, ask(f"{name}.10", max_tokens=LONG))
+    if state != "running":
+        await engine.pause(keep=True, clear_cache=state == "frozen")
+    try:
+        await engine.abort([f"{name}.1", "nobody"])
+        await asyncio.wait_for(task, 30)
+        before = await quiet(others) if state != "running" else len(ids_of(others))
+        assert not other.done()
+    finally:
+        await engine.resume()
+    check_form(chunks)
+    assert chunks[-1].finish == "abort"
+    assert counted(chunks) == len(ids_of(chunks))
+    await engine.abort([])
+    async with asyncio.timeout(30):
+        while len(ids_of(others)) <= before:
+            await asyncio.sleep(0.05)
+    await engine.abort([f"{name}.1", f"{name}.10"])
+    await asyncio.wait_for(other, 30)
+    assert counted(others) == len(ids_of(others))
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+async def test_frozen_requests_can_be_given_back_after_all(
+    engine: Engine, models: list[Path], clear_cache: bool
+) -> None:
+    task, chunks = await begun(engine, ask(f"thawed-{clear_cache}", max_tokens=LONG))
+    await engine.pause(keep=True, clear_cache=clear_cache)
+    await engine.pause()
+    try:
+        await asyncio.wait_for(task, 30)
+        await engine.load(str(models[0]))
+    finally:
+        await engine.resume()
+    check_form(chunks)
+    assert chunks[-1].finish == "abort"
+    assert len(ids_of(await answer(engine, ask(f"after-{clear_cache}", max_tokens=3)))) == 3
+
+
+async def test_salts_change_no_token(engine: Engine) -> None:
+    prompt = PROMPT * 8
+    answers = [
+        await answer(engine, ask(f"salt-{n}", prompt, salt=salt, temperature=0.0, max_tokens=12))
+        for n, salt in enumerate(("", "v1", "v2", "v2"))
+    ]
+    for chunks in answers:
+        check_form(chunks)
+        assert ids_of(chunks) == ids_of(answers[0])
+
+
+async def reload(engine: Engine, model: Path) -> None:
+    await engine.pause()
+    await engine.load(str(model))
+    await engine.resume()
+
+
+async def test_loading_changes_what_the_engine_says_of_the_same_tokens(
+    engine: Engine, models: list[Path]
+) -> None:
+    sequence = PROMPT[1:8]
+    before = await engine.score(sequence)
+    assert len(before) == len(sequence) - 1
+    for model in (models[1], models[0]):
+        await reload(engine, model)
+        after = await engine.score(sequence)
+        gap = sum(abs(a - b) for a, b in zip(before, after, strict=True)) / len(before)
+        assert gap > 0.1 if model == models[1] else gap < 1e-3
+
+
+async def test_the_label_is_on_what_is_sampled_after_it(engine: Engine) -> None:
+    for version in (7, 8):
+        await engine.label(version)
+        chunks = await answer(engine, ask(f"label-{version}", max_tokens=3))
+        assert [chunk.labels for chunk in chunks] == [None] * (len(chunks) - 1) + [((str(version), 3),)]
+
+
+async def test_closing_the_iterator_stops_the_work(engine: Engine) -> None:
+    """Many long requests are given up; a short one is then alone, and at once."""
+    for number in range(16):
+        async with aclosing(engine.generate(ask(f"given-up-{number}", max_tokens=LONG))) as chunks:  # type: ignore[type-var]
+            await anext(chunks)
+    assert len(ids_of(await asyncio.wait_for(answer(engine, ask("alone", max_tokens=3)), 10))) == 3
+
+
+async def test_a_token_that_the_model_does_not_have_is_refused(
+    engine: Engine, request: pytest.FixtureRequest
+) -> None:
+    if isinstance(request.node, pytest.Function) and "fake" in request.node.name:
+        pytest.skip("the fake engine has a token for every number")
+    with pytest.raises(EngineRefused):
+        await answer(engine, ask("unknown", [1, 2, 10_000_000], max_tokens=3))
+    assert await engine.healthy()
+
+
+async def test_an_engine_that_died_is_unreachable(started: EngineProcess) -> None:
+    """The last test of each engine."""
+    engine = started.engine
+    task, _ = await begun(engine, ask("dies", max_tokens=LONG))
+    started.process.kill()
+    with pytest.raises(EngineUnreachable):
+        await asyncio.wait_for(task, 30)
+    await started.process.wait()
+    for work in (engine.pause(), engine.label(1), engine.score([1, 2]), answer(engine, ask("dead"))):
+        with pytest.raises(EngineUnreachable):
+            await work
+    assert not await engine.healthy()

@@ -1,0 +1,113 @@
+"""Real vLLM: a call that is broken again and again keeps the distribution that its parameters ask for, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.engines import vllm_settings
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.tiny import distribution, save_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+NOISE = 2e-3
+TOKENS = 160
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model."""
+    directory = tmp_path_factory.mktemp("model") / "a"
+    save_model(directory, 5, scale=2.0)
+    return directory
+
+
+@pytest.fixture(scope="module")
+async def gateway(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    """A gateway with real vLLM."""
+    work = tmp_path_factory.mktemp("work")
+    values = settings_for(model, work, engine=vllm_settings(work / "engine.log"))
+    async with run_gateway(values, in_process=False) as running:
+        yield running
+
+
+async def broken(gateway: RunningGateway, **body: Any) -> tuple[list[int], dict[str, Any]]:
+    """A call whose engine gave it back at least twice, at random moments, and which went on: its prompt and its turn.
+
+    A random model may end a call at once, and a fast machine before it is broken: then another one is made.
+    """
+    for seed in range(20):
+        prompt, turn, breaks = await _broken(gateway, seed, **body)
+        if breaks >= 2 and len(turn["ids"]) > 40:
+            return prompt, turn
+    raise AssertionError("no call was long enough to be broken twice")
+
+
+async def _broken(gateway: RunningGateway, seed: int, **body: Any) -> tuple[list[int], dict[str, Any], int]:
+    rng = random.Random(seed)
+    episode, headers = await gateway.open("broken", mode="eval")
+    task = asyncio.create_task(gateway.chat(headers, max_tokens=TOKENS, stream=True, **body), name="call")
+    while not task.done():
+        await asyncio.sleep(rng.random() * 0.1)
+        if gateway.slot.engine is not None:
+            await gateway.slot.engine.abort(list(gateway.slot.runs))
+    assert (await task).status_code == 200
+    prompt, turn = (await gateway.admin.trajectory(episode))["nodes"]
+    (call,) = (await gateway.admin.episode(episode))["calls"]
+    return prompt["ids"], turn, call["pauses"]
+
+
+def processed(logits: list[float], temperature: float, top_p: float) -> dict[int, float]:
+    """The log-probability of each token that can be drawn: temperature first, then the smallest set that holds `top_p`."""
+    scaled = [value / temperature for value in logits]
+    peak = max(scaled)
+    total = sum(math.exp(value - peak) for value in scaled)
+    ranked = sorted(((math.exp(v - peak) / total, i) for i, v in enumerate(scaled)), reverse=True)
+    kept, mass = [], 0.0
+    for chance, token in ranked:
+        kept.append((token, chance))
+        mass += chance
+        if mass >= top_p:
+            break
+    return {token: math.log(chance / mass) for token, chance in kept}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.7), (1.3, 0.9)], ids=lambda value: str(value)
+)
+async def test_every_token_is_drawn_from_the_distribution_that_was_asked_for(
+    gateway: RunningGateway, model: Path, temperature: float, top_p: float
+) -> None:
+    prompt, turn = await broken(gateway, temperature=temperature, top_p=top_p)
+    rows = distribution(model, prompt + turn["ids"])[len(prompt) - 1 : -1]
+    edge = 0
+    for token, recorded, logits in zip(turn["ids"], turn["logprobs"], rows, strict=True):
+        allowed = processed(logits, temperature, top_p)
+        if token in allowed and abs(allowed[token] - recorded) < NOISE:
+            continue
+        edge += 1  # the last token of the nucleus may fall to either side by the last bit
+    assert edge <= len(turn["ids"]) // 20
+
+
+async def test_a_greedy_call_says_the_same_however_often_it_is_broken(gateway: RunningGateway) -> None:
+    _, turn = await broken(gateway, temperature=0)
+    episode, headers = await gateway.open("whole", mode="eval")
+    assert (await gateway.chat(headers, max_tokens=TOKENS, temperature=0)).status_code == 200
+    nodes = (await gateway.admin.trajectory(episode))["nodes"]
+    assert nodes[-1]["ids"] == turn["ids"]
+
+
+async def test_a_seeded_call_is_left_in_its_engine_and_says_the_same_again(gateway: RunningGateway) -> None:
+    said = []
+    for _ in range(2):
+        episode, headers = await gateway.open("seeded", mode="eval")
+        assert (await gateway.chat(headers, max_tokens=60, seed=11)).status_code == 200
+        said.append((await gateway.admin.trajectory(episode))["nodes"][-1]["ids"])
+    assert said[0] == said[1]

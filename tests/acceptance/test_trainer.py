@@ -1,0 +1,91 @@
+"""`trainer run` as a user starts it: it brings up the gateway, real vLLM and the agents, trains, and stops everything."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler.cluster.local import free_port
+from tests.acceptance.engines import PYTHON
+
+pytestmark = pytest.mark.vllm
+
+STEPS = 3
+
+RECIPE = 'data = "examples.demo.tasks:careless_teacher"\nsteps = 40\nrows = 16\nlayers = 2\nthreads = 2\n'
+GATEWAY = """
+[server]
+port = {port}
+[models.sums]
+path = "{work}/model"
+max_model_len = 128
+[engine]
+python = "{python}"
+args = ["--enforce-eager", "--dtype", "float32", "--block-size", "32"]
+log = "{work}/engine.log"
+env = {{ VLLM_CPU_CI_ENV = "1", VLLM_CPU_KVCACHE_SPACE = "1", VLLM_CPU_OMP_THREADS_BIND = "nobind", OMP_NUM_THREADS = "1" }}
+[sampling]
+temperature = {{ override = 1.0 }}
+[staleness]
+eta = 1
+batch = 4
+[store]
+url = "sqlite+aiosqlite:///{work}/gateway.db"
+"""
+TRAINER = """
+[run]
+dir = "{work}/run"
+steps = {steps}
+device = "cpu"
+threads = 1
+[gateway]
+config = "{work}/gateway.toml"
+start_s = 240
+[model]
+path = "{work}/model"
+[optimizer]
+lr = 1e-3
+[rollout]
+agent = "examples.demo.agent:solve"
+tasks = "{work}/tasks.jsonl"
+group_size = 4
+concurrency = 16
+"""
+
+
+def command(*arguments: str) -> None:
+    """Runs `python -m ...`; a failure shows what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_a_run_from_the_command_line_trains_on_what_was_sampled(tmp_path: Path) -> None:
+    names = {"work": tmp_path, "port": free_port(), "python": PYTHON, "steps": STEPS}
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "gateway.toml").write_text(GATEWAY.format(**names))
+    (tmp_path / "trainer.toml").write_text(TRAINER.format(**names))
+    tasks = str(tmp_path / "tasks.jsonl")
+    command("examples.demo.tasks", "--split", "train", "--count", "64", "--out", tasks)
+    command("trainer.cli", "warmstart", "--recipe", f"{tmp_path}/recipe.toml", "--out", f"{tmp_path}/model")
+    command("trainer.cli", "run", f"{tmp_path}/trainer.toml")
+
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["version"] for record in records] == [1, 2, 3]
+    assert all(record["staleness_max"] <= 1 for record in records)
+    gaps = [record["logprob_gap_max"] for record in records if "logprob_gap_max" in record]
+    assert gaps
+    assert max(gaps) < 1e-3
+    with sqlite3.connect(tmp_path / "gateway.db") as store:
+        versions = store.execute("SELECT version, state, report FROM versions ORDER BY version").fetchall()
+        abandoned = store.execute("SELECT count(*) FROM calls WHERE finish_reason = 'abandoned'").fetchone()
+    assert [(version, state) for version, state, _ in versions] == [(v, "live") for v in range(STEPS + 1)]
+    verdicts = [json.loads(report)[0]["probe"]["verdict"] for _, _, report in versions[1:]]
+    assert set(verdicts) <= {"passed", "indistinct"}
+    assert abandoned == (0,)

@@ -1,0 +1,27 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.tiny import save_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model."""
+    directory = tmp_path_factory.mktemp("models") / "a"
+    save_model(directory, seed=1)
+    return directory
+
+
+@pytest.fixture
+async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway with a fake engine in this process; batches of two groups, eta 1."""
+    values = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 1, "min_members": 1})
+    async with run_gateway(values) as running:
+        yield running

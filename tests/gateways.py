@@ -1,0 +1,114 @@
+"""A gateway on a port of its own in the test's event loop, with a fake engine beside it or under it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from gateway.app import create_app
+from gateway.client import GatewayClient
+from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.settings import Settings
+from scheduler.cluster.local import free_port
+
+
+@dataclass
+class RunningGateway:
+    """What a test needs to talk to a gateway."""
+
+    url: str
+    settings: Settings
+    admin: GatewayClient
+    http: httpx.AsyncClient
+    services: Any
+    engine: FakeEngine | None
+
+    @property
+    def model(self) -> Any:
+        """The trained model."""
+        return self.services.models.default
+
+    @property
+    def slot(self) -> Any:
+        """The first engine's."""
+        return next(iter(self.model.pool.slots.values()))
+
+    def let_in(self) -> None:
+        """Opens the first engine, which a test held."""
+        self.slot.confirm(self.slot.version)
+        self.model.pool.notify()
+
+    async def fake(self, path: str, slot: Any = None, **values: Any) -> dict[str, Any]:
+        """Asks a fake engine (the first, if no slot is named) something of its own: `faults` or `state`."""
+        answer = await self.http.post(f"{(slot or self.slot).url}/fake/{path}", json=values)
+        answer.raise_for_status()
+        return answer.json()
+
+    async def open(self, task: str = "task", **kwargs: Any) -> tuple[str, dict[str, str]]:
+        """An open episode's id, and the headers of its agent."""
+        opened = await self.admin.open_episode(task, **kwargs)
+        return opened.episode_id, {"Authorization": f"Bearer {opened.api_key}"}
+
+    async def chat(self, headers: dict[str, str], **body: Any) -> httpx.Response:
+        """One chat completion."""
+        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], **body}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+@asynccontextmanager
+async def serve(app: Any, port: int) -> AsyncIterator[None]:
+    """An ASGI application on a loopback port."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve(), name=f"server-{port}")
+    try:
+        while not server.started:
+            if task.done():
+                task.result()
+                raise RuntimeError("the server did not start")
+            await asyncio.sleep(0.01)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
+    """Settings with every path inside the test's folder."""
+    values: dict[str, Any] = {
+        "server": {"port": free_port()},
+        "models": {"demo": {"path": str(model)}},
+        "engine": {"launch": "fake", "log": str(work / "engine.log")},
+        "store": {"url": f"sqlite+aiosqlite:///{work}/gateway.db"},
+        "control": {"recording": str(work / "control.jsonl")},
+    }
+    for section, given in overrides.items():
+        values[section] = {**values.get(section, {}), **given}
+    return values
+
+
+@asynccontextmanager
+async def run_gateway(values: dict[str, Any], *, in_process: bool = True) -> AsyncIterator[RunningGateway]:
+    """A gateway; with `in_process` its engine is a fake one in this event loop, which the test can bend."""
+    values = copy.deepcopy(values)
+    async with AsyncExitStack() as stack:
+        engine = None
+        if in_process:
+            engine, port = FakeEngine("none"), free_port()
+            await stack.enter_async_context(serve(create_fake_app(engine), port))
+            values["engine"].update(launch="external", url=f"http://127.0.0.1:{port}")
+        settings = Settings.parse(values)
+        app = create_app(settings)
+        await stack.enter_async_context(serve(app, settings.server.port))
+        url = settings.server.url
+        key = settings.admin.key.get_secret_value() if settings.admin.key else None
+        admin = await stack.enter_async_context(GatewayClient(url, key))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+        yield RunningGateway(url, settings, admin, http, app.state.services, engine)

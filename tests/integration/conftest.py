@@ -1,0 +1,30 @@
+"""Fixtures that several of these files use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.cluster.local import free_port
+from tests.gateways import RunningGateway, serve
+from tests.integration.elsewhere import Elsewhere, behind
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[tuple[Elsewhere, int]]:
+    """The API, and its port."""
+    there, port = Elsewhere(), free_port()
+    async with serve(there.app(), port):
+        yield there, port
+
+
+@pytest.fixture
+async def relayed(
+    elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path
+) -> AsyncIterator[tuple[RunningGateway, Elsewhere]]:
+    """A gateway before the API; it says quickly that it waits."""
+    there, port = elsewhere
+    async with behind(tiny_model, tmp_path, port, server={"keep_alive_s": 0.05}) as gateway:
+        yield gateway, there

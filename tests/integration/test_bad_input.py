@@ -1,0 +1,341 @@
+"""Whatever is sent, the answer is an error in OpenAI's form, and the gateway goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import USER, nodes_of
+from tests.published import fake_weights, publish
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIMIT = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+async def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    values = settings_for(
+        tiny_model,
+        tmp_path_factory.mktemp("bad"),
+        server={"body_limit_bytes": LIMIT},
+        models={"demo": {"path": str(tiny_model), "aliases": ["gpt-4o"]}},
+        staleness={"batch": 64},
+    )
+    async with run_gateway(values) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gateway(shared: RunningGateway) -> AsyncIterator[RunningGateway]:
+    """The module's gateway; afterwards it must still serve, and have lost nothing."""
+    episode, headers = await shared.open("kept", mode="eval")
+    assert (await shared.chat(headers, model="demo", max_tokens=8)).status_code == 200
+    before = await nodes_of(shared, episode)
+    yield shared
+    assert await nodes_of(shared, episode) == before
+    follow_up = await shared.chat(headers, model="demo", max_tokens=8)
+    assert follow_up.status_code == 200
+    assert (await nodes_of(shared, episode))[: len(before)] == before
+    await shared.admin.reward(episode, 1.0)
+    assert (await shared.admin.episode(episode))["reward"] == 1.0
+
+
+def error_of(response: httpx.Response, status: int, code: str | None) -> dict[str, Any]:
+    """The error of a response in OpenAI's form."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert list(body) == ["error"]
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert body["error"]["code"] == code
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model": "m", "seed": 1e999}']
+)
+async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: bytes) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    response = await gateway.http.post("/v1/chat/completions", content=body, headers=headers)
+    error_of(response, 400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "param"),
+    [
+        ({"temprature": 1}, "unknown_parameter", "temprature"),
+        (
+            {"stream_options": {"include_usages": True}, "stream": True},
+            "unknown_parameter",
+            "stream_options.include_usages",
+        ),
+        ({"stream_options": {"include_usage": True}, "stream": False}, "invalid_value", "stream_options"),
+        ({"temperature": -1}, "invalid_value", "temperature"),
+        ({"temperature": "hot"}, "invalid_value", None),
+        ({"top_p": 0}, "invalid_value", "top_p"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"seed": 2**70}, None, None),
+        ({"stop": [""]}, "invalid_value", None),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "hi"}, "invalid_value", "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages.0.role"),
+        ({"messages": [{"content": "x"}]}, "invalid_value", "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "invalid_value", "messages.0.content"),
+        ({"messages": [USER, {"role": "tool", "content": "3"}]}, "invalid_value", "messages.1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "unsupported_content",
+            "messages.0.content.0",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "unsupported_content",
+            "messages.0.content.0",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "invalid_value",
+            "messages.0.tool_calls.0",
+        ),
+        ({"tools": [{"type": "function"}]}, "invalid_value", "tools.0"),
+        ({"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "unsupported_parameter",
+            "tool_choice",
+        ),
+        ({"n": 2}, "unsupported_parameter", "n"),
+        ({"top_logprobs": 5}, "unsupported_parameter", "top_logprobs"),
+        ({"logit_bias": {"1": 1}}, "unsupported_parameter", "logit_bias"),
+        ({"presence_penalty": 0.5}, "unsupported_parameter", "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
+        ({"max_tokens": 3000}, "context_length_exceeded", "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "context_length_exceeded", "messages"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_wrong_is_named(
+    gateway: RunningGateway, values: dict[str, Any], code: str | None, param: str | None, stream: bool
+) -> None:
+    episode, headers = await gateway.open("bad", mode="eval")
+    response = await gateway.chat(headers, **{"model": "demo", "stream": stream, **values})
+    error = error_of(response, 400, code or response.json()["error"]["code"])
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param
+        assert param.split(".")[0] in error["message"] or code in ("invalid_value", "unsupported_content")
+    assert await nodes_of(gateway, episode) == []
+
+
+@pytest.mark.parametrize("missing", ["model", "messages"])
+async def test_a_parameter_that_is_missing_is_named(gateway: RunningGateway, missing: str) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    body = {name: value for name, value in {"model": "demo", "messages": [USER]}.items() if name != missing}
+    response = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert error_of(response, 400, "invalid_value")["param"] == missing
+
+
+async def test_a_model_that_is_no_alias_is_not_found(gateway: RunningGateway) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    error = error_of(await gateway.chat(headers, model="gpt-3"), 404, "model_not_found")
+    assert error["param"] == "model"
+    for name in ("demo", "gpt-4o"):
+        assert (await gateway.chat(headers, model=name, max_tokens=2)).status_code == 200
+
+
+async def test_the_sdk_raises_its_own_errors(gateway: RunningGateway) -> None:
+    opened = await gateway.admin.open_episode("bad", mode="eval")
+    async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
+        with pytest.raises(openai.BadRequestError) as error:
+            await client.chat.completions.create(model="demo", messages=[USER], n=2)  # type: ignore[list-item]
+        assert error.value.param == "n"
+    async with openai.AsyncOpenAI(base_url=opened.base_url, api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(model="demo", messages=[USER])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer hg-nobody"}, {"Authorization": "Basic eDp5"}]
+)
+async def test_a_key_that_opens_nothing(gateway: RunningGateway, headers: dict[str, str]) -> None:
+    error_of(await gateway.chat(headers, model="demo"), 401, "invalid_api_key")
+
+
+async def test_a_body_over_the_limit_is_refused(gateway: RunningGateway) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    long = [{"role": "user", "content": "x" * LIMIT}]
+    error_of(await gateway.chat(headers, model="demo", messages=long), 400, "body_too_large")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/admin/v1/episodes"])
+async def test_a_body_over_the_limit_that_does_not_say_its_size_is_refused(
+    gateway: RunningGateway, path: str
+) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'{"task_id": "'
+        for _ in range(LIMIT // 1024):
+            yield b"x" * 1024
+        yield b'"}'
+
+    response = await gateway.http.post(path, content=parts(), headers=headers)
+    error_of(response, 400, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"reward": NaN}',
+        '{"reward": Infinity}',
+        '{"reward": -Infinity}',
+        '{"reward": 1e999}',
+        '{"reward": null}',
+        '{"reward": 1, "components": {"a": NaN}}',
+        '{"reward": 1, "fianl": true}',
+        '{"final": true}',
+        "{",
+        "[]",
+    ],
+)
+async def test_a_reward_that_is_no_number_is_refused_and_the_episode_stays_open(
+    gateway: RunningGateway, body: str
+) -> None:
+    episode, _ = await gateway.open("bad")
+    response = await gateway.http.post(f"/admin/v1/episodes/{episode}/reward", content=body)
+    assert response.status_code == 400
+    error_of(response, 400, response.json()["error"]["code"])
+    assert (await gateway.admin.episode(episode))["state"] == "open"
+    await gateway.admin.reward(episode, 0.5)
+
+
+async def test_a_second_final_reward(gateway: RunningGateway) -> None:
+    episode, _ = await gateway.open("bad")
+    await gateway.admin.reward(episode, 0.5)
+    path = f"/admin/v1/episodes/{episode}/reward"
+    assert (await gateway.http.post(path, json={"reward": 0.5})).status_code == 200
+    other = await gateway.http.post(path, json={"reward": 0.6})
+    error_of(other, 409, "episode_closed")
+    assert other.headers["x-should-retry"] == "false"
+    assert (await gateway.admin.episode(episode))["reward"] == 0.5
+
+
+async def test_a_closed_episode_takes_no_calls(gateway: RunningGateway) -> None:
+    episode, headers = await gateway.open("bad")
+    await gateway.admin.reward(episode, 1.0)
+    answer = await gateway.chat(headers, model="demo")
+    error_of(answer, 409, "episode_closed")
+    assert answer.headers["x-should-retry"] == "false"
+    error_of(await gateway.http.post(f"/admin/v1/episodes/{episode}/abandon", json={}), 409, "episode_closed")
+
+
+@pytest.mark.parametrize("path", ["", "/trajectory", "/reward", "/abandon"])
+async def test_an_unknown_episode(gateway: RunningGateway, path: str) -> None:
+    url = f"/admin/v1/episodes/ep-none{path}"
+    body = {"reward": 1} if path == "/reward" else {}
+    posted = path in ("/reward", "/abandon")
+    response = await (gateway.http.post(url, json=body) if posted else gateway.http.get(url))
+    error_of(response, 404, "no_episode")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"task_id": ""}, "task_id"),
+        ({"task_id": "x" * 300}, "task_id"),
+        ({"task_id": "t", "group_size": 0}, "group_size"),
+        ({"task_id": "t", "mode": "test"}, "mode"),
+        ({"task_id": "t", "taks": 1}, "taks"),
+        ({}, "task_id"),
+    ],
+)
+async def test_an_episode_that_cannot_be_opened(
+    gateway: RunningGateway, body: dict[str, Any], param: str
+) -> None:
+    response = await gateway.http.post("/admin/v1/episodes", json=body)
+    error = error_of(response, 400, response.json()["error"]["code"])
+    assert error["param"] == param
+
+
+async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
+    error_of(await gateway.http.get("/v1/none"), 404, "no_such_route")
+    error_of(await gateway.http.get("/v1/chat/completions"), 405, "no_such_route")
+
+
+@pytest.fixture
+def sound(tmp_path: Path, gateway: RunningGateway) -> Path:
+    """A sound version 1."""
+    return publish(fake_weights(tmp_path / "source", "one"), tmp_path / "v1", 1, 0)
+
+
+async def refused(gateway: RunningGateway, status: int, code: str | None, **body: Any) -> None:
+    version = (await gateway.admin.status())["version"]
+    response = await gateway.http.post("/admin/v1/weights", json=body, params={"wait": 10})
+    error_of(response, status, code)
+    assert (await gateway.admin.status())["version"] == version
+
+
+async def test_a_truncated_directory_of_weights(gateway: RunningGateway, sound: Path) -> None:
+    (sound / "model.safetensors").write_text("o")
+    await refused(gateway, 422, "truncated_weights", version=1, path=str(sound))
+
+
+async def test_weights_with_a_wrong_sha256(gateway: RunningGateway, sound: Path) -> None:
+    (sound / "model.safetensors").write_text("0ne")
+    await refused(gateway, 422, "wrong_sha256", version=1, path=str(sound))
+
+
+async def test_weights_that_are_not_there(gateway: RunningGateway, tmp_path: Path) -> None:
+    await refused(gateway, 422, "no_manifest", version=1, path=str(tmp_path / "none"))
+    await refused(gateway, 422, "no_manifest", version=1, path="/dev/null")
+
+
+async def test_weights_of_another_version(gateway: RunningGateway, sound: Path) -> None:
+    await refused(gateway, 422, None, version=9, path=str(sound))
+
+
+async def test_a_version_that_is_no_number(gateway: RunningGateway, sound: Path) -> None:
+    for version in (0, -1, "one", 2**31):
+        await refused(gateway, 400, "invalid_value", version=version, path=str(sound))
+
+
+async def test_a_version_is_used_once(gateway: RunningGateway, sound: Path, tmp_path: Path) -> None:
+    assert (await gateway.admin.publish(1, str(sound), wait_s=10))["state"] == "live"
+    elsewhere = publish(tmp_path / "source", tmp_path / "again", 1, 0)
+    await refused(gateway, 409, "version_used", version=1, path=str(elsewhere))
+    assert (await gateway.admin.publish(1, str(sound), wait_s=10))["state"] == "live"
+    later = publish(tmp_path / "source", tmp_path / "v5", 5, 1)
+    assert (await gateway.admin.publish(5, str(later), wait_s=10))["state"] == "live"
+    earlier = publish(tmp_path / "source", tmp_path / "v3", 3, 1)
+    await refused(gateway, 409, "version_not_newer", version=3, path=str(earlier))
+    response = await gateway.http.get("/admin/v1/weights/3")
+    error_of(response, 404, "no_version")
+
+
+async def test_no_lease_is_held(gateway: RunningGateway) -> None:
+    for route in ("renew", "ack", "nack"):
+        body = {"fence": 1, **({"checkpoint": "c"} if route == "ack" else {})}
+        error_of(await gateway.http.post(f"/admin/v1/leases/none/{route}", json=body), 404, "no_lease")
+    error_of(await gateway.http.get("/admin/v1/leases/none/groups", params={"fence": 1}), 404, "no_lease")
+    missing = await gateway.http.get("/admin/v1/leases/none/groups")
+    assert error_of(missing, 400, "invalid_value")["param"] == "fence"
+
+
+async def test_a_very_deep_body_is_refused(gateway: RunningGateway) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    deep = b"[" * 20_000 + b"]" * 20_000
+    for url in ("/v1/chat/completions", "/admin/v1/episodes"):
+        response = await gateway.http.post(url, content=deep, headers=headers)
+        error_of(response, 400, json.loads(response.content)["error"]["code"])

@@ -1,0 +1,188 @@
+"""Conversations become token trees: extended where they go on, branched where they differ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import (
+    TOOL_CALL,
+    TOOLS,
+    USER,
+    check_sampled_by_the_fake,
+    client_of,
+    nodes_of,
+    path_to,
+    scripted_gateway,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+async def gateway(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningGateway]:
+    """A fake engine; training asks for temperature 0.8 to 1.2 and full top_p, and ignores seeds."""
+    values = settings_for(
+        tiny_model,
+        tmp_path_factory.mktemp("conversations"),
+        models={"demo": {"path": str(tiny_model), "thinking": False}},
+        sampling={"temperature": {"min": 0.8, "max": 1.2}, "top_p": {"override": 1.0}, "seed": "ignore"},
+    )
+    async with run_gateway(values) as running:
+        yield running
+
+
+async def ask(client: Any, messages: list[Any], **kwargs: Any) -> str:
+    kwargs = {"model": "m", "max_tokens": 12, **kwargs}
+    answer = await client.chat.completions.create(messages=messages, **kwargs)
+    return answer.choices[0].message.content
+
+
+def said(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+async def check_all(gateway: RunningGateway, nodes: list[dict[str, Any]]) -> None:
+    for node in nodes:
+        if node["sampled"]:
+            check_sampled_by_the_fake(nodes, node, {0: gateway.settings.model.path.resolve()})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_that_goes_on_extends_the_recorded_tokens(
+    gateway: RunningGateway, stream: bool
+) -> None:
+    async with client_of(gateway, mode="eval") as (client, episode):
+        messages: list[dict[str, Any]] = [USER]
+        for turn in range(3):
+            if stream:
+                chunks = await client.chat.completions.create(
+                    model="m", messages=messages, max_tokens=12, stream=True
+                )
+                reply = "".join([c.choices[0].delta.content or "" async for c in chunks])
+            else:
+                reply = await ask(client, messages)
+            messages += [said(reply), {"role": "user", "content": f"and then? {turn}"}]
+    nodes = await nodes_of(gateway, episode)
+    assert [node["sampled"] for node in nodes] == [False, True] * 3
+    assert [node["parent"] for node in nodes] == [-1, 0, 1, 2, 3, 4]
+    assert all(node["at"] == len(nodes[node["parent"]]["ids"]) for node in nodes[1:])
+    calls = (await gateway.admin.episode(episode))["calls"]
+    assert [call["used"]["bridged"] for call in calls] == [False, True, True]
+    for before, after in ((1, 3), (3, 5)):
+        recorded = path_to(nodes, nodes[before]) + nodes[before]["ids"]
+        assert path_to(nodes, nodes[after])[: len(recorded)] == recorded
+    assert [call["prompt_tokens"] for call in calls] == [len(path_to(nodes, nodes[i])) for i in (1, 3, 5)]
+    await check_all(gateway, nodes)
+
+
+async def test_an_edited_history_branches_at_the_token_where_it_differs(gateway: RunningGateway) -> None:
+    async with client_of(gateway, mode="eval") as (client, episode):
+        reply = await ask(client, [USER])
+        more = {"role": "user", "content": "more"}
+        await ask(client, [USER, said(reply), more])
+        edited = [USER, said("something else"), more]
+        await ask(client, edited)
+    nodes = await nodes_of(gateway, episode)
+    branch, turn = nodes[4:]
+    rendered = gateway.model.renderer.render(edited, [])
+    assert path_to(nodes, turn) == rendered, "what is given to the engine is the new rendering, whole"
+    recorded = [path_to(nodes, nodes[i]) + nodes[i]["ids"] for i in (1, 3)]
+    shared = max(common(rendered, known) for known in recorded)
+    assert len(rendered) - len(branch["ids"]) == shared, "the branch holds what differs and nothing else"
+    await check_all(gateway, nodes)
+
+
+async def test_the_same_prompt_again_is_stored_once(gateway: RunningGateway) -> None:
+    async with client_of(gateway, mode="eval") as (client, episode):
+        for seed in range(3):
+            await ask(client, [USER], seed=seed)
+    nodes = await nodes_of(gateway, episode)
+    assert [(node["parent"], node["sampled"]) for node in nodes] == [(-1, False), *[(0, True)] * 3]
+    for seed, node in enumerate(nodes[1:]):
+        weights = {0: gateway.settings.model.path.resolve()}
+        check_sampled_by_the_fake(nodes, node, weights, seed)
+    assert len({tuple(node["ids"]) for node in nodes[1:]}) == 3
+
+
+async def test_parallel_calls_of_one_episode_are_branches_of_one_tree(gateway: RunningGateway) -> None:
+    async with client_of(gateway, mode="eval") as (client, episode):
+        questions = [[{"role": "user", "content": f"question {i}"}] for i in range(8)]
+        await asyncio.gather(*[ask(client, question, stream=False) for question in questions])
+    nodes = await nodes_of(gateway, episode)
+    turns = [node for node in nodes if node["sampled"]]
+    assert len(turns) == 8
+    prompts = {tuple(path_to(nodes, turn)) for turn in turns}
+    assert prompts == {tuple(gateway.model.renderer.render(question, [])) for question in questions}
+    distinct = {prompt[:k] for prompt in prompts for k in range(1, len(prompt) + 1)}
+    assert sum(len(node["ids"]) for node in nodes if not node["sampled"]) == len(distinct)
+    await check_all(gateway, nodes)
+
+
+def common(left: list[int], right: list[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )
+
+
+async def test_an_agent_with_tools_extends_its_tokens_although_the_model_thinks(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Within a tool cycle the template keeps the thinking that the client does not send back."""
+    async with (
+        scripted_gateway(tiny_model, tmp_path) as (gateway, engine),
+        client_of(gateway, mode="eval") as (client, episode),
+    ):
+        engine.replies += [f"<think>\nhmm\n</think>\n\n{TOOL_CALL}", "three"]
+        request: dict[str, Any] = {"model": "m", "tools": TOOLS}
+        first = await client.chat.completions.create(messages=[USER], **request)
+        (call,) = first.choices[0].message.tool_calls
+        result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+        messages: list[Any] = [USER, first.choices[0].message, result]
+        second = await client.chat.completions.create(messages=messages, **request)
+        assert second.choices[0].message.content == "three"
+        nodes = await nodes_of(gateway, episode)
+        assert [node["parent"] for node in nodes] == [-1, 0, 1, 2]
+        asked = [r["token_ids"] for r in engine.requests]
+        assert asked[1][: len(asked[0]) + len(nodes[1]["ids"])] == asked[0] + nodes[1]["ids"]
+        assert path_to(nodes, nodes[3]) == asked[1]
+
+
+async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_what_was_asked(
+    gateway: RunningGateway,
+) -> None:
+    asked = {"temperature": 0.0, "top_p": 0.5, "seed": 3}
+    for mode, used in (
+        ("train", {"temperature": 0.8, "top_p": 1.0, "seed": None}),
+        ("eval", {"temperature": 0.0, "top_p": 0.5, "seed": 3}),
+    ):
+        async with client_of(gateway, mode=mode) as (client, episode):
+            await ask(client, [USER], **asked)
+            (call,) = (await gateway.admin.episode(episode))["calls"]
+            assert {name: call["asked"][name] for name in asked} == asked
+            assert {name: call["used"][name] for name in used} == used
+            (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+            assert turn["temperature"] == pytest.approx(used["temperature"])
+            assert set(turn["flags"]) == ({""} if mode == "train" else {"TRUNCATED|GREEDY"})
+            await gateway.admin.abandon(episode, "done")
+
+
+async def test_what_was_not_asked_for_is_not_stored_as_asked(gateway: RunningGateway) -> None:
+    async with client_of(gateway, mode="eval") as (client, episode):
+        await ask(client, [USER])
+    (call,) = (await gateway.admin.episode(episode))["calls"]
+    assert call["asked"] == {"model": "m", "max_tokens": 12}
+    assert call["used"] == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "seed": None,
+        "max_tokens": 12,
+        "bridged": False,
+    }

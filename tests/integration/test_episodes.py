@@ -1,0 +1,205 @@
+"""Episodes: who may start, who is waited for, and who is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.client import GatewayClient
+from gateway.client.admin import GatewayRefused
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import client_of, until
+from tests.published import fake_weights, publish
+
+
+async def free_slots(gateway: RunningGateway) -> int:
+    return (await gateway.admin.status())["free_slots"]
+
+
+async def refusal(gateway: RunningGateway, task: str = "late", **kwargs: object) -> GatewayRefused:
+    with pytest.raises(GatewayRefused) as error:
+        await gateway.admin.open_episode(task, **kwargs)
+    return error.value
+
+
+async def test_groups_are_admitted_within_the_staleness_bound_and_no_further(gateway: RunningGateway) -> None:
+    """Batches of two and eta 1: four groups."""
+    opened = [await gateway.open(f"task-{i}") for i in range(4)]
+    assert await free_slots(gateway) == 0
+    error = await refusal(gateway)
+    assert (error.status, error.code) == (429, "no_slot")
+    assert error.retry_after is not None
+    assert error.retry_after >= 1
+    await gateway.admin.abandon(opened[0][0], "gave up")
+    await gateway.open("late")
+
+
+async def test_the_members_of_a_group_share_its_slot(gateway: RunningGateway) -> None:
+    before = await free_slots(gateway)
+    for _ in range(3):
+        await gateway.open("task", group_id="g", group_size=3)
+    assert await free_slots(gateway) == before - 1
+    assert (await refusal(gateway, "task", group_id="g", group_size=3)).code == "group_full"
+    await gateway.open("task", group_id="h", group_size=2)
+    other = await refusal(gateway, "task", group_id="h", group_size=3)
+    assert (other.status, other.code) == (409, "size_differs")
+
+
+async def test_opening_waits_until_a_slot_is_free(gateway: RunningGateway) -> None:
+    opened = [await gateway.open(f"task-{i}") for i in range(4)]
+    late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=30), name="late")
+    done, _ = await asyncio.wait({late}, timeout=0.2)
+    assert not done
+    await gateway.admin.abandon(opened[0][0], "makes room")
+    assert (await asyncio.wait_for(late, 10)).episode_id
+
+
+async def test_a_publish_makes_room_for_those_that_wait(gateway: RunningGateway, tmp_path: Path) -> None:
+    for i in range(4):
+        episode, _ = await gateway.open(f"task-{i}")
+        await gateway.admin.reward(episode, 1.0)
+    late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=30), name="late")
+    lease = await gateway.admin.lease("trainer")
+    new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
+    await gateway.admin.publish(1, str(new), wait_s=10)
+    await gateway.admin.ack(lease, "checkpoint-1")
+    assert (await asyncio.wait_for(late, 10)).version == 1
+
+
+async def test_waiting_for_a_slot_ends_with_a_refusal(gateway: RunningGateway) -> None:
+    for i in range(4):
+        await gateway.open(f"task-{i}")
+    assert (await refusal(gateway, wait_s=0.3)).status == 429
+
+
+async def test_eval_episodes_reserve_nothing_and_need_no_slot(gateway: RunningGateway) -> None:
+    for i in range(4):
+        await gateway.open(f"task-{i}")
+    for i in range(5):
+        episode, headers = await gateway.open(f"eval-{i}", mode="eval")
+        assert (await gateway.chat(headers, max_tokens=2)).status_code == 200
+        await gateway.admin.reward(episode, 1.0)
+    assert await free_slots(gateway) == 0
+
+
+async def test_an_idle_episode_frees_its_slot_and_one_that_is_calling_does_not(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    values = settings_for(
+        tiny_model, tmp_path, staleness={"batch": 1, "eta": 1, "min_members": 1}, episodes={"idle_s": 1.5}
+    )
+    async with run_gateway(values) as gateway:
+        assert gateway.engine is not None
+        await gateway.http.post(f"{gateway.settings.engine.url}/fake/faults", json={"stall": True})
+        idle, headers = await gateway.open("idle")
+        busy, busy_headers = await gateway.open("busy")
+        call = asyncio.create_task(gateway.chat(busy_headers), name="busy")
+        late = await gateway.admin.open_episode("late", wait_s=20)
+        assert late.episode_id
+        row = await gateway.admin.episode(idle)
+        assert (row["state"], row["reason"], row["reward"]) == ("closed", "idle_deadline", None)
+        assert (await gateway.chat(headers)).status_code == 409
+        assert (await gateway.admin.episode(busy))["state"] == "open"
+        call.cancel()
+        await asyncio.wait({call})
+
+
+async def test_an_episode_that_never_ends_is_ended_and_so_is_its_call(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    values = settings_for(tiny_model, tmp_path, episodes={"total_s": 1.5})
+    async with run_gateway(values) as gateway:
+        assert gateway.engine is not None
+        await gateway.http.post(f"{gateway.settings.engine.url}/fake/faults", json={"stall": True})
+        for stream in (False, True):
+            episode, headers = await gateway.open(f"endless-{stream}")
+            answer = await asyncio.wait_for(gateway.chat(headers, stream=stream), 20)
+            async with asyncio.timeout(10):  # the call is stopped a moment before the end is committed
+                while (await gateway.admin.episode(episode))["reason"] != "total_deadline":
+                    await asyncio.sleep(0.02)
+            assert answer.status_code == 409
+            assert answer.json()["error"]["code"] == "episode_closed"
+        await until(lambda: not gateway.engine.running, "the engine stops working")
+
+
+async def test_a_group_whose_last_members_never_come_is_closed(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(
+        tiny_model, tmp_path, staleness={"batch": 1, "eta": 0, "min_members": 1}, episodes={"idle_s": 1.0}
+    )
+    async with run_gateway(values) as gateway:
+        episode, headers = await gateway.open("task", group_id="g", group_size=2)
+        await gateway.chat(headers, max_tokens=2)
+        await gateway.admin.reward(episode, 1.0)
+        lease = await gateway.admin.lease("trainer")
+        got = await gateway.admin.leased_groups(lease, wait_s=20)
+        assert [group.group_id for group in got.groups] == ["g"]
+        assert got.complete
+
+
+async def test_an_abandoned_episode_says_why(gateway: RunningGateway) -> None:
+    episode, headers = await gateway.open("task")
+    await gateway.admin.abandon(episode, "the agent crashed")
+    row = await gateway.admin.episode(episode)
+    assert (row["state"], row["reason"], row["reward"]) == ("closed", "the agent crashed", None)
+    assert (await gateway.chat(headers)).status_code == 409
+
+
+async def test_a_call_that_runs_when_its_episode_ends_is_told_so(gateway: RunningGateway) -> None:
+    assert gateway.engine is not None
+    await gateway.http.post(f"{gateway.settings.engine.url}/fake/faults", json={"delay_s": 0.05})
+    episode, headers = await gateway.open("task")
+    whole = asyncio.create_task(gateway.chat(headers), name="whole")
+    await until(lambda: gateway.engine.running == 1, "the call runs")
+    await gateway.admin.reward(episode, 1.0)
+    answer = await asyncio.wait_for(whole, 10)
+    assert answer.status_code == 409
+    assert answer.json()["error"]["code"] == "episode_closed"
+    assert gateway.engine.running == 0
+
+
+async def test_rewards_that_are_not_final_can_change(gateway: RunningGateway) -> None:
+    episode, headers = await gateway.open("task")
+    await gateway.admin.reward(episode, 0.1, final=False)
+    await gateway.admin.reward(episode, 0.2, {"format": 1.0}, final=False)
+    row = await gateway.admin.episode(episode)
+    assert (row["state"], row["reward"], row["components"]) == ("open", 0.2, {"format": 1.0})
+    assert (await gateway.chat(headers, max_tokens=2)).status_code == 200
+    await gateway.admin.reward(episode, 1.0)
+    row = await gateway.admin.episode(episode)
+    assert (row["state"], row["reason"], row["reward"]) == ("closed", "rewarded", 1.0)
+
+
+async def test_episodes_are_listed_by_what_they_are(gateway: RunningGateway) -> None:
+    first, _ = await gateway.open("a", metadata={"seed": 1})
+    second, _ = await gateway.open("b", mode="eval")
+    await gateway.admin.abandon(first, "done")
+    assert [e["id"] for e in await gateway.admin.episodes()] == [second, first]
+    assert [e["id"] for e in await gateway.admin.episodes(mode="eval")] == [second]
+    (closed,) = await gateway.admin.episodes(state="closed", task_id="a")
+    assert closed["details"] == {"seed": 1}
+    assert "key_hash" not in closed
+    assert len(await gateway.admin.episodes(limit=1)) == 1
+
+
+async def test_the_admin_key_is_needed_where_there_is_one(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(tiny_model, tmp_path, admin={"key": "secret"})
+    async with run_gateway(values) as gateway:
+        for key in (None, "wrong", "secre", "secret1"):
+            async with GatewayClient(gateway.url, key) as outsider:
+                for refused in (
+                    outsider.open_episode("x"),
+                    outsider.status(),
+                    outsider.lease("x"),
+                    outsider.episodes(),
+                ):
+                    with pytest.raises(GatewayRefused, match="401") as error:
+                        await refused
+                    assert error.value.code == "invalid_admin_key"
+        async with client_of(gateway, mode="eval") as (client, episode):
+            with_agents_key = GatewayClient(gateway.url, client.api_key)
+            with pytest.raises(GatewayRefused, match="401"):
+                await with_agents_key.reward(episode, 1.0)
+            await with_agents_key.close()
+        assert (await gateway.http.get("/healthz")).status_code == 200

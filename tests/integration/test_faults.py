@@ -1,0 +1,288 @@
+"""Engines, clients and gateways that go away: nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from gateway.app import open_services
+from gateway.client import GatewayClient
+from gateway.errors import Conflict
+from gateway.settings import Settings
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import USER, check_sampled_by_the_fake, nodes_of, sdk, until
+from tests.integration.test_updates import agent, check_everything, faults, running
+from tests.published import fake_weights, publish
+
+
+@pytest.fixture
+async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway that soon gives up what could be resumed; batches of two groups, eta 1."""
+    staleness = {"batch": 2, "eta": 1, "min_members": 1}
+    values = settings_for(tiny_model, tmp_path, staleness=staleness, calls={"grace_s": 0.2})
+    async with run_gateway(values) as running:
+        yield running
+
+
+async def test_streams_outlive_the_death_of_their_engine(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(tiny_model, tmp_path, engine={"args": ["--delay-s", "0.03"]})
+    async with run_gateway(values, in_process=False) as gateway:
+        done = asyncio.Event()
+        agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(12)]
+
+        async def streaming() -> bool:
+            return await running(gateway) >= 8
+
+        await until(streaming, "streams are open", 20)
+        before = (await gateway.admin.status())["engines"][0]
+        os.killpg(before["pid"], signal.SIGKILL)
+
+        async def restarted() -> bool:
+            engine = (await gateway.admin.status())["engines"][0]
+            return engine["state"] == "open" and engine["pid"] != before["pid"]
+
+        await until(restarted, "the engine is restarted", 30)
+        done.set()
+        finished = await asyncio.gather(*agents)
+        await check_everything(gateway, {0: tiny_model.resolve()}, list(finished))
+
+
+async def test_a_broken_connection_to_the_engine_is_not_noticed(
+    gateway: RunningGateway, tiny_model: Path
+) -> None:
+    await faults(gateway, drop_after=9)
+    done = asyncio.Event()
+    agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(6)]
+
+    async def broken() -> bool:
+        """Somebody was cut off, and has gone on."""
+        episodes = await gateway.admin.episodes(mode="eval")
+        rows = [await gateway.admin.episode(e["id"]) for e in episodes]
+        return any(call["completion_tokens"] > 9 for row in rows for call in row["calls"])
+
+    await until(broken, "a stream crosses a broken connection", 30)
+    await faults(gateway, drop_after=0)
+    done.set()
+    await check_everything(gateway, {0: tiny_model.resolve()}, list(await asyncio.gather(*agents)))
+
+
+async def abandoned(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:
+    """The nodes of an episode whose only call was abandoned."""
+
+    async def recorded() -> bool:
+        return bool((await gateway.admin.episode(episode))["calls"])
+
+    await until(recorded, "the abandoned branch is recorded")
+    (call,) = (await gateway.admin.episode(episode))["calls"]
+    assert call["finish_reason"] == "abandoned"
+    return await nodes_of(gateway, episode)
+
+
+async def test_a_streaming_client_that_goes_away_stops_the_engine(
+    gateway: RunningGateway, tiny_model: Path
+) -> None:
+    await faults(gateway, delay_s=0.05)
+    opened = await gateway.admin.open_episode("task")
+    async with sdk(opened) as client:
+        stream = await client.chat.completions.create(
+            model="m",
+            messages=[USER],  # type: ignore[list-item]
+            stream=True,
+            logprobs=True,
+        )
+        async for _ in stream:
+            break
+        assert await running(gateway) == 1
+        await stream.close()
+        await until(lambda: gateway.engine.running == 0, "the engine stops")
+    nodes = await abandoned(gateway, opened.episode_id)
+    assert nodes[-1]["mask_reason"] == "abandoned"
+    check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
+
+
+async def test_a_whole_client_that_goes_away_stops_the_engine(
+    gateway: RunningGateway, tiny_model: Path
+) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    call = asyncio.create_task(gateway.chat(headers), name="call")
+    await until(lambda: gateway.engine.running == 1, "the engine works")
+    await until(lambda: gateway.engine.sampled >= 20, "some chunks of tokens have come")
+    call.cancel()
+    await until(lambda: gateway.engine.running == 0, "the engine stops")
+    nodes = await abandoned(gateway, episode)
+    check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
+    await faults(gateway, delay_s=0.0)
+    assert (await gateway.chat(headers, max_tokens=2)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_before_the_first_token_stops_the_engine(
+    gateway: RunningGateway, stream: bool
+) -> None:
+    await faults(gateway, stall=True)
+    episode, headers = await gateway.open("task")
+    call = asyncio.create_task(gateway.chat(headers, stream=stream), name="call")
+    await until(lambda: gateway.engine.running == 1, "the engine works")
+    call.cancel()
+    await until(lambda: gateway.engine.running == 0, "the engine stops")
+    (live,) = gateway.services.episodes._live.values()
+    await until(lambda: not live.calls, "nothing is left of the call")
+    assert await nodes_of(gateway, episode) == []
+
+
+async def test_a_client_that_goes_away_while_it_waits_for_an_engine_waits_no_more(
+    gateway: RunningGateway,
+) -> None:
+    gateway.slot.state = "held"
+    _, headers = await gateway.open("task")
+    call = asyncio.create_task(gateway.chat(headers, stream=True), name="call")
+    await until(lambda: gateway.model.pool.waiting == 1, "the call waits")
+    call.cancel()
+    await until(lambda: gateway.model.pool.waiting == 0, "it waits no more")
+
+
+async def test_abandoned_tokens_are_fed_but_marked_as_not_to_be_trained(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.05)
+    episode, headers = await gateway.open("task")
+    body = {"model": "m", "messages": [USER], "stream": True}
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        async for _ in answer.aiter_lines():
+            break
+    await abandoned(gateway, episode)
+    await faults(gateway, delay_s=0.0)
+    assert (await gateway.chat(headers, max_tokens=4)).status_code == 200
+    await gateway.admin.reward(episode, 1.0)
+    lease = await gateway.admin.lease("trainer")
+    (group,) = (await gateway.admin.leased_groups(lease)).groups
+    sampled = [node for node in group.episodes[0].nodes if node.sampled]
+    assert [node.mask_reason for node in sampled] == ["abandoned", ""]
+    assert [node.parent for node in sampled] == [0, 0]
+
+
+async def test_a_restart_on_the_same_database_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(
+        tiny_model,
+        tmp_path,
+        models={"demo": {"path": str(tiny_model), "thinking": False}},
+        staleness={"batch": 2, "min_members": 1},
+    )
+    new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
+    async with run_gateway(values) as gateway:
+        done, _ = await gateway.open("done")
+        await gateway.admin.reward(done, 1.0)
+        await gateway.admin.publish(1, str(new), wait_s=10)
+        episode, headers = await gateway.open("open")
+        first = await gateway.chat(headers, max_tokens=12)
+        assert first.status_code == 200
+        lease = await gateway.admin.lease("trainer")
+        before = await gateway.admin.status()
+    async with run_gateway(values) as gateway:
+        after = await gateway.admin.status()
+        for name in ("version", "weights", "consumed", "free_slots", "buffers", "episodes", "open_episodes"):
+            assert after[name] == before[name], name
+        messages = [
+            USER,
+            {"role": "assistant", "content": first.json()["choices"][0]["message"]["content"]},
+            {"role": "user", "content": "go on"},
+        ]
+        assert (await gateway.chat(headers, messages=messages, max_tokens=12)).status_code == 200
+        nodes = await nodes_of(gateway, episode)
+        assert [node["parent"] for node in nodes] == [-1, 0, 1, 2]
+        for turn in (nodes[1], nodes[3]):
+            assert turn["versions"][0][0] == 1
+            check_sampled_by_the_fake(nodes, turn, {1: new})
+        assert (await gateway.admin.lease("trainer")).fence > lease.fence
+        await gateway.admin.reward(episode, 1.0)
+        assert (await gateway.admin.episode(done))["reward"] == 1.0
+
+
+async def test_the_ledger_is_not_continued_under_other_settings(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(tiny_model, tmp_path, staleness={"batch": 2})
+    async with run_gateway(values):
+        pass
+    values["staleness"]["batch"] = 3
+    with pytest.raises(Conflict, match=r"other \[staleness\] settings"):
+        async with open_services(Settings.parse(values)):
+            pytest.fail("it started")
+
+
+async def test_a_write_that_fails_loses_that_call_alone(gateway: RunningGateway) -> None:
+    async def execute(statement: str) -> None:
+        await gateway.services.database.submit(lambda c: c.execute(text(statement)))
+
+    episode, headers = await gateway.open("task")
+    assert (await gateway.chat(headers, max_tokens=4, seed=1)).status_code == 200
+    before = await nodes_of(gateway, episode)
+    await execute("CREATE TRIGGER full BEFORE INSERT ON calls BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    answer = await gateway.chat(headers, max_tokens=4, seed=2)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert await nodes_of(gateway, episode) == before
+    await execute("DROP TRIGGER full")
+    assert (await gateway.chat(headers, max_tokens=4, seed=3)).status_code == 200
+    nodes = await nodes_of(gateway, episode)
+    assert [node["index"] for node in nodes] == [0, 1, 2]
+    check_sampled_by_the_fake(nodes, nodes[2], {0: gateway.settings.model.path.resolve()}, seed=3)
+
+
+async def test_a_slow_client_holds_up_no_update(gateway: RunningGateway, tmp_path: Path) -> None:
+    """It reads nothing, and the engine is drained all the same."""
+    opened = await gateway.admin.open_episode("slow", mode="eval")
+    headers = {"Authorization": f"Bearer {opened.api_key}"}
+    body = {"model": "m", "messages": [USER], "stream": True, "logprobs": True}
+    async with (
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as reader,
+        GatewayClient(gateway.url) as admin,
+        reader.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
+        assert (await admin.publish(1, str(new), wait_s=20))["state"] == "live"
+        received = [line async for line in answer.aiter_lines()]
+    assert "data: [DONE]" in received
+
+
+async def test_a_client_that_does_not_read_holds_nothing_up(tiny_model: Path, tmp_path: Path) -> None:
+    """The engine is read at its own pace: it is done, and could be updated, while the client has not taken a byte."""
+    model = tmp_path / "endless"
+    shutil.copytree(tiny_model, model)
+    (model / "block.json").write_text('{"first": 65, "size": 10}')
+    length = 1900
+    async with run_gateway(settings_for(model, tmp_path)) as gateway:
+        await gateway.engine.load(str(model))
+        _, headers = await gateway.open(mode="eval")
+        body = json.dumps(
+            {"model": "m", "messages": [USER], "stream": True, "max_tokens": length, "logprobs": True}
+        ).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", gateway.settings.server.port))
+            head = f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: {headers['Authorization']}\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await until(lambda: gateway.engine.sampled >= length, "the engine has said everything", 30)
+            await until(lambda: gateway.slot.streams == 0, "and is free")
+            client.settimeout(20)
+            answer = await asyncio.to_thread(read_all, client)
+        assert b"data: [DONE]" in answer[-40:]
+        events = [json.loads(event) for event in re.findall(rb"data: (\{.*?\})\n\n", answer)]
+        text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
+        assert len(text) == length
+
+
+def read_all(client: socket.socket) -> bytes:
+    parts = []
+    while part := client.recv(65536):
+        parts.append(part)
+    return b"".join(parts).partition(b"\r\n\r\n")[2]

@@ -1,0 +1,192 @@
+"""The feed: one buffer at a time, group by group, to one trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.client.admin import GatewayRefused
+from gateway.types import Lease
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import nodes_of, until, versions_of
+
+
+async def finished(gateway: RunningGateway, task: str, members: int = 1, calls: int = 1) -> list[str]:
+    """A rewarded group; its episodes."""
+    episodes = [await gateway.open(task, group_id=task, group_size=members) for _ in range(members)]
+    for number, (episode, headers) in enumerate(episodes):
+        for call in range(calls):
+            messages = [{"role": "user", "content": f"{task} {call}"}]
+            assert (await gateway.chat(headers, messages=messages, max_tokens=6)).status_code == 200
+        await gateway.admin.reward(episode, float(number))
+    return [episode for episode, _ in episodes]
+
+
+async def refused(work: Any, status: int, code: str) -> None:
+    with pytest.raises(GatewayRefused) as error:
+        await work
+    assert (error.value.status, error.value.code) == (status, code)
+
+
+async def test_groups_come_by_cursor_while_the_buffer_fills(gateway: RunningGateway) -> None:
+    lease = await gateway.admin.lease("trainer")
+    assert (lease.buffer, lease.size) == (0, 2)
+    nothing = await gateway.admin.leased_groups(lease)
+    assert (nothing.groups, nothing.cursor, nothing.complete) == ((), 0, False)
+    await finished(gateway, "a")
+    first = await gateway.admin.leased_groups(lease, nothing.cursor, wait_s=5)
+    assert ([g.group_id for g in first.groups], first.cursor, first.complete) == (["a"], 1, False)
+    await finished(gateway, "b")
+    second = await gateway.admin.leased_groups(lease, first.cursor, wait_s=5)
+    assert ([g.group_id for g in second.groups], second.cursor, second.complete) == (["b"], 2, True)
+    again = await gateway.admin.leased_groups(lease)
+    assert [g.group_id for g in again.groups] == ["a", "b"]
+
+
+async def test_waiting_for_groups_ends_as_soon_as_there_is_one(gateway: RunningGateway) -> None:
+    lease = await gateway.admin.lease("trainer")
+    waiting = asyncio.create_task(gateway.admin.leased_groups(lease, wait_s=30), name="waiting")
+    await finished(gateway, "a")
+    got = await asyncio.wait_for(waiting, 10)
+    assert [group.group_id for group in got.groups] == ["a"]
+
+
+async def test_what_the_trainer_gets_is_what_was_recorded(gateway: RunningGateway) -> None:
+    episodes = await finished(gateway, "a", members=2, calls=3)
+    lease = await gateway.admin.lease("trainer")
+    (group,) = (await gateway.admin.leased_groups(lease)).groups
+    assert (group.group_id, group.task_id, group.version) == ("a", "a", 0)
+    assert [episode.episode_id for episode in group.episodes] == episodes
+    assert [episode.reward for episode in group.episodes] == [0.0, 1.0]
+    for episode in group.episodes:
+        shown = await nodes_of(gateway, episode.episode_id)
+        assert len(episode.nodes) == len(shown) == 6
+        for node, row in zip(episode.nodes, shown, strict=True):
+            for name in ("index", "parent", "at", "sampled", "temperature", "mask_reason", "call_id"):
+                assert getattr(node, name) == row[name]
+            assert node.ids.tolist() == row["ids"]
+            assert node.logprobs.tolist() == row["logprobs"]
+            assert node.versions.tolist() == versions_of(row)
+            assert len(node.flags) == len(row["flags"])
+
+
+async def test_eval_and_abandoned_episodes_are_in_no_lease(gateway: RunningGateway) -> None:
+    evaluated, headers = await gateway.open("a", group_id="a", mode="eval")
+    await gateway.chat(headers, max_tokens=2)
+    await gateway.admin.reward(evaluated, 1.0)
+    kept, headers = await gateway.open("a", group_id="a", group_size=2)
+    gone, gone_headers = await gateway.open("a", group_id="a", group_size=2)
+    await gateway.chat(headers, max_tokens=2)
+    await gateway.chat(gone_headers, max_tokens=2)
+    await gateway.admin.abandon(gone, "crashed")
+    await gateway.admin.reward(kept, 1.0)
+    lease = await gateway.admin.lease("trainer")
+    (group,) = (await gateway.admin.leased_groups(lease)).groups
+    assert [episode.episode_id for episode in group.episodes] == [kept]
+
+
+async def test_ack_consumes_the_buffer(gateway: RunningGateway) -> None:
+    for task in "abc":
+        await finished(gateway, task)
+    lease = await gateway.admin.lease("trainer")
+    await gateway.admin.ack(lease, "checkpoint-1")
+    assert (await gateway.admin.status())["consumed"] == 1
+    await refused(gateway.admin.leased_groups(lease), 404, "no_lease")
+    await refused(gateway.admin.ack(lease, "checkpoint-1"), 404, "no_lease")
+    following = await gateway.admin.lease("trainer")
+    assert following.buffer == 1
+    assert following.fence > lease.fence
+    got = await gateway.admin.leased_groups(following)
+    assert ([g.group_id for g in got.groups], got.complete) == (["c"], False)
+
+
+async def test_a_buffer_that_is_not_whole_cannot_be_acked(gateway: RunningGateway) -> None:
+    await finished(gateway, "a")
+    lease = await gateway.admin.lease("trainer")
+    await refused(gateway.admin.ack(lease, "checkpoint-1"), 409, "buffer_not_ready")
+    assert (await gateway.admin.status())["consumed"] == 0
+    await finished(gateway, "b")
+    await gateway.admin.ack(lease, "checkpoint-1")
+
+
+async def test_nack_gives_the_same_buffer_out_again(gateway: RunningGateway) -> None:
+    for task in "ab":
+        await finished(gateway, task)
+    lease = await gateway.admin.lease("trainer")
+    await gateway.admin.nack(lease, "out of memory")
+    await refused(gateway.admin.ack(lease, "x"), 404, "no_lease")
+    again = await gateway.admin.lease("another")
+    assert again.buffer == lease.buffer
+    assert [g.group_id for g in (await gateway.admin.leased_groups(again)).groups] == ["a", "b"]
+
+
+async def test_only_one_consumer_holds_a_lease_and_it_may_take_its_own_over(gateway: RunningGateway) -> None:
+    lease = await gateway.admin.lease("trainer")
+    await refused(gateway.admin.lease("another"), 409, "lease_held")
+    restarted = await gateway.admin.lease("trainer")
+    assert restarted.fence > lease.fence
+    await refused(gateway.admin.leased_groups(lease), 404, "no_lease")
+
+
+FENCED: list[Callable[[RunningGateway, Lease], Any]] = [
+    lambda gateway, lease: gateway.admin.ack(lease, "x"),
+    lambda gateway, lease: gateway.admin.nack(lease, "x"),
+    lambda gateway, lease: gateway.admin.renew(lease),
+    lambda gateway, lease: gateway.admin.leased_groups(lease),
+]
+
+
+@pytest.mark.parametrize("act", FENCED, ids=["ack", "nack", "renew", "groups"])
+async def test_an_older_fence_is_refused(
+    gateway: RunningGateway, act: Callable[[RunningGateway, Lease], Any]
+) -> None:
+    lease = await gateway.admin.lease("trainer")
+    older = Lease(lease.lease_id, lease.buffer, lease.size, lease.fence - 1, lease.deadline_s)
+    await refused(act(gateway, older), 409, "fenced")
+    await gateway.admin.renew(lease)
+
+
+async def test_a_lease_that_is_not_renewed_ends_and_another_consumer_gets_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    values = settings_for(
+        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 0.8}
+    )
+    async with run_gateway(values) as gateway:
+        await finished(gateway, "a")
+        lease = await gateway.admin.lease("slow")
+
+        async def taken_over() -> bool:
+            try:
+                return (await gateway.admin.lease("fast")).fence > lease.fence
+            except GatewayRefused:
+                return False
+
+        assert not await taken_over()
+        await gateway.admin.renew(lease)
+        await until(taken_over, "the lease ends")
+        await refused(gateway.admin.ack(lease, "x"), 404, "no_lease")
+        assert (await gateway.admin.status())["consumed"] == 0
+
+
+async def test_an_expired_lease_acks_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(
+        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 0.3}
+    )
+    async with run_gateway(values) as gateway:
+        await finished(gateway, "a")
+        lease = await gateway.admin.lease("slow")
+
+        async def ended() -> bool:
+            try:
+                await gateway.admin.leased_groups(lease)
+            except GatewayRefused as error:
+                return error.code == "lease_expired"
+            return False
+
+        await until(ended, "the lease ends")
+        await refused(gateway.admin.ack(lease, "x"), 409, "lease_expired")

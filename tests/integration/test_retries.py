@@ -1,0 +1,449 @@
+"""Requests that are sent again, and clients that go away: one reply, sampled once and recorded once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.api.chat import WHOLE_INTERVAL
+from gateway.engines.fake import create_fake_app, identity, next_token
+from scheduler.cluster.local import free_port
+from tests.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.integration.support import (
+    STOP_TOKENS,
+    TOOL_CALL,
+    TOOLS,
+    USER,
+    ScriptedEngine,
+    check_sampled_by_the_fake,
+    nodes_of,
+    scripted_gateway,
+    until,
+)
+from tests.integration.test_updates import faults
+
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+def lasting(gateway: RunningGateway, seed: int | None = None) -> dict[str, Any]:
+    """A request whose reply takes 40 to 80 tokens: the fake engine is a function, so that can be known."""
+    weights = identity(str(gateway.settings.model.path.resolve()))
+    for number in range(1, 200):
+        message = {"role": "user", "content": "why" * number}
+        context = gateway.model.renderer.render([message], [])
+        length = 0
+        while length <= 80 and context[-1] not in STOP_TOKENS[:1] * bool(length):
+            context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
+            length += 1
+        if 40 <= length <= 80:
+            return {"model": "m", "messages": [message], "seed": seed}
+    raise AssertionError("no such question")
+
+
+async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:
+    return [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+
+
+async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 1) -> dict[str, Any]:
+    """One turn, whole and right; the engine sampled each of its tokens once, but for `lost` that had not left it yet when it was
+    stopped."""
+    nodes = await nodes_of(gateway, episode)
+    (turn,) = [node for node in nodes if node["sampled"]]
+    assert turn["mask_reason"] == ""
+    assert turn["ids"][-1] == STOP_TOKENS[0]
+    check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()})
+    assert 0 <= gateway.engine.sampled - len(turn["ids"]) <= lost
+    return turn
+
+
+async def stops(gateway: RunningGateway) -> None:
+    await until(lambda: gateway.engine.running == 0, "the engine stops")
+
+
+async def send(
+    gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], **more: str
+) -> httpx.Response:
+    return await gateway.http.post("/v1/chat/completions", json=body, headers={**headers, **more})
+
+
+async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], tokens: int) -> None:
+    """Sends a request, and breaks the connection when the engine has sampled some tokens of it."""
+    enough = gateway.engine.sampled + tokens
+    call = asyncio.create_task(send(gateway, headers, body), name="dropped")
+    await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= enough, "it generates")
+    call.cancel()
+    await stops(gateway)
+
+
+def told(answer: httpx.Response) -> dict[str, Any]:
+    """What a streamed or whole answer says, without where its chunks were cut."""
+    assert answer.status_code == 200, answer.text
+    if "event-stream" not in answer.headers["content-type"]:
+        return answer.json()
+    *events, done = [json.loads(e[6:]) if "[DONE]" not in e else "" for e in answer.text.split("\n\n") if e]
+    assert done == "", "the stream ended as it should"
+    said: dict[str, Any] = {"id": {event["id"] for event in events}, "usage": events[-1].get("usage")}
+    for choice in (choice for event in events for choice in event["choices"]):
+        for name, value in [*choice["delta"].items(), ("finish", choice["finish_reason"])]:
+            if value is not None:
+                said[name] = said[name] + value if name in said else value
+        said.setdefault("logprobs", []).extend((choice["logprobs"] or {"content": []})["content"])
+    return said
+
+
+@asynccontextmanager
+async def cutting_proxy(gateway: RunningGateway) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A TCP proxy before the gateway whose first connection breaks when the event is set."""
+    cut, connections = asyncio.Event(), 0
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        ends = [cut.wait()] if connections == 1 else []
+        there, back = await asyncio.open_connection("127.0.0.1", gateway.settings.server.port)
+        tasks = [asyncio.ensure_future(work) for work in (pipe(reader, back), pipe(there, writer), *ends)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            writer.transport.abort()
+            back.transport.abort()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", cut
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_sdk_sends_again_after_a_broken_connection_is_one_call(
+    gateway: RunningGateway, stream: bool
+) -> None:
+    """The SDK sends a stream again only if the connection breaks before its first event."""
+    await faults(gateway, stall=stream, delay_s=0.05)
+    opened = await gateway.admin.open_episode("task")
+    body = {**lasting(gateway), "stream": stream}
+    async with (
+        cutting_proxy(gateway) as (url, cut),
+        openai.AsyncOpenAI(base_url=url, api_key=opened.api_key, max_retries=2) as client,
+    ):
+        call = asyncio.create_task(client.chat.completions.create(**body), name="sdk")
+        begun = 0 if stream else 20
+        await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= begun, "it generates")
+        cut.set()
+        await stops(gateway)
+        await faults(gateway, stall=False, delay_s=0.0)
+        answer = await call
+        if stream:
+            chunks = [chunk async for chunk in answer]
+            text = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
+        else:
+            text = answer.choices[0].message.content
+    turn = await check_one_turn(gateway, opened.episode_id, lost=0 if stream else WHOLE_INTERVAL)
+    assert text == gateway.model.renderer.decode(turn["ids"][:-1])
+
+
+async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: RunningGateway) -> None:
+    """The SDK does not retry it, so the agent asks again, as if for the first time."""
+    await faults(gateway, delay_s=0.03)
+    episode, headers = await gateway.open("task")
+    body = {**lasting(gateway), "stream": True, "logprobs": True}
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        lines = answer.aiter_lines()
+        received = [line for _ in range(20) if (line := await anext(lines))]
+    await stops(gateway)
+    sampled = gateway.engine.sampled
+    assert 8 <= sampled < 40
+    assert await turns_of(gateway, episode) == [], "it can still be resumed"
+    await faults(gateway, delay_s=0.0)
+    again = await send(gateway, headers, body)
+    assert again.text.split("\n\n")[: len(received)] == received, "the same events, from the first on"
+    turn = await check_one_turn(gateway, episode)
+    entries = told(again)["logprobs"]
+    assert [entry["logprob"] for entry in entries] == pytest.approx(turn["logprobs"])
+
+
+async def test_a_retry_joins_the_call_in_flight(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = {**lasting(gateway), "stream": True, "logprobs": True, "stream_options": {"include_usage": True}}
+    first = asyncio.create_task(send(gateway, headers, body), name="first")
+    await until(lambda: gateway.engine.sampled >= 10, "the first generates")
+    retry = await send(gateway, headers, body, **RETRY)
+    assert told(retry) == told(await first)
+    await check_one_turn(gateway, episode, lost=0)
+
+
+async def test_a_joined_call_goes_on_when_the_first_client_leaves(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    first = asyncio.create_task(send(gateway, headers, body), name="first")
+    await until(lambda: gateway.engine.sampled >= 5, "the first generates")
+    retry = asyncio.create_task(send(gateway, headers, body, **RETRY), name="retry")
+    (live,) = gateway.services.episodes._live.values()
+    (completion,) = live.calls
+    await until(lambda: len(completion.reply.readers) == 2, "the retry has joined")
+    first.cancel()
+    await until(lambda: len(completion.reply.readers) == 1, "the first has left")
+    assert gateway.engine.running == 1
+    assert (await retry).status_code == 200
+    await check_one_turn(gateway, episode, lost=0)
+
+
+async def test_equal_requests_are_two_samples(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.01)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    together = await asyncio.gather(*(send(gateway, headers, body) for _ in range(3)))
+    later = await send(gateway, headers, body, **{"x-stainless-retry-count": "none"})
+    ids = {answer.json()["id"] for answer in [*together, later]}
+    assert len(ids) == len(await turns_of(gateway, episode)) == 4
+
+
+async def test_only_one_of_two_equal_requests_takes_the_place_of_the_client_that_left(
+    gateway: RunningGateway,
+) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    await drop(gateway, headers, body, 20)
+    answers = await asyncio.gather(*(send(gateway, headers, body) for _ in range(2)))
+    assert len({answer.json()["id"] for answer in answers}) == 2
+    assert [turn["mask_reason"] for turn in await turns_of(gateway, episode)] == ["", ""]
+
+
+async def test_requests_with_the_same_idempotency_key_are_one_call(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.01)
+    episode, headers = await gateway.open("task")
+    other, other_headers = await gateway.open("task")
+    body, key = lasting(gateway), {"Idempotency-Key": "k1"}
+    together = await asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(5)))
+    later = await send(gateway, headers, body, **key)
+    assert all(answer.json() == later.json() for answer in together)
+    await check_one_turn(gateway, episode, lost=0)
+    elsewhere = await send(gateway, other_headers, body, **key)
+    another = await send(gateway, headers, body, **{"Idempotency-Key": "k2"})
+    assert len({answer.json()["id"] for answer in (later, elsewhere, another)}) == 3
+    assert len(await turns_of(gateway, episode)) == 2
+    assert len(await turns_of(gateway, other)) == 1
+
+
+async def test_an_idempotency_key_is_for_one_body(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body, key = lasting(gateway), {"Idempotency-Key": "k1"}
+    first = asyncio.create_task(send(gateway, headers, body, **key), name="first")
+    await until(lambda: gateway.engine.sampled >= 5, "the first generates")
+    for _ in ("while it runs", "after its end"):
+        refused = await send(gateway, headers, {**body, "temperature": 0.5}, **key)
+        assert refused.status_code == 422
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "idempotency_key_reused")
+        assert (await first).status_code == 200
+    await check_one_turn(gateway, episode, lost=0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_record_answers_a_retry_after_the_end_and_after_a_restart(
+    tiny_model: Path, tmp_path: Path, stream: bool
+) -> None:
+    engine, port = ScriptedEngine(), free_port()
+    external = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+    values = settings_for(tiny_model, tmp_path, engine=external)
+    body: dict[str, Any] = {"model": "m", "messages": [USER], "tools": TOOLS, "logprobs": True}
+    body |= {"stop": "never", "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    async with serve(create_fake_app(engine), port):
+        async with run_gateway(values, in_process=False) as gateway:
+            backend = gateway.model.renderer.backend
+            engine.encode = lambda text: backend.encode(text, add_special_tokens=False).ids
+            engine.replies.append(f"<think>\nhm\n</think>\n\nlet me see\n{TOOL_CALL}{TOOL_CALL}")
+            episode, headers = await gateway.open("task")
+            first = told(await send(gateway, headers, body))
+            assert told(await send(gateway, headers, body, **RETRY)) == first
+        async with run_gateway(values, in_process=False) as gateway:
+            assert told(await send(gateway, headers, body, **RETRY)) == first
+            assert len(await turns_of(gateway, episode)) == len(engine.requests) == 1
+    said = first if stream else first["choices"][0]["message"]
+    assert said["reasoning_content"] == "hm"
+    assert said["content"] == "let me see"
+    assert len({call["id"] for call in said["tool_calls"]}) == 2
+    assert first["usage"]["completion_tokens"] > 20
+
+
+async def test_a_stop_string_ends_the_recorded_reply_where_it_ended_the_first(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
+        engine.replies.append("one two three")
+        _, headers = await gateway.open("task")
+        body = {"model": "m", "messages": [USER], "stop": [" two"], "logprobs": True}
+        first = told(await send(gateway, headers, body))
+        assert first["choices"][0]["message"]["content"] == "one"
+        assert told(await send(gateway, headers, body, **RETRY)) == first
+
+
+async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection breaks while the turn is being committed."""
+    commit, record = asyncio.Event(), gateway.model.recorder.record
+
+    async def slow(*args: Any) -> None:
+        await commit.wait()
+        await record(*args)
+
+    monkeypatch.setattr(gateway.model.recorder, "record", slow)
+    episode, headers = await gateway.open("task")
+    (live,) = gateway.services.episodes._live.values()
+    body = lasting(gateway)
+    call = asyncio.create_task(send(gateway, headers, body), name="dropped")
+    await until(lambda: gateway.engine.sampled >= 40 and gateway.engine.running == 0, "it has generated")
+    (completion,) = live.calls
+    call.cancel()
+    await until(lambda: completion.reply.orphaned, "the client has left")
+    commit.set()
+    await until(lambda: completion.reply.over, "the turn is committed")
+    again = await send(gateway, headers, body)
+    await until(lambda: not live.calls, "it is kept no longer")
+    turn = await check_one_turn(gateway, episode, lost=0)
+    assert again.json()["id"] == turn["call_id"]
+    assert (await send(gateway, headers, body)).json()["id"] != turn["call_id"]
+
+
+async def test_after_the_grace_period_the_tokens_are_an_abandoned_branch(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with run_gateway(settings_for(tiny_model, tmp_path, calls={"grace_s": 0.3})) as gateway:
+        await faults(gateway, delay_s=0.02)
+        episode, headers = await gateway.open("task")
+        body = lasting(gateway)
+        await drop(gateway, headers, body, 20)
+
+        async def abandoned() -> bool:
+            return [turn["mask_reason"] for turn in await turns_of(gateway, episode)] == ["abandoned"]
+
+        await until(abandoned, "the branch is recorded")
+        assert (await send(gateway, headers, body, **RETRY)).status_code == 200
+        nodes = await nodes_of(gateway, episode)
+        left, whole = [node for node in nodes if node["sampled"]]
+        assert (left["mask_reason"], whole["mask_reason"]) == ("abandoned", "")
+        assert whole["ids"][: len(left["ids"])] == left["ids"]
+        check_sampled_by_the_fake(nodes, whole, {0: tiny_model.resolve()})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_sampled_nothing_leaves_nothing_and_can_be_joined(
+    gateway: RunningGateway, stream: bool
+) -> None:
+    await faults(gateway, stall=True)
+    episode, headers = await gateway.open("task")
+    body = {**lasting(gateway), "stream": stream}
+    await drop(gateway, headers, body, 0)
+    assert await nodes_of(gateway, episode) == []
+    await faults(gateway, stall=False)
+    assert (await send(gateway, headers, body)).status_code == 200
+    await check_one_turn(gateway, episode, lost=0)
+
+
+async def test_a_seeded_call_is_not_resumed_but_begun_anew(gateway: RunningGateway) -> None:
+    """The state of its sampler is lost with its run."""
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway, seed=3)
+    await drop(gateway, headers, body, 20)
+    assert (await send(gateway, headers, body, **RETRY)).status_code == 200
+    nodes = await nodes_of(gateway, episode)
+    left, whole = [node for node in nodes if node["sampled"]]
+    assert (left["mask_reason"], whole["mask_reason"]) == ("abandoned", "")
+    for turn in (left, whole):
+        check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()}, seed=3)
+
+
+async def test_a_seeded_call_that_its_engine_drops_says_nothing_twice(gateway: RunningGateway) -> None:
+    await faults(gateway, drop_after=30)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway, seed=3)
+    call = asyncio.create_task(send(gateway, headers, body), name="call")
+    await until(lambda: gateway.engine.sampled > 30, "the connection breaks")
+    await faults(gateway, drop_after=0)
+    answer = (await call).json()
+    (turn,) = await turns_of(gateway, episode)
+    assert answer["choices"][0]["message"]["content"] == gateway.model.renderer.decode(turn["ids"][:-1])
+    assert answer["usage"]["completion_tokens"] == len(turn["ids"]) >= 40
+
+
+async def test_an_episode_that_closes_takes_the_calls_with_it_that_could_be_resumed(
+    gateway: RunningGateway,
+) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    await drop(gateway, headers, body, 20)
+    await gateway.admin.reward(episode, 1.0)
+    (turn,) = await turns_of(gateway, episode)
+    assert turn["mask_reason"] == "abandoned"
+    refused = await send(gateway, headers, body, **RETRY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_closed")
+    assert not gateway.services.replies._completions
+
+
+async def test_an_episode_that_closes_while_a_prompt_is_made_starts_no_call(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode, headers = await gateway.open("task")
+    prepare = gateway.model.recorder.prepare
+
+    async def late(*args: Any) -> Any:
+        await gateway.admin.reward(episode, 1.0)
+        return await prepare(*args)
+
+    monkeypatch.setattr(gateway.model.recorder, "prepare", late)
+    refused = await send(gateway, headers, lasting(gateway))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_closed")
+    assert gateway.engine.sampled == 0
+
+
+async def test_a_gateway_that_stops_records_what_could_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(tiny_model, tmp_path)
+    async with run_gateway(values) as gateway:
+        await faults(gateway, delay_s=0.02)
+        episode, headers = await gateway.open("task")
+        body = lasting(gateway)
+        await drop(gateway, headers, body, 20)
+        assert await turns_of(gateway, episode) == []
+    async with run_gateway(values) as gateway:
+        (turn,) = await turns_of(gateway, episode)
+        assert turn["mask_reason"] == "abandoned"
+        assert len(turn["ids"]) >= WHOLE_INTERVAL
+        assert (await send(gateway, headers, body, **RETRY)).status_code == 200
+        assert len(await turns_of(gateway, episode)) == 2
+
+
+async def test_metrics_count_a_call_once_however_many_read_it(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.01)
+    _, headers = await gateway.open("task")
+    body, key = lasting(gateway), {"Idempotency-Key": "k1"}
+    await asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(3)))
+    lines = (await gateway.http.get("/metrics")).text.splitlines()
+    (calls,) = [line for line in lines if line.startswith("headgate_calls_total{")]
+    (tokens,) = [line for line in lines if line.startswith("headgate_sampled_tokens_total ")]
+    assert calls.endswith(" 1.0")
+    assert float(tokens.split()[-1]) == gateway.engine.sampled

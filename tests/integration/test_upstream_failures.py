@@ -1,0 +1,228 @@
+"""Upstream models that refuse, fail, hang or break off; clients and episodes that end before the answer does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from scheduler.cluster.local import free_port
+from tests.gateways import RunningGateway
+from tests.integration.elsewhere import (
+    EVENTS,
+    Elsewhere,
+    behind,
+    call_of,
+    event,
+    events,
+    streaming,
+    whole_or_streamed,
+)
+from tests.integration.support import until
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_keeps_its_status_its_body_and_its_advice(
+    relayed: tuple[RunningGateway, Elsewhere], stream: bool
+) -> None:
+    gateway, there = relayed
+    said = {"error": {"message": "slow down", "type": "requests", "param": None, "code": "rate", "more": 1}}
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        return JSONResponse(said, 429, {"retry-after": "17", "x-should-retry": "true", "x-secret": "1"})
+
+    there.respond = respond
+    episode, headers = await gateway.open("task")
+    answer = await gateway.chat(headers, model="oracle", stream=stream)
+    assert (answer.status_code, answer.json()) == (429, said)
+    assert answer.headers["content-type"] == "application/json"
+    assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("17", "true")
+    assert "x-secret" not in answer.headers
+    call, exchange = await call_of(gateway, episode)
+    assert (call["finish_reason"], exchange["status"], json.loads(exchange["response"])) == (
+        "error",
+        429,
+        said,
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_that_is_not_there(tiny_model: Path, tmp_path: Path, stream: bool) -> None:
+    port = free_port()
+    async with behind(tiny_model, tmp_path, port) as gateway:
+        _, headers = await gateway.open("task")
+        answer = await gateway.chat(headers, model="oracle", stream=stream)
+        assert answer.status_code == 502
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "upstream_unreachable")
+        assert "'ask the upstream of oracle'" in error["message"]
+        assert str(port) not in error["message"], "where it is, is nothing for agents"
+        assert (await gateway.chat(headers, model="demo", max_tokens=2)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_that_does_not_answer_in_time(
+    elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path, stream: bool
+) -> None:
+    there, port = elsewhere
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    there.respond = respond
+    async with behind(tiny_model, tmp_path, port, upstream={"timeout_s": 0.3}) as gateway:
+        _, headers = await gateway.open("task")
+        answer = await gateway.chat(headers, model="oracle", stream=stream)
+        assert answer.status_code == 504
+        error = answer.json()["error"]
+        assert error["code"] == "upstream_timeout"
+        assert "'ask the upstream of oracle': silent for more than 0.3 s" in error["message"]
+
+
+async def _silent(there: Elsewhere) -> AsyncIterator[bytes]:
+    async for part in there.forever(event("Guten") + b"\n\n" + event(" Tag")[:30]):
+        yield part
+
+
+async def _dying(_there: Elsewhere) -> AsyncIterator[bytes]:
+    yield event("Guten") + b"\n\n" + event(" Tag")[:30]
+    raise ConnectionError("the upstream dies here")
+
+
+async def _ending(_there: Elsewhere) -> AsyncIterator[bytes]:
+    yield event("Guten") + b"\n\n" + event(" Tag")[:30]
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        (_silent, "upstream_timeout"),
+        (_dying, "upstream_unreachable"),
+        (_ending, "upstream_broke_off"),
+    ],
+)
+async def test_a_stream_that_breaks_off_never_ends_as_a_whole_one(
+    elsewhere: tuple[Elsewhere, int],
+    tiny_model: Path,
+    tmp_path: Path,
+    how: Callable[[Elsewhere], AsyncIterator[bytes]],
+    code: str,
+) -> None:
+    there, port = elsewhere
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        return events(how(there))
+
+    there.respond = respond
+    async with behind(tiny_model, tmp_path, port, upstream={"timeout_s": 0.5}) as gateway:
+        episode, headers = await gateway.open("task")
+        async with streaming(gateway, headers) as answer:
+            data = [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
+        assert answer.status_code == 200
+        first, error = map(json.loads, data)
+        assert first["choices"][0]["delta"] == {"content": "Guten"}
+        assert error["error"]["code"] == code
+        call, exchange = await call_of(gateway, episode)
+        assert (call["finish_reason"], exchange["status"]) == ("error", 200)
+        assert exchange["response"].encode().startswith(event("Guten"))
+
+
+async def test_a_stream_that_says_no_done_is_whole_if_it_finished(
+    relayed: tuple[RunningGateway, Elsewhere],
+) -> None:
+    gateway, there = relayed
+    undone = EVENTS.removesuffix(b"data: [DONE]\n\n")
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        return events([undone])
+
+    there.respond = respond
+    episode, headers = await gateway.open("task")
+    async with streaming(gateway, headers) as answer:
+        data = [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
+    assert [json.loads(line)["id"] for line in data] == ["x-1"] * 5
+    assert (await call_of(gateway, episode))[0]["finish_reason"] == "upstream"
+
+
+async def test_a_client_that_goes_away_leaves_what_it_had_and_the_upstream_stops(
+    relayed: tuple[RunningGateway, Elsewhere],
+) -> None:
+    gateway, there = relayed
+    first = event("Guten") + b"\n\n"
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        return events(there.forever(first))
+
+    there.respond = respond
+    episode, headers = await gateway.open("task")
+    async with streaming(gateway, headers) as answer:
+        assert await anext(answer.aiter_lines()) == event("Guten").decode()
+    await until(lambda: there.gone == 1, "the upstream's stream is closed")
+
+    async def recorded() -> bool:
+        return bool((await gateway.admin.episode(episode))["calls"])
+
+    await until(recorded, "the exchange is recorded")
+    call, exchange = await call_of(gateway, episode)
+    assert (call["finish_reason"], exchange["response"].encode()) == ("abandoned", first)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_end_of_an_episode_ends_its_calls_upstream(
+    relayed: tuple[RunningGateway, Elsewhere], stream: bool
+) -> None:
+    gateway, there = relayed
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        return events(there.forever(event("Guten") + b"\n\n"))
+
+    there.respond = respond
+    episode, headers = await gateway.open("task")
+    if not stream:
+
+        async def whole(_asked: dict[str, Any]) -> Response:
+            return StreamingResponse(there.forever(b"{"), media_type="application/json")
+
+        there.respond = whole
+    asking = asyncio.create_task(gateway.chat(headers, model="oracle", stream=stream), name="asking")
+    (live,) = gateway.services.episodes._live.values()
+    await until(lambda: any(call.parts for call in live.calls), "the answer has begun")
+    await gateway.admin.abandon(episode, "enough")
+    answer = await asyncio.wait_for(asking, 20)
+    if stream:
+        error = json.loads(answer.text.strip().split("data: ")[-1])["error"]
+        assert "[DONE]" not in answer.text
+    else:
+        assert answer.status_code == 409
+        error = answer.json()["error"]
+    assert error["code"] == "episode_closed"
+    await until(lambda: there.gone == 1, "the upstream's stream is closed")
+    assert not live.calls
+
+
+async def test_an_episode_whose_helper_thinks_is_not_idle(
+    elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path
+) -> None:
+    there, port = elsewhere
+    answered = asyncio.Event()
+
+    async def respond(asked: dict[str, Any]) -> Response:
+        await answered.wait()
+        return await whole_or_streamed(asked)
+
+    there.respond = respond
+    async with behind(tiny_model, tmp_path, port, episodes={"idle_s": 30}) as gateway:
+        _, headers = await gateway.open("task")
+        asking = asyncio.create_task(gateway.chat(headers, model="oracle"), name="asking")
+        (live,) = gateway.services.episodes._live.values()
+        await until(lambda: bool(there.requests), "the upstream is asked")
+        live.seen_at -= 60
+        await gateway.services.episodes.sweep()
+        answered.set()
+        assert (await asking).status_code == 200

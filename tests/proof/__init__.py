@@ -1,0 +1,1 @@
+"""The proof of what a weight update promises: every token right, none lost, none doubled, no request failed."""

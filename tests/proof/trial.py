@@ -1,0 +1,66 @@
+"""One run of the world under the checker's eyes, with a mutant in the gateway or without."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.proof.checker import Report, check
+from tests.proof.models import build
+from tests.proof.mutants import Mutant
+from tests.proof.world import Outcome, Plan, play
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was planned, what came of it, and what the checker says."""
+
+    plan: Plan
+    report: Report
+    outcome: Outcome
+    seconds: float
+
+    @property
+    def problems(self) -> list[str]:
+        """Why this is no proof; empty: it is one."""
+        updates, crossings = self.outcome.updates, self.report.crossings
+        found = [str(violation) for violation in self.report.violations]
+        found += [f"version {u['version']} is {u['state']}" for u in updates if u["state"] != "live"]
+        crossed = sum(crossings[version] > 0 for version in range(1, self.plan.updates + 1))
+        if 2 * crossed < self.plan.updates:  # on a busy machine a call may end between publishing and loading
+            found.append(f"only {crossed} of {self.plan.updates} updates were crossed by a call")
+        if self.plan.kill and not self.outcome.restarts:
+            found.append("the engine that was killed was not restarted")
+        return [f"{self.plan.name}: {problem}" for problem in found]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            **asdict(self.plan),
+            **self.report.to_json(),
+            "failures": [r["failure"] for u in self.outcome.updates for r in u["report"] if r["failure"]],
+            "restarts": self.outcome.restarts,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def small(plan: Plan) -> Plan:
+    """Enough for a mutant to show: few streams; with `keep` much in the pipe."""
+    lag_s = 0.25 if plan.mode == "keep" else 0.0
+    return replace(plan, engine="fake", updates=2, streams=4, agents=2, tokens=60, kill=False, lag_s=lag_s)
+
+
+async def run_trial(plan: Plan, say: Callable[[str], None], mutant: Mutant | None = None) -> Trial:
+    """Makes the models, lets it happen, and checks it."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headgate-proof-") as folder:
+        family = build(Path(folder) / "models", plan.engine, plan.updates + 1)
+        with mutant.put_in() if mutant else nullcontext():
+            outcome = await play(plan, family, Path(folder), say)
+    report = check(family.code, outcome.trajectories, outcome.received)
+    return Trial(plan, report, outcome, time.monotonic() - started)

@@ -1,0 +1,88 @@
+"""A tiny random Qwen3 model with a byte-level tokenizer: enough for engines, and made in a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+VOCABULARY = 272
+
+
+def save_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer without merges, and Qwen's marks."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(s, special=True) for s in SPECIALS])
+    tokenizer.add_tokens([AddedToken(s, special=False) for s in MARKS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.save_pretrained(directory)
+
+
+def save_model(directory: Path, seed: int, *, tied: bool = False, scale: float = 3.0) -> None:
+    """Random weights; `scale` makes the distribution clearly not uniform."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=tied,
+        eos_token_id=258,
+        pad_token_id=256,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    logging.disable_progress_bar()
+    model.save_pretrained(directory)
+    save_tokenizer(directory)
+
+
+@cache
+def _load(directory: Path) -> Any:
+    import torch
+    from transformers import Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
+def logprobs(directory: Path, ids: list[int], temperature: float = 1.0) -> list[float]:
+    """The log-probability of every token but the first, computed by transformers: the tests' ground truth."""
+    import torch
+
+    model = _load(directory)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1] / temperature
+    picked = logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])
+    return picked.flatten().tolist()
+
+
+def distribution(directory: Path, ids: list[int]) -> list[list[float]]:
+    """The logits after each token of `ids`, computed by transformers."""
+    import torch
+
+    with torch.no_grad():
+        return _load(directory)(torch.tensor([ids])).logits[0].tolist()

@@ -1,0 +1,81 @@
+"""An admin API of its own, behind a real socket, that a test can tell how to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from gateway.client.admin import ADMIN, GatewayClient
+
+
+class FakeGateway:
+    """`refusals` holds the answers to the next requests to open: a status, and a Retry-After in seconds."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.refusals: deque[tuple[int, float]] = deque()
+        self.always: tuple[int, float] | None = None
+        self.reward_status = 200
+        self.opened: list[dict[str, Any]] = []
+        self.rewards: dict[str, dict[str, Any]] = {}
+        self.abandoned: dict[str, str] = {}
+        self.requests: Counter[str] = Counter()
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        app.post(ADMIN + "/episodes")(self.open)
+        app.post(ADMIN + "/episodes/{episode_id}/reward")(self.reward)
+        app.post(ADMIN + "/episodes/{episode_id}/abandon")(self.abandon)
+        return app
+
+    async def open(self, request: Request) -> JSONResponse:
+        self.requests["open"] += 1
+        refusal = self.refusals.popleft() if self.refusals else self.always
+        if refusal:
+            return _refused(*refusal)
+        self.opened.append(await request.json())
+        episode_id = f"e{len(self.opened)}"
+        answer = {"episode_id": episode_id, "api_key": f"key-{episode_id}", "base_url": "http://m/v1"}
+        return JSONResponse({**answer, "version": 0})
+
+    async def reward(self, episode_id: str, request: Request) -> JSONResponse:
+        if self.reward_status != 200:
+            return _refused(self.reward_status, 0.0)
+        assert episode_id not in self.rewards
+        self.rewards[episode_id] = await request.json()
+        return JSONResponse({})
+
+    async def abandon(self, episode_id: str, request: Request) -> JSONResponse:
+        self.abandoned[episode_id] = (await request.json())["reason"]
+        return JSONResponse({})
+
+
+def _refused(status: int, retry_after: float) -> JSONResponse:
+    error = {"message": "refused", "code": None}
+    return JSONResponse({"error": error}, status, {"Retry-After": str(retry_after)})
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[FakeGateway]:
+    fake = FakeGateway()
+    server = uvicorn.Server(uvicorn.Config(fake.app(), port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve(), name="fake-gateway")
+    while not server.started:
+        await asyncio.sleep(0.01)
+    fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield fake
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+async def client(gateway: FakeGateway) -> AsyncIterator[GatewayClient]:
+    async with GatewayClient(gateway.url) as client:
+        yield client

@@ -1,0 +1,240 @@
+"""The runner against an admin API behind a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.client.admin import GatewayClient
+from gateway.client.agents import FunctionAgent, Task
+from gateway.client.driver import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
+from tests.unit.client.conftest import FakeGateway
+
+TASKS = [Task(f"t{i}", {"task_id": f"t{i}", "value": i}) for i in range(6)]
+
+
+async def value(task: dict[str, Any], base_url: str, api_key: str) -> float:
+    await asyncio.sleep(0)
+    return float(task["value"])
+
+
+async def hang(task: dict[str, Any], base_url: str, api_key: str) -> float:
+    await asyncio.Event().wait()
+    return 0.0
+
+
+def failing(times: int) -> Callable[[dict[str, Any], str, str], Any]:
+    """Crashes so often with every key, then answers 1.0."""
+    calls: Counter[str] = Counter()
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        calls[api_key] += 1
+        if calls[api_key] <= times:
+            raise RuntimeError(f"crash {calls[api_key]}")
+        return 1.0
+
+    return solve
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_every_task_gets_its_group_and_every_episode_its_reward(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    seen: list[EpisodeOutcome] = []
+    agent = FunctionAgent(value)
+    runner = EpisodeRunner(client, agent, group_size=3, concurrency=4, on_outcome=seen.append)
+    outcomes = await runner.run(iter(TASKS))
+    assert [(o.task_id, o.reward, o.error) for o in outcomes] == [
+        (t.task_id, float(t.data["value"]), None) for t in TASKS for _ in range(3)
+    ]
+    assert set(Counter(o.group_id for o in outcomes).values()) == {3}
+    assert sorted(o.episode_id or "" for o in seen) == sorted(gateway.rewards)
+    assert all(o["group_size"] == 3 and o["mode"] == "train" for o in gateway.opened)
+    first = {o["group_id"] for o in gateway.opened[:3]}
+    assert len(first) == 1, "the members of a group start one after the other"
+    by_id = {o.episode_id: o.reward for o in outcomes}
+    assert {e: r["reward"] for e, r in gateway.rewards.items()} == by_id
+    assert all(r["final"] for r in gateway.rewards.values())
+
+
+async def test_two_runs_of_a_task_are_two_groups(gateway: FakeGateway, client: GatewayClient) -> None:
+    for _ in range(2):
+        await EpisodeRunner(client, FunctionAgent(value), mode="eval").run([TASKS[0], TASKS[0]])
+    assert len({o["group_id"] for o in gateway.opened}) == 4
+    assert {o["mode"] for o in gateway.opened} == {"eval"}
+
+
+async def test_episodes_are_of_the_model_that_is_named(gateway: FakeGateway, client: GatewayClient) -> None:
+    for model in (None, "planner"):
+        await EpisodeRunner(client, FunctionAgent(value), model=model).run(TASKS[:1])
+    assert [opened["model"] for opened in gateway.opened] == [None, "planner"]
+
+
+async def test_the_command_line_names_the_model(gateway: FakeGateway, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"task_id": "t", "value": 3}\n')
+    options = [
+        "--tasks",
+        tasks,
+        "--model",
+        "planner",
+        "--gateway",
+        gateway.url,
+        "--agent",
+        f"{__name__}:value",
+    ]
+    argv = ["episodes", "run", *map(str, options)]
+    done = await asyncio.to_thread(CliRunner().invoke, app, argv)
+    assert done.exit_code == 0, done.output
+    assert [opened["model"] for opened in gateway.opened] == ["planner"]
+    assert [posted["reward"] for posted in gateway.rewards.values()] == [3.0]
+
+
+async def test_components_are_posted(gateway: FakeGateway, client: GatewayClient) -> None:
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+        return {"reward": 1, "components": {"form": 0.5}}
+
+    (outcome,) = await EpisodeRunner(client, FunctionAgent(solve)).run(TASKS[:1])
+    assert outcome.components == gateway.rewards["e1"]["components"] == {"form": 0.5}
+
+
+async def test_concurrency_limits_the_episodes_in_flight(gateway: FakeGateway, client: GatewayClient) -> None:
+    running: set[str] = set()
+    most = 0
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        nonlocal most
+        running.add(api_key)
+        most = max(most, len(running))
+        await asyncio.sleep(0.03)
+        running.remove(api_key)
+        return 0.0
+
+    await EpisodeRunner(client, FunctionAgent(solve), group_size=2, concurrency=3).run(TASKS)
+    assert most == 3
+
+
+async def test_a_crash_is_tried_again_in_the_same_episode(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    (outcome,) = await EpisodeRunner(client, FunctionAgent(failing(1))).run(TASKS[:1])
+    assert (outcome.reward, outcome.error, outcome.attempts) == (1.0, None, 2)
+    assert gateway.requests["open"] == 1
+    assert not gateway.abandoned
+
+
+async def test_an_agent_that_keeps_crashing_is_abandoned_and_the_others_go_on(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        if task["value"] == 0:
+            raise RuntimeError("crash")
+        return float("nan") if task["value"] == 1 else 1.0
+
+    crash, nan, good = await EpisodeRunner(client, FunctionAgent(solve), concurrency=1).run(TASKS[:3])
+    assert (crash.reward, crash.error, crash.attempts) == (None, "RuntimeError: crash", 2)
+    assert nan.error == "AgentCrashed: a reward is a finite number, not nan"
+    assert (good.reward, good.error) == (1.0, None)
+    assert gateway.abandoned == {"e1": crash.error, "e2": nan.error}
+    assert set(gateway.rewards) == {"e3"}
+
+
+async def test_comes_again_while_there_is_no_slot(gateway: FakeGateway, client: GatewayClient) -> None:
+    gateway.refusals.extend([(429, 0.05), (503, 0.05), (429, 0.05)])
+    (outcome,) = await EpisodeRunner(client, FunctionAgent(value)).run(TASKS[:1])
+    assert outcome.error is None
+    assert gateway.requests["open"] == 4
+
+
+async def test_another_refusal_is_the_outcome(gateway: FakeGateway, client: GatewayClient) -> None:
+    gateway.refusals.append((409, 0.0))
+    outcomes = await EpisodeRunner(client, FunctionAgent(value), concurrency=1).run(TASKS[:2])
+    assert [(o.episode_id, o.error) for o in outcomes] == [(None, "open: 409: refused"), ("e1", None)]
+
+
+async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: GatewayClient) -> None:
+    gateway.reward_status = 409
+    (outcome,) = await EpisodeRunner(client, FunctionAgent(value)).run(TASKS[:1])
+    assert (outcome.reward, outcome.error) == (None, "reward: 409: refused")
+
+
+async def test_a_silent_gateway_ends_the_run_and_the_step_is_named(gateway: FakeGateway) -> None:
+    async with GatewayClient("http://127.0.0.1:9") as client:
+        runner = EpisodeRunner(client, FunctionAgent(value), unreachable_s=0.3)
+        with pytest.raises(GatewayUnreachable, match=r"step 'open an episode': no answer for 0\.3 s"):
+            await runner.run(TASKS)
+
+
+async def test_runs_until_it_is_stopped_and_finishes_its_groups(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    stop = asyncio.Event()
+
+    def count(outcome: EpisodeOutcome) -> None:
+        if len(gateway.rewards) >= 40:
+            stop.set()
+
+    agent = FunctionAgent(value)
+    runner = EpisodeRunner(client, agent, group_size=4, concurrency=6, seed=1, on_outcome=count)
+    async with asyncio.timeout(20):
+        await runner.run_forever(TASKS, stop)
+    assert len(gateway.rewards) == len(gateway.opened) >= 40
+    assert set(Counter(o["group_id"] for o in gateway.opened).values()) == {4}
+    order = list(dict.fromkeys((o["group_id"], o["task_id"]) for o in gateway.opened))
+    first, second = ([task_id for _, task_id in order[i : i + 6]] for i in (0, 6))
+    everything = {t.task_id for t in TASKS}
+    assert set(first) == everything
+    assert set(second) <= everything
+    assert first != second[: len(first)]
+
+
+async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: GatewayClient) -> None:
+    gateway.always = (429, 0.05)
+    stop = asyncio.Event()
+    runner = EpisodeRunner(client, FunctionAgent(value))
+    running = asyncio.create_task(runner.run_forever(TASKS, stop), name="runner")
+    await until(lambda: gateway.requests["open"] > 10)
+    assert not running.done()
+    stop.set()
+    async with asyncio.timeout(5):
+        await running
+
+
+async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, client: GatewayClient) -> None:
+    cancelled: list[str] = []
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        try:
+            return await hang(task, base_url, api_key)
+        except asyncio.CancelledError:
+            cancelled.append(api_key)
+            raise
+
+    runner = EpisodeRunner(client, FunctionAgent(solve), concurrency=3)
+    running = asyncio.create_task(runner.run(TASKS), name="runner")
+    await until(lambda: len(gateway.opened) == 3)
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert sorted(cancelled) == ["key-e1", "key-e2", "key-e3"]
+
+
+async def test_what_on_outcome_raises_ends_the_run(gateway: FakeGateway, client: GatewayClient) -> None:
+    def refuse(outcome: EpisodeOutcome) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        await EpisodeRunner(client, FunctionAgent(value), on_outcome=refuse).run(TASKS)

@@ -1,0 +1,175 @@
+"""Child processes: real ones, since what matters is what the operating system leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from scheduler.cluster.local import ChildDied, LocalProcess, free_port
+
+Start = Callable[[str], Awaitable[LocalProcess]]
+
+FORKS = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path({path!r}).write_text(str(child.pid))
+time.sleep(60)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    started: list[LocalProcess] = []
+
+    async def start(code: str) -> LocalProcess:
+        log = tmp_path / "logs" / "child.log"
+        child = await LocalProcess.start("child", [sys.executable, "-c", code], log, {"WORD": "seven"})
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        await child.stop(grace_s=0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def written(path: Path) -> Callable[[], bool]:
+    return lambda: path.exists() and bool(path.read_text())
+
+
+async def never() -> bool:
+    return False
+
+
+async def test_output_goes_to_the_log_and_the_environment_is_added_to(start: Start) -> None:
+    code = "import os, sys; print(os.environ['WORD'], 'PATH' in os.environ); sys.stderr.write('also\\n')"
+    child = await start(code)
+    assert await child.wait() == child.returncode == 0
+    assert set(child.log.read_text().split()) == {"seven", "True", "also"}
+    assert await (await start("print('second')")).wait() == 0
+    assert child.tail(1) == "second", "a log is appended to"
+
+
+async def test_ready_when_the_check_holds(start: Start) -> None:
+    child = await start("import time; print('up', flush=True); time.sleep(60)")
+
+    async def check() -> bool:
+        return "up" in child.tail()
+
+    await child.ready(check, timeout_s=10)
+
+
+async def test_a_child_that_dies_early_quotes_its_last_lines(start: Start) -> None:
+    child = await start("print('no such model'); raise SystemExit(3)")
+    with pytest.raises(ChildDied, match=r"(?s)child ended with 3; .*child\.log:\nno such model"):
+        await child.ready(never, timeout_s=10)
+
+
+async def test_a_dead_child_is_not_ready_though_somebody_answers(start: Start) -> None:
+    child = await start("raise SystemExit(3)")
+    await child.wait()
+
+    async def check() -> bool:
+        return True
+
+    with pytest.raises(ChildDied, match="ended with 3"):
+        await child.ready(check, timeout_s=10)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_child_that_is_never_ready_is_named(start: Start, hangs: bool) -> None:
+    child = await start("import time; time.sleep(60)")
+
+    async def hang() -> bool:
+        return await asyncio.Event().wait()
+
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"child was not ready within 0\.3 s; see .*child\.log"):
+        await child.ready(hang if hangs else never, timeout_s=0.3)
+    assert time.monotonic() - started < 5
+
+
+async def test_stop_ends_the_child_and_its_children(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    child = await start(FORKS.format(path=str(path)))
+    await until(written(path))
+    await child.stop()
+    assert child.returncode == -15
+    await until(lambda: not alive(int(path.read_text())))
+    await child.stop()
+
+
+async def test_stop_kills_a_child_that_does_not_listen(start: Start) -> None:
+    child = await start(STUBBORN)
+    await until(lambda: "deaf" in child.tail())
+    await child.stop(grace_s=0.2)
+    assert child.returncode == -9
+
+
+async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
+    child = await start(STUBBORN)
+    await until(lambda: "deaf" in child.tail())
+    stopping = asyncio.create_task(child.stop(grace_s=60), name="stop")
+    await asyncio.sleep(0.1)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert await asyncio.wait_for(child.wait(), 5) == -9
+
+
+async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    child = await start(FORKS.format(path=str(path)))
+    await until(written(path))
+    child.kill()
+    assert await child.wait() == -9
+    await until(lambda: not alive(int(path.read_text())))
+
+
+async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    code = f"""
+import asyncio, os, pathlib, sys
+from scheduler.cluster.local import LocalProcess
+async def main():
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    child = await LocalProcess.start("child", argv, pathlib.Path({str(tmp_path / "log")!r}))
+    pathlib.Path({str(path)!r}).write_text(str(child.pid))
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    root = Path(__file__).parents[3]
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
+    await until(written(path))
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not alive(int(path.read_text())))
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))

@@ -1,0 +1,16 @@
+"""The tiny model's tokenizer and template, read once."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.render.renderer import ChatRenderer
+from gateway.settings import ModelSettings
+from tests.tiny import save_tokenizer
+
+
+@pytest.fixture(scope="session")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return ChatRenderer.load(ModelSettings(path=directory))

@@ -1,0 +1,254 @@
+"""A world for the control program, in virtual time: engines that do a step in the time that a test says, fail it, or are silent.
+
+Plays the gateway's part (`gateway.control.host`): one step an engine at a time, a new one ends the last, each end is told as a
+`Done`. Everything the program says is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from scheduler.program import ControlProgram
+from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed, Target
+from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
+from scheduler.reactor.elements import PhysicalAction
+from tests.unit.program.watch import FLEET_STEPS, Watch
+
+T = TypeVar("T")
+
+MODEL = "actor"
+FLEET = {
+    "start_s": 8,
+    "stop_s": 5,
+    "drain_s": 4,
+    "max_restarts": 2,
+    "window_s": 60,
+    "backoff_s": 3,
+    "revive_s": 30,
+}
+UPDATE = {"mode": "abort", "order": "rolling", "hold_s": 4, "load_s": 9, "probe_s": 6, "resume_s": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an engine does one step."""
+
+    ok: bool = True
+    after_s: int | None = 1
+    """None: it never answers."""
+    pinned: int = 0
+    stubborn: bool = False
+    """It answers also when nobody asks for it any more."""
+
+
+@dataclass(slots=True)
+class _Step:
+    do: Do
+    answer: Answer
+    ends: int | None
+
+
+@dataclass(slots=True)
+class _Late:
+    """The answer to a step that something else followed."""
+
+    ends: int
+    done: Done
+
+
+class _Kept(io.BytesIO):
+    """A file that can be read after it was closed."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@dataclass(slots=True)
+class World:
+    """One model and its engines. Times are whole seconds."""
+
+    answer: Callable[[Do], Answer] = field(default=lambda do: Answer())
+    fleet: dict[str, Any] = field(default_factory=dict)
+    update: dict[str, Any] = field(default_factory=dict)
+    answers_first: bool = True
+    """Of an answer and a deadline at one time, both at one tag; or the deadline's tag comes first."""
+    lines: list[str] = field(default_factory=list)
+    watch: Watch = field(init=False)
+    _runtime: Runtime = field(init=False)
+    _clock: VirtualClock = field(default_factory=VirtualClock)
+    _file: _Kept = field(default_factory=_Kept)
+    _recording: Recording = field(init=False)
+    _program: ControlProgram = field(init=False)
+    _steps: dict[str, _Step] = field(default_factory=dict)
+    _late: list[_Late] = field(default_factory=list)
+    _answered: list[Done] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet, self.update = {**FLEET, **self.fleet}, {**UPDATE, **self.update}
+        settings = {"models": {MODEL: {"fleet": self.fleet, "update": self.update}}}
+        self.watch = Watch(self.fleet, self.update)
+        self._program = ControlProgram(settings)
+        self._recording = Recording(self._file, settings)
+        self._runtime = Runtime(self._program, self._clock, self._recording)
+        fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
+        self._runtime.observe(update.target, self._on_target)
+        for reactor in (fleet, update):
+            self._runtime.observe(reactor.commands, self._on_commands)
+        self._runtime.observe(update.ended, self._on_ended)
+        self._runtime.start()
+        self._runtime.inject(fleet.begun, Begun(0))
+        self._runtime.inject(update.begun, Begun(0))
+        self._runtime.advance()
+
+    @property
+    def now(self) -> int:
+        """Seconds."""
+        return self._clock.now() // SECOND
+
+    # What happens
+
+    def add(self, *engines: str) -> World:
+        """Each is added, at this moment."""
+        for engine in engines:
+            self.watch.added(engine)
+            self._happens(self._program.fleets[MODEL].added, Added(engine))
+        return self
+
+    def remove(self, engine: str) -> World:
+        """It is no longer wanted."""
+        self.watch.removed(self.now, engine)
+        self._happens(self._program.fleets[MODEL].removed, Removed(engine))
+        return self
+
+    def lose(self, engine: str, reason: str = "it died") -> World:
+        """It dies."""
+        self.watch.lost(self.now, engine)
+        self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason))
+        return self
+
+    def publish(self, *versions: int) -> World:
+        """Each is published, at this moment."""
+        for version in versions:
+            self.watch.published.append(version)
+            self._happens(self._program.updates[MODEL].published, Published(version))
+        return self
+
+    def _happens(self, action: PhysicalAction[T], value: T) -> None:
+        """The program hears of it; what follows at the next tag is left, to meet the next event."""
+        tag = self._runtime.inject(action, value)
+        while self._runtime.tag < tag:
+            assert self._runtime.step()
+
+    def run(self, seconds: int = 0) -> World:
+        """Lets time pass; what is due now is done in any case."""
+        until = self._clock.now() + seconds * SECOND
+        self._settle()
+        while (due := self._next()) is not None and due <= until:
+            self._clock.advance_to(due)
+            self._settle()
+        self._clock.advance_to(until)
+        return self
+
+    def say_again(self) -> None:
+        """Every answer that was ever given, again; those to what is asked now excepted. Nothing may follow."""
+        self.run()
+        for done in self._answered:
+            self._say_late(done)
+
+    def story(self) -> list[str]:
+        """The lines since the last call."""
+        told, self.lines[:] = list(self.lines), []
+        return told
+
+    def check_replay(self) -> None:
+        """Ends the run, and replays it."""
+        self._recording.close()
+        report = replay(self._file.getvalue().decode().splitlines(), ControlProgram)
+        assert report.difference is None
+        assert not report.graph_changed
+
+    # Time
+
+    def _next(self) -> int | None:
+        ends = [step.ends for step in self._steps.values() if step.ends is not None]
+        ends += [late.ends for late in self._late]
+        due = self._runtime.next_time()
+        return min([*ends, due] if due is not None else ends, default=None)
+
+    def _settle(self) -> None:
+        """Does what is due now, until nothing is."""
+        if not self.answers_first:
+            self._runtime.advance()
+        while self._answer_due():
+            self._runtime.advance()
+        self._runtime.advance()
+        while self._answer_due():
+            self._runtime.advance()
+        for late in [late for late in self._late if late.ends <= self._clock.now()]:
+            self._late.remove(late)
+            self._say_late(late.done)
+        self.watch.passed(self.now)
+
+    def _answer_due(self) -> bool:
+        """Tells of every step that ends now; answers whether there was one."""
+        now = self._clock.now()
+        due = [engine for engine, step in self._steps.items() if step.ends is not None and step.ends <= now]
+        for engine in due:
+            step = self._steps.pop(engine)
+            self._say(_done(step))
+        return bool(due)
+
+    def _say(self, done: Done) -> None:
+        self._answered.append(done)
+        self.watch.done(self.now, done)
+        self._inject(done)
+
+    def _say_late(self, done: Done) -> None:
+        asked = self._steps.get(done.engine)
+        key = (done.step, done.version)
+        if asked is not None and (asked.do.step, asked.do.version) == key:
+            return  # the gateway never has two such: a step is begun when the last has ended
+        before = list(self.lines)
+        self._inject(done)
+        self._runtime.advance()
+        assert self.lines == before, f"{done} changed something"
+
+    def _inject(self, done: Done) -> None:
+        fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
+        self._runtime.inject(fleet.done if done.step in FLEET_STEPS else update.done, done)
+
+    # What is decided
+
+    def _on_commands(self, _tag: Tag, commands: tuple[Do, ...]) -> None:
+        for do in commands:
+            self.lines.append(f"{self.now} {do.engine} {do.step} {do.version}")
+            self.watch.do(self.now, do)
+            self._begin(do)
+
+    def _begin(self, do: Do) -> None:
+        before = self._steps.pop(do.engine, None)
+        if before is not None and before.ends is not None and before.answer.stubborn:
+            self._late.append(_Late(before.ends, _done(before)))
+        if do.step != "quarantine":
+            answer = self.answer(do)
+            ends = None if answer.after_s is None else self._clock.now() + answer.after_s * SECOND
+            self._steps[do.engine] = _Step(do, answer, ends)
+
+    def _on_target(self, _tag: Tag, target: Target) -> None:
+        self.watch.target(self.now, target)
+
+    def _on_ended(self, _tag: Tag, ended: Ended) -> None:
+        failures = f" ({', '.join(ended.failures)} given up)" if ended.failures else ""
+        self.lines.append(
+            f"{self.now} version {ended.version} {'live' if ended.live else 'failed'}{failures}"
+        )
+        self.watch.ended(ended)
+
+
+def _done(step: _Step) -> Done:
+    do, answer = step.do, step.answer
+    pinned = answer.pinned if do.step == "hold" else 0
+    return Done(do.engine, do.step, do.version, answer.ok, "" if answer.ok else "it cannot", pinned)

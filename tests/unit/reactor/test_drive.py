@@ -1,0 +1,120 @@
+"""A program on the wall clock, in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from scheduler.reactor import MILLISECOND, Context, Program, Reactor, Runtime, Tag, WallClock, drive
+
+
+class Echo(Reactor):
+    """Says what it hears, at once and again after a delay."""
+
+    def __init__(self, delay: int) -> None:
+        super().__init__("echo")
+        self.delay = delay
+        self.heard = self.physical("heard", str)
+        self.later = self.logical("later", str)
+        self.said = self.output("said", str)
+        self.reaction(self._on_heard, on=[self.heard], writes=[self.said, self.later])
+        self.reaction(self._on_later, on=[self.later], writes=[self.said])
+
+    def _on_heard(self, now: Context) -> None:
+        if now[self.heard] == "bad":
+            raise ZeroDivisionError
+        now.schedule(self.later, now[self.heard] + "!", after=self.delay)
+        now.set(self.said, now[self.heard])
+
+    def _on_later(self, now: Context) -> None:
+        now.set(self.said, now[self.later])
+
+
+class Said:
+    """What was said, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Tag, str]] = []
+        self._more = asyncio.Event()
+
+    def add(self, tag: Tag, word: str) -> None:
+        self.all.append((tag, word))
+        self._more.set()
+
+    async def until(self, count: int) -> list[str]:
+        async with asyncio.timeout(30):
+            while len(self.all) < count:
+                self._more.clear()
+                await self._more.wait()
+        return [word for _, word in self.all]
+
+
+@contextlib.asynccontextmanager
+async def driven(delay: int) -> AsyncIterator[tuple[Echo, Runtime, Said, asyncio.Task[None]]]:
+    echo, said = Echo(delay), Said()
+    runtime = Runtime(Program("p", [echo]).seal(), WallClock())
+    runtime.observe(echo.said, said.add)
+    runtime.start()
+    task = asyncio.create_task(drive(runtime))
+    try:
+        yield echo, runtime, said, task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_an_injection_wakes_it_and_so_does_time() -> None:
+    async with driven(20 * MILLISECOND) as (echo, runtime, said, task):
+        await asyncio.sleep(0.01)
+        runtime.inject(echo.heard, "a")
+        assert await said.until(2) == ["a", "a!"]
+        (first, _), (second, _) = said.all
+        assert second.time == first.time + 20 * MILLISECOND
+        runtime.inject(echo.heard, "b")
+        assert await said.until(4) == ["a", "a!", "b", "b!"]
+        assert not task.done()
+
+
+async def test_what_is_injected_while_it_waits_for_a_timer_does_not_wait() -> None:
+    async with driven(3600 * 1000 * MILLISECOND) as (echo, runtime, said, _):
+        runtime.inject(echo.heard, "a")
+        assert await said.until(1) == ["a"]
+        assert runtime.next_time() is not None
+        await asyncio.sleep(0.01)
+        runtime.inject(echo.heard, "b")
+        assert await said.until(2) == ["a", "b"]
+
+
+async def test_an_exception_comes_out_and_names_the_reaction() -> None:
+    async with driven(0) as (echo, runtime, _, task):
+        runtime.inject(echo.heard, "bad")
+        with pytest.raises(ZeroDivisionError) as raised:
+            await asyncio.wait_for(task, 30)
+        assert any("in reaction echo.on_heard at" in note for note in raised.value.__notes__)
+
+
+async def test_a_chain_without_end_leaves_the_loop_its_turn() -> None:
+    reactor: Any = Reactor("a")
+    again = reactor.logical("again", int)
+    event = reactor.physical("event", int)
+    body: Callable[[Context], None] = lambda now: now.schedule(again, 1)  # noqa: E731
+    reactor.reaction(body, on=[again, event], writes=[again], name="r")
+    runtime = Runtime(Program("p", [reactor]).seal(), WallClock())
+    runtime.start()
+    task = asyncio.create_task(drive(runtime))
+    runtime.inject(event, 1)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert runtime.tag.microstep > 0
+
+
+def test_the_wall_clock_does_not_go_back() -> None:
+    clock = WallClock()
+    times = [clock.now() for _ in range(100)]
+    assert times == sorted(times)

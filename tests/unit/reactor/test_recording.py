@@ -1,0 +1,275 @@
+"""Recordings: their lines, what a kill leaves of them, and their replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.reactor import (
+    MILLISECOND,
+    SECOND,
+    BadRecording,
+    Program,
+    Recording,
+    ReplayReport,
+    Runtime,
+    Tag,
+    VirtualClock,
+    replay,
+)
+from scheduler.reactor.recording import Decision, Event, Late, read
+from tests.unit.reactor.toys import Again, Fleet, Log, Lost, toy
+
+
+def record(
+    path: Path, settings: dict[str, Any] | None = None, close: bool = True, late: bool = False
+) -> list[str]:
+    """Two engines are lost, the second so long before anybody looks that the log is late. Answers the lines."""
+    program = toy(settings or {})
+    recording = Recording.open(path, settings or {})
+    clock = VirtualClock(1000)
+    runtime = Runtime(program, clock, recording)
+    runtime.start()
+    fleet = program.reactors[0]
+    assert isinstance(fleet, Fleet)
+    runtime.inject(fleet.lost, Lost("e0", -9))
+    runtime.run_until(2 * SECOND)
+    runtime.inject(fleet.lost, Lost("e1"))
+    if late:
+        clock.advance_to(2 * SECOND + 6 * MILLISECOND)
+    runtime.advance()
+    if close:
+        recording.close()
+        recording.close()
+    return path.read_text().splitlines()
+
+
+def test_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "control.jsonl"
+    lines = [json.loads(line) for line in record(path, {"restarts": 1}, late=True)]
+    digest = toy({}).digest()
+    stop = {"type": "Do", "engine": "e0", "step": "stop"}
+    assert lines[:4] == [
+        {"format": 1, "program": "toy", "settings": {"restarts": 1}, "graph": digest, "start": 1000},
+        {"tag": [1000, 1], "action": "fleet.lost", "value": {"type": "Lost", "engine": "e0", "code": -9}},
+        {
+            "tag": [1000, 1],
+            "port": "fleet.commands",
+            "value": [stop],
+            "reaction": "fleet.on_lost",
+            "triggers": ["fleet.lost"],
+            "why": "e0 ended with -9",
+        },
+        {
+            "tag": [1000, 1],
+            "port": "log.count",
+            "value": 1,
+            "reaction": "log.on_commands",
+            "triggers": ["log.commands"],
+            "why": "",
+        },
+    ]
+    assert [line["value"] for line in lines if line.get("port") == "log.count"] == [1, 2, -1]
+    assert lines[-3] == {"tag": [2 * SECOND, 0], "late": "log.on_commands"}
+    assert lines[-1] == {"tag": [2 * SECOND, 0], "end": True}
+
+
+def test_it_is_on_disk_before_anybody_learns_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "control.jsonl"
+    program = toy({})
+    fleet = program.reactors[0]
+    assert isinstance(fleet, Fleet)
+    runtime = Runtime(program, VirtualClock(), Recording.open(path, {}))
+    seen: list[int] = []
+    runtime.observe(fleet.commands, lambda tag, value: seen.append(len(path.read_text().splitlines())))
+    runtime.start()
+    assert len(path.read_text().splitlines()) == 1
+    runtime.inject(fleet.lost, Lost("e0"))
+    assert len(path.read_text().splitlines()) == 1
+    runtime.advance()
+    assert seen == [4]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("close", [False, True])
+def test_a_run_replays(tmp_path: Path, late: bool, close: bool) -> None:
+    report = replay_lines(record(tmp_path / "r", {"restarts": 1}, close, late))
+    assert (report.equal, report.events, report.decisions, report.graph_changed) == (True, 2, 6, False)
+
+
+def replay_lines(lines: list[str], build: Any = toy) -> ReplayReport:
+    return replay(lines, build)
+
+
+def test_a_deadline_is_missed_again_only_where_the_record_says_so(tmp_path: Path) -> None:
+    lines = record(tmp_path / "r", late=True)
+    without = [line for line in lines if '"late"' not in line]
+    assert len(without) == len(lines) - 1
+    difference = replay_lines(without).difference
+    assert difference is not None
+    assert (difference.recorded or {})["value"] == -1
+    assert (difference.replayed or {})["value"] == 3
+
+
+def test_a_recording_holds_several_runs_and_each_has_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, {"restarts": 0})
+    record(path, {"restarts": 1}, close=False)
+    record(path)
+    report = replay(path, toy)
+    assert [len(run.decisions) for run in report.runs] == [4, 6, 6]
+    assert (len(report.runs), report.equal, report.events, report.decisions) == (3, True, 6, 16)
+
+
+@pytest.mark.parametrize("field", ["port", "value", "reaction", "triggers", "why", "tag"])
+def test_a_changed_decision_is_found(tmp_path: Path, field: str) -> None:
+    lines = record(tmp_path / "r")
+    changed = json.loads(lines[5])
+    assert changed["tag"] == [SECOND + 1000, 0]
+    changed[field] = {"tag": [SECOND + 1000, 1], "triggers": ["log.other"]}.get(field, "other")
+    difference = replay_lines([*lines[:5], json.dumps(changed), *lines[6:]]).difference
+    assert difference is not None
+    assert difference.tag == Tag(SECOND + 1000)
+    assert difference.recorded == changed
+    assert difference.replayed == json.loads(lines[5])
+
+
+@pytest.mark.parametrize("index", [2, 4, 8])
+def test_a_missing_and_a_surplus_decision_are_found(tmp_path: Path, index: int) -> None:
+    lines = record(tmp_path / "r")
+    assert '"port"' in lines[index]
+    assert not replay_lines([*lines[:index], *lines[index + 1 :]]).equal
+    assert not replay_lines([*lines[: index + 1], *lines[index:]]).equal
+
+
+def test_what_a_closed_run_would_decide_later_does_not_count_but_what_it_did_not_does(tmp_path: Path) -> None:
+    """A timer was pending when it was closed. A program with a shorter one would have decided more by then."""
+    lines = record(tmp_path / "r", {"restarts": 9})
+    assert replay_lines(lines).equal
+
+    class Hasty(Fleet):
+        def _on_lost(self, now: Any) -> None:
+            super()._on_lost(now)
+            now.schedule(self.again, Again("e9"), after=500 * MILLISECOND)
+
+    def hasty(settings: dict[str, Any]) -> Program:
+        fleet, log = Hasty(9), Log()
+        program = Program("toy", [fleet, log])
+        program.connect(fleet.commands, log.commands)
+        return program.seal()
+
+    report = replay_lines(lines, hasty)
+    assert not report.graph_changed
+    assert report.difference is not None
+    assert report.difference.tag == Tag(1000 + 500 * MILLISECOND)
+
+
+def test_a_changed_graph_is_told_and_what_it_cannot_take_is_a_difference(tmp_path: Path) -> None:
+    lines = record(tmp_path / "r")
+
+    def alone(settings: dict[str, Any]) -> Program:
+        return Program("toy", [Log()]).seal()
+
+    report = replay_lines(lines, alone)
+    assert report.graph_changed
+    assert report.difference is not None
+    assert report.difference.note == "no physical action fleet.lost"
+    renamed = [line.replace('"code"', '"status"') for line in lines]
+    report = replay_lines(renamed)
+    assert not report.graph_changed
+    assert report.difference is not None
+    assert report.difference.note.startswith("fleet.lost: no Lost")
+
+
+def test_a_run_that_failed_fails_again(tmp_path: Path) -> None:
+    program = toy({})
+    fleet = program.reactors[0]
+    assert isinstance(fleet, Fleet)
+    recording = Recording.open(tmp_path / "r", {})
+    runtime = Runtime(program, VirtualClock(), recording)
+    runtime.start()
+    runtime.inject(fleet.lost, Lost("e0"))
+    runtime.inject(fleet.lost, Lost("e1", 99))
+    with pytest.raises(RuntimeError, match="no such engine"):
+        runtime.advance()
+    recording.close()
+    report = replay(tmp_path / "r", toy)
+    assert report.equal
+    failure = report.runs[0].failure
+    assert failure is not None
+    assert (failure.tag, failure.reaction, failure.error) == (Tag(0, 2), "fleet.on_lost", "RuntimeError")
+    healed = (tmp_path / "r").read_text().replace("99", "98").splitlines()
+    assert not replay_lines(healed).equal
+
+
+# What a kill leaves
+
+
+def test_every_truncation_replays(tmp_path: Path) -> None:
+    text = "\n".join(record(tmp_path / "r", close=False, late=True)) + "\n"
+    header = text.index("\n")
+    for end in range(header, len(text) + 1):
+        report = replay_lines(text[:end].splitlines())
+        assert report.equal, text[:end]
+        whole = [json.loads(line) for line in text[:end].split("\n")[:-1]]
+        assert report.decisions >= sum("port" in line for line in whole)
+
+
+def test_whoever_appends_to_a_cut_line_begins_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, close=False)
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    record(path)
+    assert path.read_text().startswith(whole[:-20] + "\n{")
+    report = replay(path, toy)
+    assert (len(report.runs), report.equal, report.decisions) == (2, True, 11)
+
+
+def test_only_the_last_tag_of_a_killed_run_may_lack_decisions(tmp_path: Path) -> None:
+    lines = record(tmp_path / "r", close=False)[:7]
+    assert '"action"' in lines[6]
+    assert replay_lines(lines).equal
+    assert not replay_lines([*lines[:5], lines[6]]).equal
+
+
+def test_a_line_damaged_elsewhere_is_refused(tmp_path: Path) -> None:
+    lines = record(tmp_path / "r")
+    with pytest.raises(BadRecording, match="line 3 is not a JSON object"):
+        read([*lines[:2], lines[2][:-5], *lines[3:]])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "no run"),
+        (["hello"], "line 1 is not a JSON object"),
+        (['{"tag": [0, 0], "end": true}'], "before any header"),
+        (['{"format": 2}'], "format 2"),
+        (['{"format": 1, "program": "p"}'], "no header"),
+        (['{"format": 1, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": 5}'], "line 2"),
+        (
+            ['{"format": 1, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": [0, 0]}'],
+            "line 2",
+        ),
+    ],
+)
+def test_what_is_no_recording_is_refused(lines: list[str], message: str) -> None:
+    with pytest.raises(BadRecording, match=message):
+        read(lines)
+
+
+def test_lines_become_what_they_were(tmp_path: Path) -> None:
+    lines = record(tmp_path / "r", late=True)
+    run = read(tmp_path / "r")[0]
+    assert [json.dumps(entry.to_json(), separators=(",", ":")) for entry in run.entries] == lines[1:]
+    assert {type(entry) for entry in run.entries} >= {Event, Decision, Late}
+
+
+def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        Recording.open(tmp_path / "r", {"path": tmp_path})
+    assert not (tmp_path / "r").exists()

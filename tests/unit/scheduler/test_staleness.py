@@ -1,0 +1,315 @@
+"""The ledger by traces that were worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scheduler.policies.staleness import (
+    DROPPED_KEPT,
+    AbortEpisode,
+    Admit,
+    BufferReady,
+    CloseGroup,
+    Command,
+    Consume,
+    Consumed,
+    Drop,
+    Event,
+    GroupDropped,
+    Join,
+    Leased,
+    Ledger,
+    LedgerSettings,
+    MemberDropped,
+    Moved,
+    Occupied,
+    Publish,
+    Refuse,
+    Reward,
+    Skipped,
+    event_from_json,
+    event_to_json,
+)
+
+
+def ledger(eta: int, batch: int, *events: Event, min_members: int = 2) -> Ledger:
+    new = Ledger(LedgerSettings(eta, batch, min_members))
+    for event in events:
+        new.apply(event)
+    return new
+
+
+def solo(name: str) -> Join:
+    """A group of one, whose episode has the group's name."""
+    return Join(name, name, 1)
+
+
+def solos(names: str) -> list[Event]:
+    return [solo(name) for name in names]
+
+
+def test_reserves_the_latest_buffer_of_the_window_first() -> None:
+    book = ledger(2, 2)
+    buffers = []
+    for name in "abcdef":
+        (admit,) = book.apply(solo(name))
+        assert isinstance(admit, Admit)
+        assert admit.version == 0
+        buffers.append(admit.buffer)
+    assert buffers == [2, 2, 1, 1, 0, 0]
+    assert book.apply(solo("g")) == [Refuse("g", "no_slot")]
+
+
+def test_the_window_ends_at_version_plus_eta() -> None:
+    book = ledger(1, 1, Publish(5))
+    assert book.apply(solo("a")) == [Admit("a", "a", 6, 5)]
+    assert book.apply(solo("b")) == [Admit("b", "b", 5, 5)]
+    assert book.apply(solo("c")) == [Refuse("c", "no_slot")]
+
+
+def test_occupies_the_earliest_buffer() -> None:
+    book = ledger(2, 1, solo("a"))
+    assert book.apply(Reward("a")) == [Occupied("a", 0, 0), BufferReady(0)]
+
+
+def test_without_staleness_a_round_is_generate_train_publish() -> None:
+    book = ledger(0, 2, *solos("ab"))
+    assert book.apply(Reward("b")) == [Occupied("b", 0, 0)]
+    assert book.apply(solo("c")) == [Refuse("c", "no_slot")]
+    assert book.apply(Reward("a")) == [Occupied("a", 0, 1), BufferReady(0)]
+    assert book.apply(Consume(0)) == [Consumed(0, ("b", "a"))]
+    assert book.apply(solo("c")) == [Refuse("c", "no_slot")], "version 1 is not there yet"
+    assert book.apply(Publish(1)) == []
+    assert book.apply(solo("c")) == [Admit("c", "c", 1, 1)]
+
+
+def test_the_first_to_finish_changes_places_with_one_that_may_wait() -> None:
+    # a: buffer 1, b: buffer 0. a finishes first, and b's window [0, 1] reaches buffer 1.
+    book = ledger(1, 1, *solos("ab"))
+    assert book.apply(Reward("a")) == [Moved("b", 0, 1), Occupied("a", 0, 0), BufferReady(0)]
+    assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BufferReady(1)]
+
+
+def test_a_group_does_not_move_out_of_its_window() -> None:
+    # At version 1, b (V = 0, buffer 1) cannot go to buffer 2, so c (V = 1) stays there and buffer 1 waits for b.
+    book = ledger(1, 1, *solos("ab"), Reward("a"), Consume(0), Publish(1), solo("c"))
+    assert [(g.group_id, g.buffer) for g in book.groups()] == [("b", 1), ("c", 2)]
+    assert book.apply(Reward("c")) == [Occupied("c", 2, 0), BufferReady(2)]
+    assert [(r.buffer, r.state) for r in book.buffers()] == [(1, "STUCK"), (2, "READY")]
+    with pytest.raises(ValueError, match="buffer 1 trained: it is not ready"):
+        book.apply(Consume(1))
+    assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BufferReady(1)]
+
+
+def test_a_freed_entry_is_passed_on_to_earlier_buffers() -> None:
+    # a, b, c hold 2, 1, 0. a is dropped: the earliest that may go to 2 is c, and entry 0 is open.
+    book = ledger(2, 1, *solos("abc"))
+    dropped = [MemberDropped("a", "x"), GroupDropped("a", "too_few_rewards")]
+    assert book.apply(Drop("a", "x")) == [*dropped, Moved("c", 0, 2)]
+    assert book.apply(Reward("b")) == [Occupied("b", 0, 0), BufferReady(0)]
+
+
+def test_a_freed_entry_travels_in_steps_if_windows_are_short() -> None:
+    # Version 1: w, v hold 3 and x holds 2. Version 2: z, u hold 4 and y holds 2.
+    book = ledger(2, 2, Publish(1), *solos("wvx"), Publish(2), *solos("zuy"))
+    dropped = [MemberDropped("w", "d"), GroupDropped("w", "too_few_rewards")]
+    assert book.apply(Drop("w", "d")) == [*dropped, Moved("y", 2, 3)], "the youngest"
+    # x's window ends at 3, so y goes on to 4 and x follows it to 3.
+    dropped = [MemberDropped("z", "d"), GroupDropped("z", "too_few_rewards")]
+    assert book.apply(Drop("z", "d")) == [*dropped, Moved("y", 3, 4), Moved("x", 2, 3)]
+
+
+def test_an_entry_that_an_early_finisher_leaves_is_filled() -> None:
+    # a, b hold 2; c, d hold 1; f holds 0, beside the empty entry that a takes. f then moves to the one that a leaves.
+    book = ledger(2, 2, *solos("abcdef"), Drop("e", "x"))
+    assert [(g.group_id, g.buffer) for g in book.groups() if g.state == "reserved"] == [
+        ("a", 2), ("b", 2), ("c", 1), ("d", 1), ("f", 0)
+    ]  # fmt: skip
+    assert book.apply(Reward("a")) == [Occupied("a", 0, 0), Moved("f", 0, 2)]
+
+
+def test_a_group_occupies_when_every_member_is_settled() -> None:
+    book = ledger(0, 1, *(Join("g", e, 4) for e in "abc"))
+    assert book.apply(Reward("a")) == []
+    assert book.apply(Drop("b", "deadline")) == [MemberDropped("b", "deadline")]
+    assert book.apply(Reward("c")) == []
+    assert book.apply(Join("g", "d", 4)) == [Admit("d", "g", 0, 0)]
+    end = [MemberDropped("d", "crash"), Occupied("g", 0, 0), BufferReady(0)]
+    assert book.apply(Drop("d", "crash")) == end
+
+
+def test_too_few_rewards_free_the_slot() -> None:
+    book = ledger(0, 1, *(Join("g", e, 3) for e in "abc"), Reward("a"), Drop("b", "x"))
+    assert book.apply(Drop("c", "x")) == [MemberDropped("c", "x"), GroupDropped("g", "too_few_rewards")]
+    assert book.apply(solo("h")) == [Admit("h", "h", 0, 0)]
+
+
+def test_a_group_of_one_needs_one_reward_and_a_settable_number_otherwise() -> None:
+    assert ledger(0, 1, solo("a")).apply(Reward("a"))[0] == Occupied("a", 0, 0)
+    strict = ledger(0, 1, *(Join("g", e, 3) for e in "abc"), Reward("a"), Reward("b"), min_members=3)
+    assert strict.apply(Drop("c", "x"))[-1] == GroupDropped("g", "too_few_rewards")
+
+
+def test_closing_a_group_counts_missing_members_as_dropped() -> None:
+    book = ledger(0, 2, Join("g", "a", 3), Join("g", "b", 3), Reward("a"))
+    assert book.apply(CloseGroup("g", "driver died")) == [], "b still runs"
+    assert book.apply(Join("g", "c", 3)) == [Refuse("c", "group_closed")]
+    assert book.apply(Reward("b")) == [Occupied("g", 0, 0)]
+    assert book.apply(CloseGroup("g", "again")) == []
+    lone = ledger(0, 2, Join("h", "a", 3), Reward("a"))
+    assert lone.apply(CloseGroup("h", "x")) == [GroupDropped("h", "too_few_rewards")]
+
+
+@pytest.mark.parametrize(
+    ("event", "refusal"),
+    [
+        (Join("full", "x", 2), Refuse("x", "group_full")),
+        (Join("open", "x", 3), Refuse("x", "size_differs")),
+        (Join("done", "x", 1), Refuse("x", "group_finished")),
+        (Join("gone", "x", 1), Refuse("x", "group_finished")),
+        (Join("new", "x", 1), Refuse("x", "no_slot")),
+        (Reward("done"), Refuse("done", "group_finished")),
+        (Drop("gone", "x"), Refuse("gone", "group_finished")),
+        (Reward("f1"), Refuse("f1", "episode_finished")),
+    ],
+)
+def test_refusals_change_nothing(event: Event, refusal: Command) -> None:
+    start = [solo("done"), Reward("done"), solo("gone"), Drop("gone", "x")]
+    full = [Join("full", "f1", 2), Join("full", "f2", 2), Reward("f1")]
+    book = ledger(0, 3, *start, *full, Join("open", "o1", 2))
+    before = book.to_json()
+    assert book.apply(event) == [refusal]
+    assert book.to_json() == before
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Join("g", "a", 2),
+        Join("h", "b", 0),
+        Reward("nobody"),
+        Drop("nobody", "x"),
+        CloseGroup("nothing", "x"),
+        Leased(1),
+        Consume(0),
+        Consume(1),
+        Publish(0),
+    ],
+)
+def test_impossible_events_raise_and_change_nothing(event: Event) -> None:
+    book = ledger(1, 2, Join("g", "a", 2))
+    before = book.to_json()
+    with pytest.raises(ValueError, match=r"\w"):
+        book.apply(event)
+    assert book.to_json() == before
+
+
+def test_a_trained_buffer_waits_for_its_consume_across_the_publish() -> None:
+    book = ledger(1, 1, solo("a"), Reward("a"), Leased(0))
+    assert book.apply(Publish(1)) == []
+    assert book.apply(solo("b")) == [Admit("b", "b", 2, 1)]
+    assert book.apply(Consume(0)) == [Consumed(0, ("a",))]
+    assert book.consumed == 1
+
+
+def test_a_first_version_above_0_skips_the_empty_buffers() -> None:
+    book = ledger(0, 1)
+    assert book.apply(Publish(7)) == [Skipped(0, 7, ())]
+    assert book.apply(solo("a")) == [Admit("a", "a", 7, 7)]
+    assert book.apply(Reward("a")) == [Occupied("a", 7, 0), BufferReady(7)]
+
+
+def test_a_version_number_left_out_skips_its_buffer() -> None:
+    # eta 1, two entries: buffer 0 is full, a and b (V = 0) hold buffer 1, c of version 0 occupies there.
+    start = [*solos("abcd"), Reward("c"), Reward("d"), Join("e", "e1", 2), Join("e", "e2", 2)]
+    book = ledger(1, 2, *start, Reward("a"))
+    assert book.entries(0) == ("c", "d")
+    assert book.entries(1) == ("a",)
+    assert book.apply(Leased(0)) == []
+    assert book.apply(Publish(2)) == [], "buffer 0 is what was trained"
+    assert book.consumed == 0
+    assert book.apply(Consume(0)) == [
+        Consumed(0, ("c", "d")),
+        GroupDropped("b", "stale"),
+        AbortEpisode("b", "stale"),
+        Skipped(1, 2, ("a",)),
+    ]
+    assert book.apply(Reward("b")) == [Refuse("b", "group_finished")]
+    assert book.consumed == 2
+
+
+def test_skipping_drops_what_is_reserved_before_the_version_and_nothing_else() -> None:
+    # eta 2: a, b, c hold 2, 1, 0. Buffer 2 is still in a's window when version 2 is published.
+    book = ledger(2, 1, *solos("abc"))
+    stale = [command for x in "cb" for command in (GroupDropped(x, "stale"), AbortEpisode(x, "stale"))]
+    assert book.apply(Publish(2)) == [*stale, Skipped(0, 2, ())]
+    assert book.apply(Reward("a")) == [Occupied("a", 2, 0), BufferReady(2)]
+
+
+def test_a_group_does_not_occupy_a_buffer_before_its_version() -> None:
+    # Buffer 0 waits for its Consume while version 2 is the newest; buffer 1 is empty, but b has V = 2.
+    book = ledger(1, 1, solo("a"), Reward("a"), Leased(0), Publish(2), solo("b"))
+    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2)]
+
+
+def test_a_full_buffer_that_nobody_leased_is_skipped_too() -> None:
+    book = ledger(0, 1, solo("a"), Reward("a"))
+    assert book.apply(Publish(1)) == [Skipped(0, 1, ("a",))]
+    # A lease ends with its buffer: the next one is skipped as well.
+    book = ledger(1, 1, *solos("ab"), Reward("a"), Reward("b"), Leased(0), Consume(0))
+    assert book.apply(Publish(2)) == [Skipped(1, 2, ("b",))]
+
+
+def test_consumed_groups_are_forgotten_and_their_names_are_free() -> None:
+    book = ledger(0, 1, solo("a"), Reward("a"), Consume(0), Publish(1))
+    assert book.groups() == []
+    with pytest.raises(ValueError, match="no episode a"):
+        book.apply(Reward("a"))
+    assert book.apply(solo("a")) == [Admit("a", "a", 1, 1)]
+
+
+def test_dropped_groups_are_remembered_up_to_a_number() -> None:
+    book = ledger(0, 1)
+    for i in range(DROPPED_KEPT + 10):
+        book.apply(solo(f"g{i}"))
+        book.apply(Drop(f"g{i}", "x"))
+    assert len(book.groups()) == DROPPED_KEPT
+    assert book.apply(solo("g9"))[0] == Admit("g9", "g9", 0, 0)
+    assert book.apply(Join("g10", "x", 1)) == [Refuse("x", "group_finished")]
+
+
+def test_free_slots_counts_the_groups_that_could_start() -> None:
+    book = ledger(1, 2, *solos("abc"))
+    assert book.free_slots() == 1
+    assert ledger(0, 1, solo("a"), Reward("a"), Consume(0)).free_slots() == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"type": "Nap"}, {"type": "Publish"}, {"type": "Publish", "version": 1, "extra": 2}],
+)
+def test_json_that_is_no_event_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"event|fields"):
+        event_from_json(value)
+
+
+def test_events_and_state_survive_json() -> None:
+    events: list[Event] = [*solos("abc"), Reward("b"), Drop("a", "x"), Leased(0), Publish(3)]
+    events += [Join("g", "g1", 2), CloseGroup("g", "y")]
+    text = json.dumps([event_to_json(event) for event in events])
+    assert [event_from_json(value) for value in json.loads(text)] == events
+    book = ledger(2, 2, *events)
+    copy = Ledger.from_json(json.loads(json.dumps(book.to_json())))
+    assert copy == book
+    assert copy.apply(Reward("g1")) == book.apply(Reward("g1"))
+    assert copy == book
+    copy.apply(Publish(4))
+    assert copy != book
+
+
+@pytest.mark.parametrize(("eta", "batch", "members"), [(-1, 1, 1), (0, 0, 1), (0, 1, 0)])
+def test_impossible_settings(eta: int, batch: int, members: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        LedgerSettings(eta, batch, members)

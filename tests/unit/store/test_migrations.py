@@ -1,0 +1,213 @@
+"""The migrations make exactly the tables that the models describe, and can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, inspect, text
+
+from gateway.settings import StoreSettings
+from gateway.store import ledger, turns
+from gateway.store.database import Database
+from gateway.store.models import Base
+
+MIGRATIONS = Path(__file__).parents[3] / "migrations"
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    """An empty database."""
+    engine = create_engine(f"sqlite:///{tmp_path}/store.db")
+    with engine.begin() as opened:
+        yield opened
+    engine.dispose()
+
+
+def config(connection: Connection | None = None) -> Config:
+    values = Config()
+    values.set_main_option("script_location", str(MIGRATIONS))
+    if connection is not None:
+        values.attributes["connection"] = connection
+    return values
+
+
+def tables(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names()) - {"alembic_version"}
+
+
+def drift(connection: Connection) -> list[object]:
+    context = MigrationContext.configure(
+        connection, opts={"compare_type": True, "compare_server_default": True}
+    )
+    return compare_metadata(context, Base.metadata)
+
+
+def test_upgrading_from_nothing_gives_the_tables_of_the_models(connection: Connection) -> None:
+    command.upgrade(config(connection), "head")
+    assert tables(connection) == set(Base.metadata.tables)
+    assert drift(connection) == []
+
+
+def test_everything_can_be_taken_back_and_made_again(connection: Connection) -> None:
+    command.upgrade(config(connection), "head")
+    command.downgrade(config(connection), "base")
+    assert tables(connection) == set()
+    command.upgrade(config(connection), "head")
+    assert drift(connection) == []
+
+
+def test_every_single_step_can_be_taken_back(connection: Connection) -> None:
+    revisions = list(ScriptDirectory.from_config(config()).walk_revisions())[::-1]
+    for revision in revisions:
+        command.upgrade(config(connection), revision.revision)
+        before = tables(connection)
+        command.downgrade(config(connection), "-1")
+        command.upgrade(config(connection), revision.revision)
+        assert tables(connection) == before
+
+
+def test_upgrading_twice_changes_nothing(connection: Connection) -> None:
+    command.upgrade(config(connection), "head")
+    command.upgrade(config(connection), "head")
+    assert drift(connection) == []
+
+
+def test_the_history_has_one_end() -> None:
+    assert len(ScriptDirectory.from_config(config()).get_heads()) == 1
+
+
+def test_a_model_without_a_migration_would_be_noticed(connection: Connection) -> None:
+    assert drift(connection) != []
+
+
+def former(connection: Connection, model: str) -> dict[str, list[dict[str, Any]]]:
+    """Fills a store of revision 0001, as it was written when a gateway had one model; answers its rows."""
+    rows: dict[str, list[dict[str, Any]]] = {
+        "episodes": [
+            {
+                "id": f"ep-{i}", "key_hash": f"hash-{i}", "task_id": "t", "group_id": "g", "mode": "train", "model": model,
+                "details": '{"a": 1}', "version": i, "state": "closed", "reason": "rewarded", "reward": 0.5,
+                "components": None, "created_at": float(i), "closed_at": 9.0,
+            }
+            for i in range(2)
+        ],
+        "calls": [
+            {
+                "id": f"call-{i}", "episode_id": f"ep-{i}", "node": 1, "api": "chat", "stream": True, "asked": "{}",
+                "used": "{}", "logprobs_mode": "processed_logprobs", "engine": "engine-0", "finish_reason": "stop",
+                "prompt_tokens": 2, "completion_tokens": 1, "pauses": 0, "digest": b"d", "received_at": 1.0,
+                "first_token_s": None, "seconds": 0.1,
+            }
+            for i in range(2)
+        ],
+        "nodes": [
+            {
+                "episode_id": f"ep-{i}", "index": j, "parent": j - 1, "at": 1, "sampled": bool(j), "ids": b"\1\0\0\0",
+                "logprobs": b"\0\0\0\0", "spans": "[[0, 1]]", "flags": b"\0", "temperature": 1.0, "mask_reason": "",
+                "call_id": f"call-{i}" if j else "",
+            }
+            for i in range(2) for j in range(2)
+        ],
+        "ledger_events": [
+            {"seq": seq, "at": 1.0, "event": f'{{"type": "E{seq}"}}', "commands": "[]"} for seq in (1, 2, 3)
+        ],
+        "leases": [
+            {
+                "fence": fence, "id": f"lease-{fence}", "buffer": 0, "consumer": "trainer", "state": "acked",
+                "checkpoint": "c", "reason": "", "created_at": 1.0,
+            }
+            for fence in (1, 2)
+        ],
+        "versions": [
+            {"version": v, "parent": v - 1 if v else None, "path": f"v{v}", "state": "live", "report": "[]", "created_at": 1.0}
+            for v in range(3)
+        ],
+    }  # fmt: skip
+    for table, values in rows.items():
+        names = list(values[0])
+        columns, places = ", ".join(f'"{n}"' for n in names), ", ".join(f":{n}" for n in names)
+        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), values)
+    return rows
+
+
+def stored(connection: Connection, table: str) -> list[dict[str, Any]]:
+    """Every row, in the order of insertion."""
+    return [dict(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY rowid")).mappings()]
+
+
+@pytest.mark.parametrize("model", ["sums", ""])
+def test_a_store_of_one_model_goes_on_under_that_models_name_and_back(
+    connection: Connection, model: str
+) -> None:
+    command.upgrade(config(connection), "0001")
+    rows = former(connection, model)
+    before = {table: stored(connection, table) for table in rows}
+    command.upgrade(config(connection), "0002")
+    for table, values in before.items():
+        after = [{"model": model, **row} for row in values]
+        if table == "calls":
+            after = [{**row, "request_key": ""} for row in after]
+        assert stored(connection, table) == after, table
+    assert stored(connection, "exchanges") == []
+    command.upgrade(config(connection), "head")
+    if model:
+        add_another_model(connection)
+    command.downgrade(config(connection), "0001")
+    assert {table: stored(connection, table) for table in rows} == before
+    assert "exchanges" not in tables(connection)
+
+
+def test_a_model_that_was_renamed_keeps_its_versions_and_its_trees(connection: Connection) -> None:
+    command.upgrade(config(connection), "0001")
+    rows = former(connection, "sums")
+    connection.execute(text("UPDATE episodes SET model = 'former' WHERE id = 'ep-0'"))
+    before = {table: stored(connection, table) for table in rows}
+    command.upgrade(config(connection), "0002")
+    assert [row["model"] for row in stored(connection, "nodes")] == ["former"] * 2 + ["sums"] * 2
+    assert [row["model"] for row in stored(connection, "calls")] == ["former", "sums"]
+    for table in ("ledger_events", "leases", "versions"):
+        assert {row["model"] for row in stored(connection, table)} == {"sums"}
+    command.downgrade(config(connection), "0001")
+    assert {table: stored(connection, table) for table in rows} == before
+
+
+def add_another_model(connection: Connection) -> None:
+    """What a gateway with several models adds, numbers that the first model used among it."""
+    call = {**stored(connection, "calls")[0], "id": "call-other", "model": "judge", "node": 0}
+    node = {**stored(connection, "nodes")[0], "model": "judge", "call_id": "call-other"}
+    lease = {**stored(connection, "leases")[0], "id": "lease-other", "model": "planner"}
+    version = {**stored(connection, "versions")[0], "model": "planner"}
+    event = {**stored(connection, "ledger_events")[0], "seq": 9, "model": "planner"}
+    exchange = {"call_id": "call-other", "request": "{}", "status": 200, "response": ""}
+    added = {"calls": call, "nodes": node, "leases": lease, "versions": version, "ledger_events": event}
+    for table, values in {**added, "exchanges": exchange}.items():
+        columns, places = ", ".join(f'"{n}"' for n in values), ", ".join(f":{n}" for n in values)
+        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), values)
+
+
+async def test_a_store_of_one_model_is_read_by_the_gateway_of_today(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/store.db")
+    with engine.begin() as connection:
+        command.upgrade(config(connection), "0001")
+        former(connection, "sums")
+    engine.dispose()
+    database = await Database.open(StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db"))
+    try:
+        nodes = await database.read(lambda c: turns.nodes(c, "sums", ["ep-0", "ep-1"]))
+        assert [[node.sampled for node in nodes[e]] for e in ("ep-0", "ep-1")] == [[False, True]] * 2
+        assert [c["id"] for c in await database.read(lambda c: turns.calls(c, "ep-1", "sums"))] == ["call-1"]
+        events = await database.read(lambda c: ledger.events(c, "sums"))
+        assert [event["type"] for event in events] == ["E1", "E2", "E3"]
+        assert await database.read(lambda c: ledger.newest_fence(c, "sums")) == 2
+        assert await database.read(lambda c: ledger.parents(c, "sums", "live")) == {0: None, 1: 0, 2: 1}
+        assert await database.read(lambda c: ledger.newest_fence(c, "another")) == 0
+    finally:
+        await database.close()

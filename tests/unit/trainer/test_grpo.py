@@ -1,0 +1,100 @@
+"""GRPO by hand, and accumulation against the whole batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.algorithms import TokenBatch
+from trainer.algorithms.grpo import Grpo, GrpoSettings
+
+
+def test_advantages_are_centred_and_scaled() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    std = math.sqrt((0.25 * 4) / 5)
+    expected = torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(Grpo(GrpoSettings()).advantages(rewards), expected / std)
+    centred = Grpo(GrpoSettings(normalise_std=False)).advantages(rewards)
+    torch.testing.assert_close(centred, expected)
+
+
+@pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [1.0], [0.0, 0.0]])
+def test_a_group_with_equal_rewards_teaches_nothing(rewards: list[float]) -> None:
+    advantages = Grpo(GrpoSettings()).advantages(torch.tensor(rewards))
+    assert advantages.tolist() == [0.0] * len(rewards)
+
+
+def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor, train: Tensor) -> TokenBatch:
+    return TokenBatch(
+        logprobs=logprobs,
+        entropy=-logprobs,
+        recorded=recorded,
+        advantages=advantages,
+        weights=train.to(logprobs.dtype),
+        train=train,
+        reference=recorded - 0.1,
+    )
+
+
+def test_gradient_is_weight_times_advantage_and_zero_outside_the_clip() -> None:
+    ratio = torch.tensor([[1.0, 1.5, 1.5, 0.5, 0.5, 9.0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
+    logprobs = torch.full((1, 6), -1.0, dtype=torch.float64, requires_grad=True)
+    train = torch.ones(1, 6, dtype=torch.bool)
+    settings = GrpoSettings(clip_low=0.2, clip_high=0.28, importance_cap=2.0)
+    batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages, train)
+    batch = TokenBatch(**{n: getattr(batch, n) for n in batch.__slots__ if n != "reference"})
+    loss = Grpo(settings).loss(batch)
+    (gradient,) = torch.autograd.grad(loss.total, logprobs)
+    expected = torch.tensor([[-1.0, 0.0, 1.5, -0.5, 0.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected)
+    assert float(loss.sums["clip_fraction"]) == 2.0
+
+
+def test_tokens_that_are_not_trained_change_nothing() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    train = torch.tensor([[True, False]])
+    advantages = torch.ones(1, 2, dtype=torch.float64)
+    recorded = torch.tensor([[-1.0, -50.0]], dtype=torch.float64)
+    loss = Grpo(GrpoSettings(kl_coef=0.1)).loss(token_batch(logprobs, recorded, advantages, train))
+    (gradient,) = torch.autograd.grad(loss.total, logprobs)
+    assert gradient[0, 1] == 0.0
+    assert gradient[0, 0] != 0.0
+    assert float(loss.sums["importance_weight"]) == 1.0
+
+
+def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    rows, length = 12, 9
+    weight = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(rows, length, 7, dtype=torch.float64)
+    targets = torch.randint(0, 11, (rows, length))
+    recorded = -torch.rand(rows, length, dtype=torch.float64) * 3
+    advantages = torch.randn(rows, 1, dtype=torch.float64).expand(rows, length)
+    train = torch.rand(rows, length) < 0.6
+    algorithm = Grpo(GrpoSettings(kl_coef=0.05, entropy_coef=0.01))
+
+    def total(part: slice) -> Tensor:
+        scaled = (features[part] @ weight).log_softmax(-1)
+        logprobs = scaled.gather(-1, targets[part][..., None]).squeeze(-1)
+        return algorithm.loss(
+            TokenBatch(
+                logprobs=logprobs,
+                entropy=-(scaled.exp() * scaled).sum(-1),
+                recorded=recorded[part],
+                advantages=advantages[part],
+                weights=train[part].double(),
+                train=train[part],
+                reference=recorded[part],
+            )
+        ).total
+
+    count = int(train.sum())
+    (whole,) = torch.autograd.grad(total(slice(None)) / count, weight)
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        total(slice(start, end)).backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad / count, whole, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,286 @@
+"""The learner on a tiny model: temperature, accumulation, resumption, and what a version's directory holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gateway.types import Episode, Group, TokenFlag
+from tests.unit.trainer.trees import group, prompt, sampled
+from trainer import checkpoint, model
+from trainer.errors import CheckpointError, VersionReused
+from trainer.learner import Learner
+from trainer.settings import Settings
+from trainer.weights.filesystem import Aside, WeightsDirectory
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def settings(tiny_model: Path, tmp_path: Path) -> Settings:
+    return Settings.parse({
+        "run": {
+            "dir": tmp_path / "run", "steps": 4, "device": "cpu", "threads": 1,
+            "deterministic": True,
+        },
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": tiny_model},
+        "optimizer": {"lr": 1e-3, "warmup_steps": 3},
+        "algorithm": {"type": "grpo", "kl_coef": 0.01, "entropy_coef": 0.01},
+        "batch": {"tokens": 64},
+    })  # fmt: skip
+
+
+def batch_of(version: int) -> list[Group]:
+    return [group(f"g{version}", [1.0, 0.0, 0.5], version=version), group("other", [0.0, 1.0])]
+
+
+def train(learner: Learner) -> dict[str, float]:
+    batch = learner.assemble(batch_of(learner.version))
+    return learner.accumulate(batch) | learner.step(batch)
+
+
+def parameters(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in learner.model.state_dict().items()}
+
+
+def test_logprobs_are_computed_at_the_stored_temperature(tiny_model: Path) -> None:
+    loaded = model.load(tiny_model)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    temperature = torch.tensor([[1.0, 1.0, 0.5, 2.0]])
+    with torch.no_grad():
+        values, entropy = model.token_logprobs(loaded, ids, temperature)
+        logits = loaded(ids).logits[0]
+    for j in range(1, 4):
+        scaled = (logits[j - 1] / temperature[0, j]).log_softmax(-1)
+        torch.testing.assert_close(values[0, j], scaled[ids[0, j]])
+        torch.testing.assert_close(entropy[0, j], -(scaled.exp() * scaled).sum())
+    assert values[0, 0] == 0.0
+
+
+def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    ids, temperature = [9, 3, 4, 5, 6], 0.7
+    with torch.no_grad():
+        values, _ = model.token_logprobs(learner.model, torch.tensor([ids]), torch.full((1, 5), temperature))
+    turn = replace(sampled(1, 0, 1, ids[1:], temperature=temperature), logprobs=values[0, 1:].numpy())
+    old = sampled(1, 0, 1, ids[1:], version=0, logprob=-30.0)
+    new = Group("g", "t", 0, (
+        Episode("a", 1.0, (prompt(0, -1, 0, ids[:1]), turn)),
+        Episode("b", 0.0, (prompt(0, -1, 0, ids[:1]), replace(old, versions=np.full(4, -1, np.int32)))),
+    ))  # fmt: skip
+    measured = learner.accumulate(learner.assemble([new]))
+    assert measured["logprob_gap_max"] < 1e-5
+    assert measured["same_version_tokens"] == 4
+    assert measured["staleness_max"] == 1
+    assert measured["staleness_mean"] == 0.5
+
+
+def test_micro_batches_give_the_gradient_of_the_whole_batch(settings: Settings) -> None:
+    gradients = []
+    for tokens in (32, 4096):
+        learner = Learner.open(
+            settings.model_copy(update={"batch": settings.batch.model_copy(update={"tokens": tokens})})
+        )
+        learner.model.double()
+        learner.accumulate(learner.assemble(batch_of(0)))
+        gradients.append([p.grad.clone() for p in learner.model.parameters()])
+    for small, whole in zip(*gradients, strict=True):
+        # Log-probabilities are float32 by contract, so this is as close as the model allows; the sums are tested in float64.
+        torch.testing.assert_close(small, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_a_resumed_run_has_bit_equal_parameters(settings: Settings) -> None:
+    straight = Learner.open(settings)
+    for _ in range(2):
+        train(straight)
+    straight.save_checkpoint()
+    for _ in range(2):
+        train(straight)
+    resumed = Learner.open(settings)
+    assert resumed.version == 2
+    assert resumed.probe is not None
+    for _ in range(2):
+        train(resumed)
+    assert resumed.version == straight.version == 4
+    for name, value in parameters(straight).items():
+        assert torch.equal(value, parameters(resumed)[name]), name
+    assert resumed.probe == straight.probe
+
+
+def test_a_new_line_has_the_same_weights_their_version_as_parent_and_survives_a_restart(
+    settings: Settings,
+) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    before = parameters(learner)
+    learner.renumber(7)
+    learner.save_checkpoint()
+    resumed = Learner.open(settings)
+    assert (resumed.version, resumed.parent, resumed.steps) == (7, 1, 1)
+    assert resumed.probe is not None
+    assert resumed.probe.parent_logprobs == resumed.probe.new_logprobs, "nothing tells it from its parent"
+    for name, value in parameters(resumed).items():
+        assert torch.equal(value, before[name]), name
+    measured = train(resumed)
+    assert (resumed.version, resumed.parent, resumed.steps) == (8, 7, 2)
+    assert measured["lr"] == pytest.approx(1e-3 * 2 / 3), "warming up counts steps, not numbers"
+
+
+def test_a_checkpoint_that_names_no_parent_was_made_of_the_version_before(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    state = learner.save_checkpoint() / "state.json"
+    values = json.loads(state.read_text())
+    del values["parent"]
+    state.write_text(json.dumps(values))
+    assert Learner.open(settings).parent == 0
+
+
+def test_a_batch_of_orphans_alone_teaches_nothing_and_breaks_nothing(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    before = parameters(learner)
+    orphans = [sampled(1, 0, 1, [4, 5, 6], flags=[TokenFlag.ORPHANED] * 3)]
+    members = tuple(Episode(f"e{i}", float(i), (prompt(0, -1, 0, [3]), *orphans)) for i in range(2))
+    batch = learner.assemble([Group("g", "t", 0, members)])
+    measured = learner.accumulate(batch) | learner.step(batch)
+    assert measured["masked_tokens/orphaned"] == 6
+    assert measured["trained_tokens"] == 0
+    assert (learner.version, learner.probe) == (1, None)
+    for name, value in parameters(learner).items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_training_moves_the_policy_towards_the_reward(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    batch = learner.assemble(batch_of(0))
+    rewarded = next(row for row in batch.rows.rows if row.advantage > 0)
+
+    def logprob() -> float:
+        ids = torch.tensor(rewarded.ids[None].astype(np.int64))
+        with torch.no_grad():
+            values, _ = model.token_logprobs(learner.model, ids, torch.ones(ids.shape))
+        return float(values[0][torch.from_numpy(rewarded.train)].sum())
+
+    before = logprob()
+    train(learner)
+    assert logprob() > before
+
+
+def test_a_kill_before_the_rename_leaves_the_old_checkpoint(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    learner.save_checkpoint()
+    train(learner)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    # As SIGKILL would: the new directory is there under its aside name, and no clean-up runs.
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die)
+        with pytest.raises(Killed):
+            learner.save_checkpoint()
+    assert list(learner.checkpoints.glob(".v000002.tmp-*"))
+    assert Learner.open(settings).version == 1
+    learner.save_checkpoint()
+    assert Learner.open(settings).version == 2
+    assert not list(learner.checkpoints.glob(".v000002.tmp-*"))
+
+
+def test_a_damaged_checkpoint_is_an_error_and_not_a_fresh_start(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    (learner.save_checkpoint() / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="v000001"):
+        Learner.open(settings)
+
+
+def test_old_checkpoints_are_removed(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    for version in range(4):
+        learner.version = version
+        learner.save_checkpoint()
+    assert sorted(d.name for d in learner.checkpoints.iterdir()) == ["v000002", "v000003"]
+
+
+def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    weights = WeightsDirectory(settings.run.dir / "weights", settings.model.path)
+    path = weights.write(1, 0, learner.model, learner.probe)
+    manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
+    assert (manifest["format"], manifest["version"], manifest["parent"]) == (1, 1, 0)
+    assert set(manifest["files"]) == {f.name for f in path.iterdir()} - {"manifest.json"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(manifest["files"])
+    for name, entry in manifest["files"].items():
+        content = (path / name).read_bytes()
+        assert (entry["size"], entry["sha256"]) == (len(content), sha256(content).hexdigest())
+    assert_probe_tells(manifest["probe"], model.load(path), model.load(settings.model.path))
+    with pytest.raises(VersionReused):
+        weights.write(1, 0, learner.model, learner.probe)
+
+
+def assert_probe_tells(probe: dict[str, Any], new: Any, parent: Any) -> None:
+    """The probe's numbers are those of the two models, and they differ."""
+    assert 1 <= len(probe["sequences"]) <= 4
+    for i, sequence in enumerate(probe["sequences"]):
+        ids = torch.tensor([sequence])
+        for loaded, key in ((new, "new_logprobs"), (parent, "parent_logprobs")):
+            with torch.no_grad():
+                values, _ = model.token_logprobs(loaded, ids, torch.ones(ids.shape))
+            torch.testing.assert_close(values[0, 1:], torch.tensor(probe[key][i]), atol=1e-4, rtol=1e-4)
+        assert probe["new_logprobs"][i] != probe["parent_logprobs"][i]
+
+
+def test_old_weights_go_but_never_the_current_version_nor_its_parent(tmp_path: Path) -> None:
+    weights = WeightsDirectory(tmp_path, tmp_path)
+    for version in (1, 2, 3, 4, 5):
+        weights.path(version).mkdir()
+    weights.prune(2, 3, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["v000002", "v000003", "v000004", "v000005"]
+    weights.prune(2, 5, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["v000002", "v000004", "v000005"]
+    weights.prune(2, 5, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["v000004", "v000005"]
+    assert weights.newest() == 5
+    assert WeightsDirectory(tmp_path / "absent", tmp_path).newest() == 0
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    def fill_the_disk() -> None:
+        with Aside(tmp_path / "v000001") as aside:
+            (aside / "part").write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fill_the_disk()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_newest_checkpoint_is_the_highest_version(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path / "absent") is None
+    for name in ("v000002", "v000010", ".v000011.tmp-1"):
+        (tmp_path / name).mkdir()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.name == "v000010"

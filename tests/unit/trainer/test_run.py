@@ -1,0 +1,288 @@
+"""The whole loop against a gateway with a fake engine, and its crash cases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.client import EpisodeRunner, Task
+from gateway.client.agents import FunctionAgent
+from tests.gateways import RunningGateway
+from tests.several import gateway_of
+from trainer.cluster import Watched, rollout_process, watch
+from trainer.errors import GatewayAhead, StepTimeout
+from trainer.learner import Batch, Learner
+from trainer.metrics import Metrics, sparkline
+from trainer.run import Trainer
+from trainer.settings import Settings
+
+
+class ProbelessLearner(Learner):
+    """The fake engine's log-probabilities are no model's, so a probe would rightly fail."""
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        measured = super().step(batch)
+        self.probe = None
+        return measured
+
+
+def settings_of(
+    gateway: RunningGateway, model: Path, tmp_path: Path, name: str | None = None, **run: Any
+) -> Settings:
+    return Settings.parse({
+        "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **run},
+        "gateway": {"url": gateway.url, "answer_s": 10, "model": name},
+        "model": {"path": model},
+        "optimizer": {"lr": 1e-3},
+    })  # fmt: skip
+
+
+@asynccontextmanager
+async def episodes(gateway: RunningGateway, model: str | None = None) -> AsyncIterator[None]:
+    """Groups of two episodes without end; the reward is the parity of the answer's length."""
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        body = {
+            "model": model or "any",
+            "max_tokens": 8,
+            "messages": [{"role": "user", "content": task["q"]}],
+        }
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as http:
+            answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
+        return float(len(answer["choices"][0]["message"]["content"] or "") % 2)
+
+    agent = FunctionAgent(solve)
+    runner = EpisodeRunner(gateway.admin, agent, group_size=2, concurrency=8, open_wait_s=0.5, model=model)
+    stop = asyncio.Event()
+    tasks = [Task(f"t{i}", {"q": f"question {i}"}) for i in range(50)]
+    work = asyncio.create_task(runner.run_forever(tasks, stop), name="episodes")
+    try:
+        yield
+    finally:
+        stop.set()
+        await work
+
+
+@asynccontextmanager
+async def trainer_of(gateway: RunningGateway, settings: Settings) -> AsyncIterator[Trainer]:
+    with Metrics(settings.run.dir, settings.run.steps) as metrics:
+        trainer = Trainer(settings, ProbelessLearner.open(settings), gateway.admin, metrics)
+        await trainer.check_versions()
+        yield trainer
+
+
+async def test_every_version_is_trained_published_and_acknowledged(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
+        async with asyncio.timeout(60):
+            await trainer.train()
+    status = await gateway.admin.status()
+    assert (status["version"], status["consumed"]) == (2, 2)
+    records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
+    assert [record["version"] for record in records] == [1, 2]
+    assert all(record["trained_tokens"] > 0 for record in records)
+    assert all(record["staleness_max"] <= 1 for record in records)
+    assert list((settings.run.dir / "tensorboard").iterdir())
+
+
+async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        staleness = {"batch": 2, "eta": 1, "min_members": 1}
+        opened = gateway_of(tiny_model, tmp_path, {"actor": {}, "planner": {}}, staleness=staleness)
+        gateway, engines = await stack.enter_async_context(opened)
+        trainers = []
+        for name, steps in (("actor", 1), ("planner", 2)):
+            await stack.enter_async_context(episodes(gateway, name))
+            settings = settings_of(gateway, tiny_model, tmp_path / name, name, steps=steps)
+            trainers.append(await stack.enter_async_context(trainer_of(gateway, settings)))
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(trainer.train() for trainer in trainers))
+        for name, steps in (("actor", 1), ("planner", 2)):
+            status = await gateway.admin.status(name)
+            assert (status["model"], status["version"], status["consumed"]) == (name, steps, steps)
+            assert status["weights"] == str(tmp_path / name / "run" / "weights" / f"v00000{steps}")
+            assert engines[name].label == str(steps)
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, published: bool
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    async with episodes(gateway):
+        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+            trainer._lease = await trainer.lease()
+            batch = await trainer.assemble()
+            await trainer.forward_backward(batch)
+            await trainer.step(batch)
+            await trainer.checkpoint()
+            if published:
+                await trainer.publish()
+        # A new process: it holds the checkpoint of version 1, and is given buffer 0 again.
+        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+            assert trainer.learner.version == 1
+            assert (await trainer.lease()).buffer == 0
+            await trainer.train()
+    assert (await gateway.admin.status())["consumed"] == 2
+    records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
+    assert [record["buffer"] for record in records] == [1]
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+async def test_an_older_checkpoint_begins_a_new_line(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, acknowledged: bool
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    weights = settings.run.dir / "weights"
+    async with episodes(gateway):
+        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+            while trainer.learner.steps < 2:
+                trainer._lease = await trainer.lease()
+                batch = await trainer.assemble()
+                await trainer.forward_backward(batch)
+                await trainer.step(batch)
+                checkpoint = await trainer.checkpoint()
+                await trainer.publish()
+                if acknowledged or trainer.learner.steps < 2:
+                    await trainer.ack(checkpoint)
+        shutil.rmtree(checkpoint)
+        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+            assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 1, 1)
+            status = await gateway.admin.status()
+            assert (status["version"], status["orphaned_versions"]) == (3, [2])
+            again, before = (weights / f"v00000{v}" / "model.safetensors" for v in (3, 1))
+            assert again.read_bytes() == before.read_bytes()
+            await trainer.train()
+    status = await gateway.admin.status()
+    assert (status["version"], status["consumed"], status["orphaned_versions"]) == (4, 4, [2])
+    assert [(await gateway.admin.weights(v))["parent"] for v in (1, 2, 3, 4)] == [0, 1, 1, 3]
+
+
+async def test_a_new_line_that_was_not_published_before_a_crash_is_published_after_it(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    async with episodes(gateway), asyncio.timeout(60):
+        async with trainer_of(gateway, settings) as trainer:
+            trainer._lease = await trainer.lease()
+            await trainer.step(await trainer.assemble())
+            checkpoint = await trainer.checkpoint()
+            await trainer.publish()
+            await trainer.ack(checkpoint)
+            trainer.learner.renumber(4)  # 2 and 3 were used by a line that is lost
+            await trainer.checkpoint()
+        async with trainer_of(gateway, settings) as trainer:
+            assert (trainer.learner.version, trainer.learner.parent) == (4, 1)
+            await trainer.train()
+    assert [(await gateway.admin.weights(v))["parent"] for v in (4, 5)] == [1, 4]
+    assert (await gateway.admin.status())["consumed"] == 5
+
+
+async def test_a_number_that_was_written_but_never_published_is_not_used_again(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    async with episodes(gateway), asyncio.timeout(60):
+        async with trainer_of(gateway, settings) as trainer:
+            await trainer.train()
+            trainer.weights.path(2).mkdir()
+        async with trainer_of(gateway, settings) as trainer:
+            assert (trainer.learner.version, trainer.learner.parent) == (3, 1)
+    status = await gateway.admin.status()
+    assert (status["version"], status["orphaned_versions"]) == (3, [])
+
+
+async def test_a_gateway_that_is_ahead_is_an_error(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
+        async with asyncio.timeout(60):
+            await trainer.train()
+    lost = settings_of(gateway, tiny_model, tmp_path / "elsewhere")
+    with pytest.raises(GatewayAhead, match="version 1"):
+        async with trainer_of(gateway, lost):
+            pass
+
+
+async def test_a_batch_that_never_comes_names_the_step(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.run.POLL_S", 0.05)
+    settings = settings_of(gateway, tiny_model, tmp_path, batch_wait_s=0.2)
+    async with trainer_of(gateway, settings) as trainer:
+        with pytest.raises(StepTimeout, match=r"'assemble'.*0 of 2 groups"):
+            await trainer.train()
+
+
+async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
+        async with asyncio.timeout(60):
+            trainer._lease = await trainer.lease()
+            # What a restart of the gateway does to a lease.
+            await gateway.admin.nack(trainer._lease, "forgotten")
+            await trainer._work(trainer._lease, 0.0)
+    assert (await gateway.admin.status())["consumed"] == 1
+
+
+@pytest.mark.parametrize("name", [None, "planner"])
+async def test_the_agents_episodes_are_of_the_model_that_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    started: list[list[str]] = []
+
+    async def start(_name: str, argv: list[str], *_: Any) -> Any:
+        started.append(argv)
+        return SimpleNamespace(stop=None, wait=None)
+
+    monkeypatch.setattr("trainer.cluster.LocalProcess.start", start)
+    monkeypatch.setattr("trainer.cluster._needed", lambda process: None)
+    settings = Settings.parse({
+        "run": {"dir": tmp_path, "steps": 1},
+        "gateway": {"url": "http://x", "model": name},
+        "model": {"path": tmp_path},
+        "optimizer": {"lr": 0},
+        "rollout": {"agent": "a:b", "tasks": tmp_path / "tasks.jsonl"},
+    })  # fmt: skip
+    await rollout_process(AsyncExitStack(), settings, "http://x")
+    (argv,) = started
+    assert (argv[argv.index("--model") + 1 :] if "--model" in argv else None) == (name and [name])
+
+
+async def test_work_ends_when_a_companion_fails() -> None:
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def companion() -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        await watch(work(), None, Watched("companion", companion()))
+    assert cancelled.is_set()
+
+
+def test_sparkline() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▁▁"

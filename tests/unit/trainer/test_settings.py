@@ -1,0 +1,76 @@
+"""The configuration refuses what it does not know."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.algorithms.grpo import GrpoSettings
+from trainer.errors import ConfigError
+from trainer.settings import Settings
+
+MINIMAL = """
+[run]
+dir = "runs/x"
+steps = 3
+[gateway]
+url = "http://127.0.0.1:8000"
+[model]
+path = "model"
+[optimizer]
+lr = 1e-4
+"""
+
+
+def parse(extra: str = "") -> Settings:
+    return Settings.parse(tomllib.loads(MINIMAL + extra))
+
+
+def test_defaults() -> None:
+    settings = parse()
+    assert isinstance(settings.algorithm, GrpoSettings)
+    assert settings.rollout is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "key"),
+    [
+        ("[batch]\ntoken = 1", "batch.token"),
+        ("[surprise]", "surprise"),
+        ("[algorithm]\ntype = 'grpo'\nclip = 0.1", "clip"),
+        ("[algorithm]\ntype = 'unknown'", "none of grpo"),
+        ("[algorithm]\nkl_coef = -1", "kl_coef"),
+        ("[weights]\nkeep = 1", "weights.keep"),
+        ("[rollout]\nagent = 'no function'\ntasks = 'x'", "rollout.agent"),
+    ],
+)
+def test_wrong_keys_are_named(extra: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        parse(extra)
+
+
+def test_exactly_one_gateway() -> None:
+    values: dict[str, Any] = tomllib.loads(MINIMAL)
+    for gateway in ({}, {"url": "http://a", "config": "b"}):
+        with pytest.raises(ConfigError, match="exactly one"):
+            Settings.parse({**values, "gateway": gateway})
+
+
+def test_algorithm_bounds_may_be_turned_off() -> None:
+    algorithm = parse("[algorithm]\nimportance_cap = inf\nclip_high = inf\nclip_low = 1").algorithm
+    assert isinstance(algorithm, GrpoSettings)
+    assert algorithm.importance_cap == float("inf")
+
+
+def test_the_key_comes_from_the_environment_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_ADMIN_KEY", "very-secret")
+    settings = parse()
+    assert settings.gateway.key == "very-secret"
+    assert "very-secret" not in repr(settings) + settings.model_dump_json()
+
+
+def test_the_demo_is_a_valid_configuration() -> None:
+    Settings.load(Path(__file__).parents[3] / "examples" / "demo" / "trainer.toml")

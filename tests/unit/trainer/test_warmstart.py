@@ -1,0 +1,129 @@
+"""The warm start: its tokenizer, its agreement with the renderer, its cache, and the demo's split of tasks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from renderers import Qwen3Renderer
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from examples.demo import tasks
+from trainer.errors import ConfigError
+from trainer.warmstart import Recipe, encode, warm_start
+
+RECIPE = Recipe(
+    data="examples.demo.tasks:careless_teacher", steps=3, rows=4, layers=1, hidden=32, intermediate=32
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("warmstart")
+    assert warm_start(RECIPE, root / "model", cache=root / "cache") is False
+    assert warm_start(RECIPE, root / "again", cache=root / "cache") is True
+    return root / "model"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(made: Path) -> Any:
+    return AutoTokenizer.from_pretrained(made)
+
+
+@pytest.mark.parametrize("text", ["4 + 13 - 2 =", "<|im_start|>user\nhi<|im_end|>", "Grüße, 世界 🦙\n\n x"])
+def test_tokenizer_round_trip(tokenizer: Any, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_digit_is_a_token_and_so_is_a_mark(tokenizer: Any) -> None:
+    assert len(tokenizer.encode("1234567890")) == 10
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("</think><|im_end|>")) == [
+        "</think>",
+        "<|im_end|>",
+    ]
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+
+
+def test_prompts_are_what_the_renderer_renders(made: Path, tokenizer: Any) -> None:
+    raw = Tokenizer.from_file(str(made / "tokenizer.json"))
+    renderer = Qwen3Renderer(tokenizer)
+    for question, answer in itertools.islice(RECIPE.stream(9), 20):
+        messages = [{"role": "user", "content": question}]
+        prompt, completion = encode(raw, question, answer)
+        assert renderer.render(messages, add_generation_prompt=True).token_ids == prompt
+        assert tokenizer.decode(completion) == f"{answer}<|im_end|>"
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1"}],
+    [
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "and 1"},
+    ],
+    [
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "2"},
+        {"role": "tool", "content": "3"},
+    ],
+    [
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "reasoning_content": "hm", "content": "I ask", "tool_calls": [CALL, CALL]},
+        {"role": "tool", "content": "2"},
+    ],
+]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_chat_template_agrees_with_the_renderer(tokenizer: Any, messages: Any, tools: Any) -> None:
+    rendered = Qwen3Renderer(tokenizer).render(messages, tools=tools, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    assert text == tokenizer.decode(rendered.token_ids)
+
+
+def test_model_is_float32_untied_and_has_no_sampling_defaults(made: Path) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(made)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert loaded.config.tie_word_embeddings is False
+    generation = json.loads((made / "generation_config.json").read_text())
+    assert not {"temperature", "top_p", "top_k", "do_sample"} & set(generation)
+
+
+def test_the_same_recipe_gives_the_same_weights(made: Path, tmp_path: Path) -> None:
+    warm_start(RECIPE, tmp_path / "model", cache=tmp_path / "another cache")
+    name = "model.safetensors"
+    assert (tmp_path / "model" / name).read_bytes() == (made / name).read_bytes()
+
+
+def test_a_recipe_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('data = "a:b"\nsurprise = 1\n')
+    with pytest.raises(ConfigError, match="surprise"):
+        Recipe.load(tmp_path / "r.toml")
+    with pytest.raises(ConfigError, match="nowhere"):
+        RECIPE.model_copy(update={"data": "nowhere:f"}).stream(1)
+
+
+def test_held_out_questions_are_in_no_other_data() -> None:
+    held_out = {task["question"] for task in itertools.islice(tasks.tasks("heldout", 5), 200)}
+    seen = {task["question"] for task in itertools.islice(tasks.tasks("train", 1), 1000)}
+    seen |= {question for question, _ in itertools.islice(tasks.careless_teacher(1), 3000)}
+    assert len(held_out) == 200
+    assert not held_out & seen
+
+
+def test_scores_are_those_of_the_last_word() -> None:
+    task = {"question": "4 + 3 - 2 =", "answer": "5"}
+    assert tasks.score(task, "7 5") == 1.0
+    assert tasks.score(task, "5 7") < 0.5
+    assert tasks.score(task, "") == 0.0
+    assert tasks.score(task, "7 banana") == 0.0

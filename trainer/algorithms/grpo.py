@@ -1,0 +1,102 @@
+"""GRPO: the other episodes of a group are the baseline.
+
+Sources: Shao et al., "DeepSeekMath" (2024) for the group baseline; Liu et al., "Understanding R1-Zero-Like Training" (2025) for
+leaving the division by the standard deviation out; `trainer.correction` for the off-policy correction and the clip.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
+from trainer.correction import (
+    importance_ratio,
+    outside_trust_region,
+    truncated_importance_weight,
+)
+
+
+class GrpoSettings(AlgorithmSettings):
+    """`[algorithm]` with `type = "grpo"`."""
+
+    type: Literal["grpo"] = "grpo"
+    normalise_std: bool = True
+    """Divide a group's advantages by the standard deviation of its rewards."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """A token with a negative advantage gives no gradient once its ratio is below 1 - clip_low; 1 turns it off."""
+    clip_high: float = Field(0.28, ge=0)
+    """A token with a positive advantage gives no gradient once its ratio is above 1 + clip_high; `inf` turns it off."""
+    importance_cap: float = Field(2.0, gt=0)
+    """The largest importance weight of a token; `inf` truncates nothing."""
+    kl_coef: float = Field(0.0, ge=0, le=10)
+    """Weight of the KL divergence to the initial weights."""
+    entropy_coef: float = Field(0.0, ge=0, le=10)
+    """Weight of an entropy bonus."""
+    normaliser: Literal["token", "sequence"] = "token"
+    """Whether the loss is the mean over trained tokens, or the mean over episodes of their tokens' means."""
+
+
+class Grpo:
+    """One optimizer step per batch: the policy gradient with a truncated importance weight and an asymmetric clip."""
+
+    def __init__(self, settings: GrpoSettings) -> None:
+        self.settings = settings
+
+    @property
+    def needs_reference(self) -> bool:
+        """True with a KL term."""
+        return self.settings.kl_coef > 0
+
+    @property
+    def sequence_mean(self) -> bool:
+        """True with `normaliser = "sequence"`."""
+        return self.settings.normaliser == "sequence"
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """reward - mean, over the (population) standard deviation unless that is off; zeros where all rewards are equal."""
+        centred = rewards - rewards.mean()
+        if len(rewards) < 2 or bool((rewards == rewards[0]).all()):
+            return torch.zeros_like(rewards)
+        return centred / rewards.std(correction=0) if self.settings.normalise_std else centred
+
+    def loss(self, batch: TokenBatch) -> Loss:
+        """-w A log p per token, where w is the importance weight, or 0 outside the trust region."""
+        settings = self.settings
+        ratio = importance_ratio(batch.logprobs, batch.recorded)
+        weight = truncated_importance_weight(ratio, settings.importance_cap)
+        clipped = outside_trust_region(ratio, batch.advantages, settings.clip_low, settings.clip_high)
+        policy = -torch.where(clipped, 0.0, weight) * batch.advantages * batch.logprobs
+        per_token = policy - settings.entropy_coef * batch.entropy
+        reference_kl = torch.zeros_like(batch.recorded)
+        if batch.reference is not None:
+            reference_kl = _k3(batch.logprobs, batch.reference)
+            per_token = per_token + settings.kl_coef * reference_kl
+        total = torch.where(batch.train, per_token * batch.weights, 0.0).sum()
+        values = {
+            "policy_loss": policy,
+            "entropy": batch.entropy,
+            "clip_fraction": clipped,
+            "importance_weight": weight,
+            "kl_recorded_k1": batch.recorded - batch.logprobs,
+            "kl_recorded_k3": _k3(batch.recorded, batch.logprobs, grad=False),
+            "kl_reference_k3": reference_kl,
+        }
+        return Loss(total, {name: _sum(value, batch.train) for name, value in values.items()})
+
+
+def _k3(sampler: Tensor, other: Tensor, grad: bool = True) -> Tensor:
+    """The k3 estimate of KL(sampler || other) per token: never negative, unbiased for tokens of `sampler`.
+
+    Source: Schulman, "Approximating KL Divergence" (2020).
+    """
+    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        gap = (other - sampler).clamp(-20.0, 20.0)
+        return gap.exp() - gap - 1.0
+
+
+def _sum(values: Tensor, train: Tensor) -> Tensor:
+    return torch.where(train, values.detach().to(torch.float64), 0.0).sum()

@@ -1,0 +1,114 @@
+"""Checkpoints: all that a trainer needs to go on as if it had never stopped.
+
+Owns `DIR/v000007`: `model.safetensors`, `optimizer.pt` (optimizer and random number states), `state.json` (version, parent,
+steps, probe).
+Invariants: a directory of that name is whole (it was written aside, fsynced and renamed); nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+
+from gateway.types import Probe
+from trainer.errors import CheckpointError
+from trainer.weights.filesystem import Aside
+
+FORMAT = 1
+_NAME = re.compile(r"v(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a checkpoint says beyond tensors."""
+
+    version: int
+    parent: int | None
+    """The version that this one was made of; None for the initial weights."""
+    steps: int
+    """Optimizer steps since the initial weights. Fewer than the version once a run went back to an older checkpoint."""
+    probe: Probe | None
+
+
+def save(directory: Path, said: Said, model: Any, optimizer: torch.optim.Optimizer) -> Path:
+    """Writes `directory/v<version>`; one of the same version is replaced, for a resumed run may train a step anew."""
+    target = directory / name_of(said.version)
+    with Aside(target, replace=True) as aside:
+        save_model(model, str(aside / "model.safetensors"))
+        tensors = {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            tensors["cuda_rng"] = torch.cuda.get_rng_state_all()
+        torch.save(tensors, aside / "optimizer.pt")
+        state = {
+            "format": FORMAT,
+            "version": said.version,
+            "parent": said.parent,
+            "step": said.steps,
+            "probe": said.probe.to_json() if said.probe else None,
+        }
+        (aside / "state.json").write_text(json.dumps(state))
+    return target
+
+
+def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> Said:
+    """Puts a checkpoint's tensors into `model` and `optimizer`. Raises CheckpointError if they do not fit or are damaged."""
+    try:
+        state = json.loads((directory / "state.json").read_text())
+        if state["format"] != FORMAT:
+            raise CheckpointError(f"{directory}: format {state['format']}, this build reads {FORMAT}")
+        device = str(next(model.parameters()).device)
+        load_model(model, str(directory / "model.safetensors"), device=device)
+        tensors = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
+        optimizer.load_state_dict(tensors["optimizer"])
+        torch.set_rng_state(tensors["rng"])
+        if "cuda_rng" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(tensors["cuda_rng"])
+        return _said(state)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+
+
+def _said(state: dict[str, Any]) -> Said:
+    version: int = state["version"]
+    # A checkpoint that does not name its parent is of a time when every version was made of the one before.
+    parent = state.get("parent", version - 1 if version else None)
+    probe = Probe.from_json(state["probe"]) if state["probe"] else None
+    return Said(version, parent, state["step"], probe)
+
+
+def newest(directory: Path) -> Path | None:
+    """The checkpoint of the highest version, or None."""
+    return max(_all(directory), key=version_of, default=None)
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints."""
+    for old in sorted(_all(directory), key=version_of)[:-keep]:
+        shutil.rmtree(old)
+
+
+def name_of(version: int) -> str:
+    """The directory's name."""
+    return f"v{version:06d}"
+
+
+def version_of(directory: Path) -> int:
+    """The version that a directory's name names."""
+    match = _NAME.fullmatch(directory.name)
+    if match is None:
+        raise ValueError(f"{directory} is not named as a version")
+    return int(match[1])
+
+
+def _all(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [d for d in directory.iterdir() if _NAME.fullmatch(d.name) and d.is_dir()]

@@ -1,0 +1,103 @@
+"""`trainer run | eval | warmstart`. Heavy imports are inside the commands, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Learns from a gateway's episodes.", no_args_is_help=True, add_completion=False)
+
+Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
+
+
+@app.command("run")
+def run_command(config: Config) -> None:
+    """Train: lease batches, update the model, publish the weights. Resumes from the newest checkpoint."""
+    with _plain_errors():
+        from trainer.run import run
+        from trainer.settings import Settings
+
+        _main(run(Settings.load(config)))
+
+
+@app.command("eval")
+def eval_command(
+    config: Config,
+    tasks: Annotated[Path, typer.Option(help="JSON lines, one task each.", dir_okay=False)],
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Also write the result and every outcome here.")
+    ] = None,
+) -> None:
+    """Run `[rollout] agent` once per task, outside of training; the last line of output is one JSON object."""
+    with _plain_errors():
+        from trainer.evaluate import evaluate
+        from trainer.settings import Settings
+
+        _main(evaluate(Settings.load(config), tasks, json_out))
+
+
+@app.command("warmstart")
+def warmstart_command(
+    out: Annotated[Path, typer.Option(help="Where the checkpoint goes.", file_okay=False)],
+    recipe: Annotated[Path, typer.Option(help="A recipe's TOML file.", dir_okay=False)] = Path(
+        "examples/demo/warmstart.toml"
+    ),
+) -> None:
+    """Make a small model by a short supervised run; the same recipe is made once and cached."""
+    with _plain_errors():
+        from rich.progress import Progress
+
+        from trainer.warmstart import Recipe, cache_root, warm_start
+
+        loaded = Recipe.load(recipe)
+        with Progress(transient=True) as progress:
+            cached = warm_start(loaded, out, progress=progress)
+        verb = "copied from the cache" if cached else "made, and cached"
+        typer.echo(f"{out}: {verb} ({cache_root() / loaded.digest()})")
+
+
+def main() -> None:
+    """The console script."""
+    # A console script, other than `python -m`, does not look for an agent's module in the current folder.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    app()
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What a user can act on is printed without a trace."""
+    from gateway.client import GatewayRefused
+    from scheduler.cluster.local import ChildDied
+    from trainer.errors import TrainerError
+
+    try:
+        yield
+    except (TrainerError, ChildDied, GatewayRefused, TimeoutError) as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _main(work: Coroutine[Any, Any, None]) -> None:
+    async def until_told() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work
+
+    try:
+        asyncio.run(until_told())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        typer.echo("stopped; run again to resume", err=True)
+        raise typer.Exit(130) from None
+
+
+if __name__ == "__main__":
+    main()

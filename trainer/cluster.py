@@ -1,0 +1,116 @@
+"""The processes around a trainer: a gateway of its own, and the driver that runs episodes; both optional.
+
+Invariant: what was started is stopped when the exit stack closes, and a child that ends early ends the trainer with its last
+lines as the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from scheduler.cluster.local import ChildDied, LocalProcess
+from trainer.errors import ConfigError, GatewayUnreachable
+from trainer.settings import GatewaySettings, Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Work that has to go on for as long as something else needs it."""
+
+    name: str
+    work: Coroutine[Any, Any, Any]
+
+
+async def watch(work: Coroutine[Any, Any, T], *companions: Watched | None) -> T:
+    """The result of `work`; if a companion ends first, `work` is cancelled and the companion's error raised."""
+    main = asyncio.create_task(work, name="trainer: loop")
+    tasks = [asyncio.create_task(c.work, name=f"trainer: {c.name}") for c in companions if c]
+    try:
+        done, _ = await asyncio.wait({main, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        if main not in done:
+            ended = done.pop()
+            await ended
+            raise RuntimeError(f"{ended.get_name()} ended although it was needed")
+        return await main
+    finally:
+        for task in (main, *tasks):
+            task.cancel()
+        await asyncio.gather(main, *tasks, return_exceptions=True)
+
+
+async def gateway_process(
+    stack: AsyncExitStack, settings: GatewaySettings, directory: Path
+) -> tuple[str, Watched | None]:
+    """The gateway's URL; starts one first if `[gateway] config` says so. Raises GatewayUnreachable, ChildDied, TimeoutError."""
+    if settings.url is not None:
+        return settings.url.rstrip("/"), None
+    assert settings.config is not None
+    url = url_of(settings.config)
+    async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
+        if await _answers(http, any_status=True):
+            raise GatewayUnreachable(
+                f"something listens at {url} already; to use it, set [gateway] url in place of config"
+            )
+        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(settings.config)]
+        env = {"HEADGATE_ADMIN_KEY": settings.key} if settings.key else None
+        process = await LocalProcess.start("gateway", argv, directory / "gateway.log", env)
+        stack.push_async_callback(process.stop, 20.0)
+        await process.ready(lambda: _answers(http), settings.start_s)
+    return url, Watched("gateway process", _needed(process))
+
+
+async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -> Watched | None:
+    """Starts the driver that keeps `[rollout] agent` at work, if there is one."""
+    rollout = settings.rollout
+    if rollout is None:
+        return None
+    argv = [
+        sys.executable, "-m", "gateway.cli", "episodes", "run", "--forever",
+        "--gateway", url,
+        "--tasks", str(rollout.tasks),
+        "--group-size", str(rollout.group_size),
+        "--concurrency", str(rollout.concurrency),
+        "--agent", rollout.agent,
+    ]  # fmt: skip
+    if settings.gateway.model is not None:
+        argv += ["--model", settings.gateway.model]
+    env = {"HEADGATE_ADMIN_KEY": settings.gateway.key} if settings.gateway.key else None
+    process = await LocalProcess.start("rollout", argv, settings.run.dir / "rollout.log", env)
+    stack.push_async_callback(process.stop, 10.0)
+    return Watched("rollout process", _needed(process))
+
+
+def url_of(config: Path) -> str:
+    """Where the gateway of a TOML file will listen. Raises ConfigError."""
+    try:
+        server = tomllib.loads(config.read_text()).get("server", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"[gateway] config {config}: {error}") from error
+    host, port = server.get("host", "127.0.0.1"), server.get("port", 8000)
+    if port == 0:
+        raise ConfigError(f"{config}: [server] port = 0 leaves the trainer no way to find the gateway")
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
+async def _needed(process: LocalProcess) -> None:
+    code = await process.wait()
+    raise ChildDied(f"{process.name} ended with {code}; {process.log}:\n{process.tail()}")
+
+
+async def _answers(http: httpx.AsyncClient, any_status: bool = False) -> bool:
+    try:
+        response = await http.get("/readyz")
+    except httpx.TransportError:
+        return False
+    return any_status or response.status_code == 200

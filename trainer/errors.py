@@ -1,0 +1,54 @@
+"""Everything that the trainer refuses to go on with. The root is `TrainerError`; the command line prints it without a trace.
+
+TrainerError
+|- ConfigError          a settings file or recipe that cannot be used
+|- CheckpointError      a checkpoint that is missing, torn or of another model
+|- VersionReused        weights of this version were written before
+|- GatewayAhead         the gateway knows weights newer than the newest checkpoint
+|- GatewayUnreachable   the gateway could not be had: it did not answer, or another one listens in its place
+|- LeaseLost            the gateway no longer grants the lease that is being trained
+|- PublishFailed        the engines could not be brought to the published version
+`- StepTimeout          a step of the loop missed its deadline; the message names the step
+"""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """The root of the trainer's errors."""
+
+
+class ConfigError(TrainerError):
+    """A settings file that cannot be used; the message names the file and every wrong key."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint that is missing, torn or of another model."""
+
+
+class VersionReused(TrainerError):
+    """Weights of this version were written before; a version names one set of weights for ever."""
+
+
+class GatewayAhead(TrainerError):
+    """The gateway knows weights newer than the newest checkpoint, so training on would reuse version numbers."""
+
+
+class GatewayUnreachable(TrainerError):
+    """The gateway did not answer, or another one listens where it should be started."""
+
+
+class LeaseLost(TrainerError):
+    """The gateway no longer grants the lease that is being trained."""
+
+
+class PublishFailed(TrainerError):
+    """The engines could not be brought to the published version."""
+
+
+class StepTimeout(TrainerError):
+    """A step of the loop missed its deadline."""
+
+    def __init__(self, step: str, seconds: float, detail: str = "") -> None:
+        super().__init__(f"step '{step}' missed its deadline of {seconds:g} s{detail and ': '}{detail}")
+        self.step = step

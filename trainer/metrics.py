@@ -1,0 +1,154 @@
+"""What a run reports of itself: `metrics.jsonl`, TensorBoard, and a live table or plain lines on the terminal.
+
+Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
+buffer; its keys are the names in `trainer.learner` and `trainer.algorithms`, times are in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer.learner import Batch
+
+_BARS = "▁▂▃▄▅▆▇█"
+SPARK = 60
+"""Points of the reward's sparkline."""
+_SHOWN = (
+    ("reward", "reward_mean", "{:.3f}"),
+    ("loss", "loss", "{:.4f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("KL to the sampler (k3)", "kl_recorded_k3", "{:.5f}"),
+    ("clipped", "clip_fraction", "{:.1%}"),
+    ("importance weight", "importance_weight", "{:.3f}"),
+    ("log-prob gap, same version: mean", "logprob_gap_mean", "{:.2e}"),
+    ("log-prob gap, same version: max", "logprob_gap_max", "{:.2e}"),
+    ("staleness, mean", "staleness_mean", "{:.2f}"),
+    ("staleness, max", "staleness_max", "{:.0f}"),
+    ("gradient norm", "grad_norm", "{:.3f}"),
+    ("groups that teach nothing", "equal_reward_groups", "{:.0%}"),
+    ("trained tokens", "trained_tokens", "{:.0f}"),
+    ("episodes per second", "episodes_per_second", "{:.1f}"),
+)
+
+
+class Metrics:
+    """The reporter of one run; use it with `with`."""
+
+    def __init__(self, directory: Path, steps: int, console: Console | None = None) -> None:
+        self.directory = directory
+        self.steps = steps
+        self.console = console or Console(stderr=True)
+        self._rewards: list[float] = []
+        self._record: dict[str, float] = {}
+        self._state = "starting"
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._file = (self.directory / "metrics.jsonl").open("a", buffering=1)
+        self._tensorboard: Any = SummaryWriter(str(self.directory / "tensorboard"))
+        self._live = Live(console=self.console, auto_refresh=False) if self._is_terminal else None
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+        self._tensorboard.close()
+        self._file.close()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def waiting(self, version: int, steps: int) -> None:
+        """The trainer is about to lease buffer `version`, after so many steps."""
+        self._show(f"step {steps} of {self.steps}, version {version}: leasing")
+
+    def collected(self, groups: int, size: int) -> None:
+        """So many groups of the leased buffer are here."""
+        self._show(f"{groups} of {size} groups")
+
+    def trained(
+        self,
+        batch: Batch,
+        version: int,
+        measured: dict[str, float],
+        times: dict[str, float],
+        seconds: float,
+    ) -> None:
+        """Writes the record of the buffer `version`, which was trained and acknowledged."""
+        episodes = sum(len(group.episodes) for group in batch.groups)
+        record = {
+            "reward_mean": batch.reward_mean,
+            "reward_std": batch.reward_std,
+            "equal_reward_groups": batch.equal_reward_groups,
+            "groups": float(len(batch.groups)),
+            "episodes": float(episodes),
+            "episodes_per_second": episodes / seconds,
+            **measured,
+            **{f"seconds/{step}": value for step, value in times.items()},
+            "seconds/total": seconds,
+        }
+        line = {"time": round(time.time(), 3), "version": version + 1, "buffer": version, **record}
+        self._file.write(json.dumps(line) + "\n")
+        for name, value in record.items():
+            self._tensorboard.add_scalar(name, value, version + 1)
+        self._rewards.append(batch.reward_mean)
+        self._record = record
+        if self._live is None:
+            self.console.print(self._line(version + 1), highlight=False, soft_wrap=True)
+        self._show(f"version {version + 1} is live")
+
+    @property
+    def _is_terminal(self) -> bool:
+        return self.console.is_terminal
+
+    def _line(self, version: int) -> str:
+        r = self._record
+        return (
+            f"step {r['step']:.0f}/{self.steps}  version {version}  reward {r['reward_mean']:.3f}  loss {r['loss']:+.4f}  "
+            f"entropy {r.get('entropy', 0):.3f}  staleness {r['staleness_mean']:.2f}  "
+            f"{r['episodes_per_second']:.1f} episodes/s  {r['seconds/total']:.1f} s"
+        )
+
+    def _show(self, state: str) -> None:
+        self._state = state
+        if self._live:
+            self._live.update(self._table(), refresh=True)
+
+    def _table(self) -> Table:
+        table = Table(title=f"trainer: {self._state}", caption=str(self.directory), min_width=64)
+        table.add_column("")
+        table.add_column("", justify="right")
+        table.add_row("reward by version", sparkline(self._rewards))
+        for label, name, form in _SHOWN:
+            if name in self._record:
+                table.add_row(label, form.format(self._record[name]))
+        for name, value in sorted(self._record.items()):
+            if name.startswith("masked_tokens/") and value:
+                table.add_row(f"not trained: {name.removeprefix('masked_tokens/')}", f"{value:.0f}")
+        steps = [(k.removeprefix("seconds/"), v) for k, v in self._record.items() if "seconds/" in k]
+        table.add_row("seconds", "  ".join(f"{step} {value:.2f}" for step, value in steps))
+        return table
+
+
+def sparkline(values: list[float], width: int = SPARK) -> str:
+    """The last `width` values as bars between their least and greatest."""
+    values = values[-width:]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)

@@ -1,0 +1,248 @@
+"""Makes a small model with the Qwen3 architecture and a tokenizer of its own, by a short supervised run.
+
+It exists so that everything can be tried where no model can be downloaded. The result is an ordinary Hugging Face checkpoint.
+Invariants: the same recipe gives the same weights on the same machine; a finished model is cached under the hash of its recipe
+and of the code that made it, so that a second call only copies files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import itertools
+import json
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.progress import Progress
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers as pre
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+from trainer.chat_template import CHATML_TEMPLATE
+from trainer.errors import ConfigError
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
+    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+)  # fmt: skip
+"""Those of Qwen3 on which its renderer depends."""
+_SPLIT = r" ?\p{N}| ?[+\-*/=]|\r?\n"
+"""Digits and signs are tokens of their own, so that sums can be learnt; what stands between them, such as the sentence in which
+every question is put, may become one token, which makes prompts short and everything faster."""
+_FORMAT = 2
+
+
+class Recipe(BaseModel):
+    """A warm start; the TOML file's keys. `data` is needed, the rest has defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    data: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`module:function`; called with a seed it yields pairs (question, answer) without end."""
+    seed: int = Field(1, ge=0)
+    steps: int = Field(500, ge=1, le=100_000)
+    rows: int = Field(128, ge=1, le=65_536)
+    """Conversations per step."""
+    lr: float = Field(2e-3, gt=0, le=1)
+    """The highest learning rate: warmed up over a twentieth of the steps, then lowered linearly to 0."""
+    threads: int = Field(1, ge=1, le=256)
+    vocabulary: int = Field(352, ge=256 + len(SPECIAL_TOKENS), le=65_536)
+    """The most tokens, specials included."""
+    hidden: int = Field(128, ge=16)
+    layers: int = Field(3, ge=1)
+    heads: int = Field(2, ge=1)
+    head_dim: int = Field(64, ge=16)
+    """What vLLM's attention takes: 32, 64, 96, 128, ..."""
+    intermediate: int = Field(384, ge=16)
+    context: int = Field(2048, ge=64)
+    """`max_position_embeddings`."""
+
+    @classmethod
+    def load(cls, path: Path) -> Recipe:
+        """Reads a TOML file. Raises ConfigError."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text()))
+        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def stream(self, seed: int) -> Iterator[tuple[str, str]]:
+        """The conversations that `data` names. Raises ConfigError if there are none."""
+        return _named(self.data)(seed)
+
+    def digest(self) -> str:
+        """What the cache knows this model by: the recipe, and the source of the data and of this module."""
+        sources = [inspect.getsource(inspect.getmodule(_named(self.data)) or _named(self.data))]
+        sources += [Path(__file__).read_text(), CHATML_TEMPLATE, str(_FORMAT), torch.__version__]
+        text = "\n".join([self.model_dump_json(), *sources])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _named(spec: str) -> Callable[[int], Iterator[tuple[str, str]]]:
+    module, _, name = spec.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function: Callable[[int], Iterator[tuple[str, str]]] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"data = {spec!r}: {error}") from error
+    return function
+
+
+def cache_root() -> Path:
+    """Where finished models are kept: `$XDG_CACHE_HOME/headgate/warmstart`, or the same under `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "headgate" / "warmstart"
+
+
+def warm_start(
+    recipe: Recipe, out: Path, *, cache: Path | None = None, progress: Progress | None = None
+) -> bool:
+    """Puts the recipe's model into `out`, making it first unless it is cached. Answers whether it was cached."""
+    finished = (cache or cache_root()) / recipe.digest()
+    cached = (finished / "model.safetensors").exists()
+    if not cached:
+        aside = finished.with_name(f".{finished.name}.tmp-{os.getpid()}")
+        shutil.rmtree(aside, ignore_errors=True)
+        make(recipe, aside, progress)
+        shutil.rmtree(finished, ignore_errors=True)
+        aside.rename(finished)
+    shutil.copytree(finished, out, dirs_exist_ok=True)
+    return cached
+
+
+def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> None:
+    """Trains tokenizer and model and writes them as a Hugging Face checkpoint, weights in float32."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(recipe.threads)
+    torch.manual_seed(recipe.seed)
+    tokenizer = train_tokenizer(recipe)
+    model = build_model(recipe, tokenizer)
+    _fit(model, tokenizer, recipe, progress)
+    directory.mkdir(parents=True)
+    save_tokenizer(tokenizer, directory, recipe.context)
+    model.save_pretrained(directory)
+    # transformers writes sampling defaults, which a serving engine would apply behind everyone's back.
+    _write_json(directory / "generation_config.json", {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+    })  # fmt: skip
+    _write_json(directory / "warmstart.json", recipe.model_dump())
+
+
+def train_tokenizer(recipe: Recipe, samples: int = 2000) -> Tokenizer:
+    """A byte-level BPE tokenizer whose merges are learnt on the recipe's text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre.Sequence([
+        pre.Split(Regex(_SPLIT), "isolated"),
+        pre.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=recipe.vocabulary - len(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    text = (
+        f"user\n{question}\nassistant\n{answer}"
+        for question, answer in itertools.islice(recipe.stream(recipe.seed), samples)
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    tokenizer.add_tokens([
+        AddedToken(token, special=token.startswith("<|"), normalized=False)
+        for token in SPECIAL_TOKENS
+    ])  # fmt: skip
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:
+    """Writes tokenizer.json and a tokenizer_config.json that `AutoTokenizer` and vLLM load."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(directory / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHATML_TEMPLATE,
+    })  # fmt: skip
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
+    """The untrained model, float32."""
+    config = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        head_dim=recipe.head_dim,
+        intermediate_size=recipe.intermediate,
+        max_position_embeddings=recipe.context,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id("<|im_end|>"),
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+        dtype="float32",
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def encode(tokenizer: Tokenizer, question: str, answer: str) -> tuple[list[int], list[int]]:
+    """Prompt ids, as the Qwen3 renderer renders them with thinking enabled, and completion ids."""
+    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return tokenizer.encode(prompt).ids, tokenizer.encode(f"{answer}<|im_end|>").ids
+
+
+def _fit(model: Any, tokenizer: Tokenizer, recipe: Recipe, progress: Progress | None) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), fused=True)
+    warmup = max(1, recipe.steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (recipe.steps - step) / recipe.steps)
+    )
+    stream = recipe.stream(recipe.seed + 1)
+    model.train()
+    bar = progress.add_task("warm start", total=recipe.steps) if progress else None
+    for _ in range(recipe.steps):
+        pairs = [encode(tokenizer, *pair) for pair in itertools.islice(stream, recipe.rows)]
+        ids, labels = _collate(pairs)
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if progress and bar is not None:
+            progress.update(bar, advance=1, description=f"warm start, loss {loss.item():.3f}")
+    model.eval()
+
+
+def _collate(pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """Ids and labels, int64, shape (rows, longest); labels are -100 but for completions."""
+    longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
+    ids = torch.zeros(len(pairs), longest, dtype=torch.int64)
+    labels = torch.full_like(ids, -100)
+    for i, (prompt, completion) in enumerate(pairs):
+        whole = torch.tensor(prompt + completion)
+        ids[i, : len(whole)] = whole
+        labels[i, len(prompt) : len(whole)] = whole[len(prompt) :]
+    return ids, labels
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""How published weights travel: directories on a shared file system (`filesystem`)."""

@@ -1,0 +1,120 @@
+"""Published weights as directories; `docs/weights.md` is the form.
+
+Owns `DIR/v000007`. Invariants: a directory of that name is whole and never written again; a version is never written twice.
+`Aside` is the one way in which this package writes a directory, checkpoints included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gateway.types import Probe
+from trainer import model as models
+from trainer.errors import VersionReused
+
+FORMAT = 1
+_NAME = re.compile(r"v(\d{6,})")
+
+
+class Aside:
+    """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
+
+    With `replace` an older directory of the name makes way; otherwise its existence raises VersionReused. What an earlier
+    process left half-written is removed.
+    """
+
+    def __init__(self, target: Path, *, replace: bool = False) -> None:
+        self.target = target
+        self.replace = replace
+        self._aside = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+
+    def __enter__(self) -> Path:
+        if self.target.exists() and not self.replace:
+            raise VersionReused(f"{self.target} exists; a version is published once")
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
+            shutil.rmtree(leftover)
+        self._aside.mkdir()
+        return self._aside
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            return
+        for path in (*sorted(p for p in self._aside.rglob("*")), self._aside):
+            _fsync(path)
+        if self.replace and self.target.exists():
+            shutil.rmtree(self.target)
+        self._aside.rename(self.target)
+        _fsync(self.target.parent)
+
+
+class WeightsDirectory:
+    """The versions that one run published."""
+
+    def __init__(self, directory: Path, companions: Path) -> None:
+        self.directory = directory
+        self.companions = companions
+        """The initial checkpoint, whose tokenizer's files go with every version."""
+
+    def path(self, version: int) -> Path:
+        """Where a version is, or would be."""
+        return self.directory / f"v{version:06d}"
+
+    def write(self, version: int, parent: int | None, model: Any, probe: Probe | None) -> Path:
+        """Writes a version. Raises VersionReused if it was written before."""
+        with Aside(self.path(version)) as aside:
+            models.save(model, aside, self.companions)
+            manifest = {
+                "format": FORMAT,
+                "version": version,
+                "parent": parent,
+                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "files": {
+                    str(file.relative_to(aside)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+                    for file in sorted(aside.rglob("*"))
+                    if file.is_file()
+                },
+                "probe": probe.to_json() if probe else None,
+            }  # fmt: skip
+            (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        return self.path(version)
+
+    def newest(self) -> int:
+        """The greatest number that was ever written here; 0 if none."""
+        return max(self._found(), default=0)
+
+    def prune(self, keep: int, *needed: int | None) -> None:
+        """Removes the oldest directories beyond `keep`, but none of the versions `needed`."""
+        found = self._found()
+        for version in sorted(found)[:-keep]:
+            if version not in needed:
+                shutil.rmtree(found[version])
+
+    def _found(self) -> dict[int, Path]:
+        if not self.directory.is_dir():
+            return {}
+        return {int(m[1]): path for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
