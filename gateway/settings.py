@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+RuleName = Literal["staleflow", "synchronous", "one_step", "verl", "areal", "roll", "slime"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -134,6 +135,56 @@ class StalenessSettings(Section):
     """Groups in one batch."""
     min_members: int = Field(2, ge=1, le=1024)
     """A group with fewer rewarded episodes is dropped."""
+    rule: RuleName = "staleflow"
+    """Who decides. All but `staleflow` are there for comparison: they bound less, or wait more."""
+    spare_groups: int = Field(0, ge=0, le=65_536)
+    """Groups that may race for a batch beyond those it is trained on; what is left of them is aborted."""
+    spare_members: int = Field(0, ge=0, le=1024)
+    """Members that may race for a group beyond its `group_size`; what is left of them is aborted."""
+    drop_equal: bool = False
+    """A group whose rewards are all equal teaches nothing and is dropped, so that another can take its place."""
+    late: Literal["cancel", "drop", "mask"] = "cancel"
+    """A group for which no batch is left within the bound: its episodes are stopped (`cancel`); run on, untrained (`drop`); or it
+    takes the next batch that there is, its rewards count, and only tokens past the bound are not trained (`mask`)."""
+    stuck: Literal["wait", "retry", "truncate"] = "wait"
+    """A batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`: wait for them; give them up, so that
+    others may start (`retry`); or train without them (`truncate`)."""
+    stuck_groups: int = Field(4, ge=1, le=65_536)
+    stuck_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _extras_are_staleflows(self) -> Self:
+        extras = (self.spare_groups, self.spare_members, self.drop_equal, self.stuck != "wait")
+        if self.rule != "staleflow" and (any(extras) or self.late != "cancel"):
+            raise ValueError(
+                f'spare_groups, spare_members, drop_equal, late and stuck are for rule = "staleflow", not {self.rule!r}'
+            )
+        return self
+
+
+class GraderSettings(Section):
+    """`[graders.NAME]`: something that computes a reward when an episode is closed without one."""
+
+    function: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """`module:function`, run in a worker process; it is given the episode as a dict and answers a number."""
+    url: str | None = Field(None, pattern="^https?://")
+    """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
+    weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False)
+    """What its answer counts in the sum."""
+    timeout_s: Seconds = 60.0
+    """How long one try may take; a worker that takes longer is killed."""
+    retries: int = Field(2, ge=0, le=100)
+    """Further tries, after which the episode is dropped with the reason `grading_failed`."""
+    workers: int = Field(2, ge=1, le=256)
+    """Processes, or requests at once."""
+    models: tuple[str, ...] | None = None
+    """The trained models whose episodes it grades; all, if none are named."""
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if (self.function is None) == (self.url is None):
+            raise ValueError("a grader needs `function`, or `url`: one of the two")
+        return self
 
 
 class ModelSettings(Section):
@@ -249,6 +300,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     sampling: SamplingSettings = SamplingSettings()
     staleness: StalenessSettings = StalenessSettings()
+    graders: dict[str, GraderSettings] = {}
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()

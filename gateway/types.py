@@ -29,7 +29,7 @@ UInt8Array = npt.NDArray[np.uint8]
 EpisodeMode = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
-FEED_SCHEMA_VERSION = 1
+FEED_SCHEMA_VERSION = 2
 
 UNUSABLE_LOGPROB = -9000.0
 """vLLM writes -9999 where it has no log-probability: nothing at or below this is one."""
@@ -53,6 +53,8 @@ class TokenFlag(IntFlag):
     """Two versions may have sampled it: the engine was gone before it could say which."""
     ORPHANED = 64
     """Its version is no ancestor of the newest: the trainer went back to an older checkpoint."""
+    LATE = 128
+    """It is older than the bound allows in the batch that it is in (`[staleness] late = "mask"`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Node:
     mask_reason: str = ""
     """Why no token of this node may be trained; empty: it may."""
     call_id: str = ""
+    reward: float | None = None
+    """Posted on this turn, beside what the episode was given."""
     newest: Int32Array | None = None
     """Shape (n,): the newest version that can have sampled each token; None: `versions` says it all. It does not travel."""
 
@@ -86,6 +90,7 @@ class Episode:
 
     episode_id: str
     reward: float
+    """With what was posted on its turns."""
     nodes: tuple[Node, ...]
 
 
@@ -98,6 +103,8 @@ class Group:
     version: int
     """The version at which the group's slot was reserved: no token of it was sampled by an older one."""
     episodes: tuple[Episode, ...]
+    buffer: int = -1
+    """The batch that the group is in; -1: none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +206,7 @@ FEED_SCHEMA = pa.schema(
         ("group_id", pa.string()),
         ("task_id", pa.string()),
         ("group_version", pa.int32()),
+        ("buffer", pa.int32()),
         ("episode_id", pa.string()),
         ("reward", pa.float64()),
         ("node", pa.int32()),
@@ -212,6 +220,7 @@ FEED_SCHEMA = pa.schema(
         ("temperature", pa.float32()),
         ("mask_reason", pa.string()),
         ("call_id", pa.string()),
+        ("call_reward", pa.float64()),
     ],
     metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
 )
@@ -237,6 +246,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
             "group_id": group.group_id,
             "task_id": group.task_id,
             "group_version": group.version,
+            "buffer": group.buffer,
             "episode_id": episode.episode_id,
             "reward": episode.reward,
             "node": node.index,
@@ -250,6 +260,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
             "temperature": node.temperature,
             "mask_reason": node.mask_reason,
             "call_id": node.call_id,
+            "call_reward": node.reward,
         }
         for group in groups
         for episode in group.episodes
@@ -275,6 +286,7 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
             head["task_id"],
             head["group_version"],
             tuple(Episode(eid, reward, tuple(nodes)) for eid, (reward, nodes) in episodes.items()),
+            head["buffer"],
         )
         for group_id, (head, episodes) in groups.items()
     )
@@ -304,4 +316,5 @@ def _node(row: dict[str, Any]) -> Node:
         temperature=row["temperature"],
         mask_reason=row["mask_reason"],
         call_id=row["call_id"],
+        reward=row["call_reward"],
     )

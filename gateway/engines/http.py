@@ -18,6 +18,8 @@ from gateway.errors import EngineError, EngineRefused, EngineUnreachable
 # vLLM and SGLang close idle connections after 5 s by default: leave before they do.
 # 0 is no limit to aiohttp; None would be its default of 100, and others would wait behind long streams.
 _LIMITS = httpx.Limits(max_connections=0, max_keepalive_connections=None, keepalive_expiry=4.0)
+_CONNECT_S = 30.0
+"""An engine that is gone refuses at once, and a silent host is noticed by its health checks: this is for busy machines."""
 _CONTROL_S = 600.0
 """The longest that a call that is no generation may take; loading weights is the longest of them."""
 _BLAMES_THE_REQUEST = {400, 413, 422}
@@ -29,10 +31,10 @@ class EngineHTTP:
 
     def __init__(self, name: str, base_url: str, silence_s: float) -> None:
         self._name = name
-        self._silence = httpx.Timeout(silence_s, connect=5.0, pool=5.0)
+        self._silence = httpx.Timeout(silence_s, connect=_CONNECT_S, pool=_CONNECT_S)
         self._client = httpx.AsyncClient(
             base_url=base_url,
-            timeout=httpx.Timeout(_CONTROL_S, connect=5.0, pool=5.0),
+            timeout=httpx.Timeout(_CONTROL_S, connect=_CONNECT_S, pool=_CONNECT_S),
             limits=_LIMITS,
             transport=AiohttpTransport(limits=_LIMITS),
         )

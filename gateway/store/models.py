@@ -106,6 +106,8 @@ class CallRow(Base):
     received_at: Mapped[float] = mapped_column(Float)
     first_token_s: Mapped[float | None] = mapped_column(Float)
     seconds: Mapped[float] = mapped_column(Float)
+    reward: Mapped[float | None] = mapped_column(Float)
+    """Posted on this call; it counts in the episode's."""
 
 
 class ExchangeRow(Base):
@@ -134,6 +136,33 @@ class LedgerEventRow(Base):
     commands: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
 
 
+class DecisionRow(Base):
+    """What the ledger and the feed decided about an episode or a group, and why: what people ask."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (
+        Index("ix_decisions_group", "group_id"),
+        Index("ix_decisions_episode", "episode_id"),
+        Index("ix_decisions_buffer", "model", "buffer"),
+    )
+
+    seq: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    model: Mapped[str] = mapped_column(String(255))
+    at: Mapped[float] = mapped_column(Float)
+    group_id: Mapped[str] = mapped_column(String(255))
+    episode_id: Mapped[str] = mapped_column(String(40))
+    """Empty: it is about the whole group."""
+    kind: Mapped[str] = mapped_column(String(16))
+    """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked"""
+    reason: Mapped[str] = mapped_column(String(255))
+    buffer: Mapped[int | None] = mapped_column(Integer)
+    entry: Mapped[int | None] = mapped_column(Integer)
+    """The group's place in its batch."""
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
 class LeaseRow(Base):
     """The right to train on one buffer. The newest fence of a buffer is the valid one."""
 
@@ -148,6 +177,8 @@ class LeaseRow(Base):
     checkpoint: Mapped[str] = mapped_column(Text, default="")
     reason: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[float] = mapped_column(Float)
+    deadline: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch: it ends then unless it is renewed."""
 
 
 class VersionRow(Base):

@@ -44,6 +44,7 @@ from scheduler.policies.staleness_events import (
     Consumed,
     Drop,
     Event,
+    Finish,
     GroupDropped,
     Join,
     Leased,
@@ -55,6 +56,7 @@ from scheduler.policies.staleness_events import (
     RefuseReason,
     Reward,
     Skipped,
+    Unstick,
 )
 from scheduler.policies.staleness_events import command_to_json as command_to_json
 from scheduler.policies.staleness_events import event_from_json as event_from_json
@@ -143,10 +145,12 @@ class Ledger:
         match event:
             case Join():
                 return self._join(event)
-            case Reward(episode_id):
+            case Reward(episode_id, _):
                 return self._settle(episode_id, "rewarded")
             case Drop(episode_id, reason):
                 return self._settle(episode_id, "dropped", reason)
+            case Finish() | Unstick():
+                raise NotImplementedError(event)
             case CloseGroup(group_id):
                 return self._close(group_id)
             case Leased(buffer):
@@ -199,6 +203,10 @@ class Ledger:
     def entries(self, buffer: int) -> tuple[str, ...]:
         """The groups that occupy `buffer`, in order of entry; none once it is consumed."""
         return tuple(self._buffers.get(buffer, _Buffer()).occupied)
+
+    def complete(self, buffer: int) -> bool:
+        """Whether no group will be added to the buffer: it can be trained."""
+        return self._ready(buffer)
 
     def free_slots(self) -> int:
         """How many new groups could start now."""

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 RefuseReason = Literal[
-    "no_slot", "size_differs", "group_full", "group_closed", "group_finished", "episode_finished"
+    "no_slot", "size_differs", "group_full", "group_closed", "group_finished", "episode_finished", "not_stuck"
 ]
+StuckAction = Literal["retry", "truncate"]
 
 
 # Events
@@ -15,7 +16,7 @@ RefuseReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """An episode wants to start in a group of `size` members."""
+    """An episode wants to start in a group that is trained on `size` members."""
 
     group_id: str
     episode_id: str
@@ -23,10 +24,18 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
-    """An episode's final reward is there."""
+class Finish:
+    """An episode's run is over and its reward is being computed: it keeps its place until `Reward` or `Drop`."""
 
     episode_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """An episode's final reward is there. `value` is what groups of equal rewards are told by."""
+
+    episode_id: str
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,16 @@ class Publish:
     version: int
 
 
-Event = Join | Reward | Drop | CloseGroup | Leased | Consume | Publish
+@dataclass(frozen=True, slots=True)
+class Unstick:
+    """Buffer `consumed` has been STUCK for too long: its last groups are given up, and others may start for it (`retry`), or the
+    buffer is trained without them (`truncate`)."""
+
+    buffer: int
+    action: StuckAction
+
+
+Event = Join | Finish | Reward | Drop | CloseGroup | Leased | Consume | Publish | Unstick
 
 
 # Commands
@@ -161,7 +179,7 @@ Command = (
     | Consumed | Skipped
 )  # fmt: skip
 
-_EVENTS = {t.__name__: t for t in (Join, Reward, Drop, CloseGroup, Leased, Consume, Publish)}
+_EVENTS = {t.__name__: t for t in (Join, Finish, Reward, Drop, CloseGroup, Leased, Consume, Publish, Unstick)}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:

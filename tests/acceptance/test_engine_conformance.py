@@ -97,7 +97,8 @@ async def begun(
     async def read() -> list[TokenChunk]:
         async for chunk in engine.generate(request):
             chunks.append(chunk)
-            if len(ids_of(chunks)) >= 3:
+            # Counting all of them at each would take the loop from everything else after some thousand.
+            if not some.is_set() and len(ids_of(chunks)) >= 3:
                 some.set()
         return chunks
 
