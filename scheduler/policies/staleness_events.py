@@ -1,14 +1,21 @@
-"""What can happen to the staleness ledger (events) and what it decides (commands): frozen values with a JSON form."""
+"""What can happen to the staleness ledger (events) and what it decides (commands): frozen values with a JSON form.
+
+A group is dropped (`GroupDropped`) for one of these reasons: too_few_rewards; zero_variance (its rewards are equal, so it teaches
+nothing); stale (its buffer was skipped); no_room (every buffer within its bound is complete); surplus (other groups were faster);
+retry and truncated (see `Unstick`). A member (`MemberDropped`): surplus (other members were faster), or the reason of its `Drop`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 RefuseReason = Literal[
     "no_slot", "size_differs", "group_full", "group_closed", "group_finished", "episode_finished", "not_stuck"
 ]
 StuckAction = Literal["retry", "truncate"]
+
+_T = TypeVar("_T")
 
 
 # Events
@@ -56,14 +63,14 @@ class CloseGroup:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The trainer works on buffer `consumed`. Once the buffer is full, a `Publish` no longer skips it."""
+    """The trainer works on buffer `consumed`. Once the buffer is complete, a `Publish` no longer skips it."""
 
     buffer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Buffer `consumed`, which is full, was trained."""
+    """Buffer `consumed`, which is complete, was trained."""
 
     buffer: int
 
@@ -102,15 +109,22 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The event changed nothing."""
+    """The event changed nothing. `episode_id` is empty if it was about no episode."""
 
     episode_id: str
     reason: RefuseReason
 
 
 @dataclass(frozen=True, slots=True)
+class Grading:
+    """The episode's run is over. It keeps its place until its reward is there, or will never be."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemberDropped:
-    """The fate of an episode by its own `Drop`, whatever becomes of its group."""
+    """The fate of an episode by itself, whatever becomes of its group."""
 
     episode_id: str
     reason: str
@@ -118,7 +132,8 @@ class MemberDropped:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """The fate of the group and of its rewarded members: entry `entry` (from 0) of `buffer`."""
+    """The fate of the group and of its rewarded members: entry `entry` (from 0) of `buffer`. If that buffer is skipped, the group
+    is lost (`Skipped`), or gets a place in a later one: `Moved` or `Late`, and `Occupied` once more."""
 
     group_id: str
     buffer: int
@@ -127,7 +142,7 @@ class Occupied:
 
 @dataclass(frozen=True, slots=True)
 class GroupDropped:
-    """The fate of the group and of all members that have none yet: `too_few_rewards`, or `stale` (no buffer is left to it)."""
+    """The fate of the group and of all members that have none yet."""
 
     group_id: str
     reason: str
@@ -135,7 +150,7 @@ class GroupDropped:
 
 @dataclass(frozen=True, slots=True)
 class AbortEpisode:
-    """The episode still runs, in vain. Its fate is told by its group's `GroupDropped`."""
+    """The episode runs or is graded in vain. Its fate was told just before: `MemberDropped`, or its group's `GroupDropped`."""
 
     episode_id: str
     reason: str
@@ -143,7 +158,16 @@ class AbortEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The group's reservation is now in a later buffer."""
+    """The group's place is now in a later buffer, within its bound."""
+
+    group_id: str
+    from_buffer: int
+    to_buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The group's place is now in a buffer beyond its bound: tokens of versions before `to_buffer` - eta are to be masked."""
 
     group_id: str
     from_buffer: int
@@ -152,7 +176,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class BufferReady:
-    """The last entry of the buffer was occupied."""
+    """The buffer is complete: no group will be added, and it can be trained."""
 
     buffer: int
 
@@ -175,11 +199,12 @@ class Skipped:
 
 
 Command = (
-    Admit | Refuse | MemberDropped | Occupied | GroupDropped | AbortEpisode | Moved | BufferReady
+    Admit | Refuse | Grading | MemberDropped | Occupied | GroupDropped | AbortEpisode | Moved | Late | BufferReady
     | Consumed | Skipped
 )  # fmt: skip
 
-_EVENTS = {t.__name__: t for t in (Join, Finish, Reward, Drop, CloseGroup, Leased, Consume, Publish, Unstick)}
+_EVENTS: dict[str, type[Event]] = {t.__name__: t for t in get_args(Event)}
+_COMMANDS: dict[str, type[Command]] = {t.__name__: t for t in get_args(Command)}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -189,17 +214,25 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 def event_from_json(value: dict[str, Any]) -> Event:
     """The inverse of `event_to_json`. Raises ValueError if `value` is no event."""
-    fields = dict(value)
-    kind = _EVENTS.get(fields.pop("type", ""))
-    if kind is None:
-        raise ValueError(f"no event of the ledger: {value}")
-    try:
-        event: Event = kind(**fields)
-    except TypeError as error:
-        raise ValueError(f"not the fields of {kind.__name__}: {value}") from error
-    return event
+    return _from_json(_EVENTS, value)
 
 
 def command_to_json(command: Command) -> dict[str, Any]:
     """The command's fields, and its class name as `type`."""
     return {"type": type(command).__name__, **asdict(command)}
+
+
+def command_from_json(value: dict[str, Any]) -> Command:
+    """The inverse of `command_to_json`. Raises ValueError if `value` is no command."""
+    return _from_json(_COMMANDS, value)
+
+
+def _from_json(kinds: dict[str, type[_T]], value: dict[str, Any]) -> _T:
+    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items() if name != "type"}
+    kind = kinds.get(str(value.get("type")))
+    if kind is None:
+        raise ValueError(f"neither an event nor a command of the ledger: {value}")
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"not the fields of {kind.__name__}: {value}") from error
