@@ -325,6 +325,18 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _graders_have_models(self) -> Self:
+        if "calls" in self.graders:
+            raise ValueError(
+                "[graders]: `calls` is the name of what is posted on calls; call the grader something else"
+            )
+        for name, grader in self.graders.items():
+            for model in grader.models or ():
+                if model not in self.models or not self.models[model].train:
+                    raise ValueError(f"[graders.{name}] models: {model!r} is no trained model")
+        return self
+
+    @model_validator(mode="after")
     def _engines_are_not_shared(self) -> Self:
         urls = [self.engine_of(name).url for name, model in self.models.items() if model.upstream is None]
         if shared := sorted({url for url in urls if url is not None and urls.count(url) > 1}):

@@ -5,6 +5,8 @@ Three kinds, one Protocol (`Agent`):
 - `FunctionAgent`: an async `module:function`, in this process;
 - `WorkerAgent`: a long-lived command that reads tasks and writes rewards, one JSON object a line.
 
+An agent whose episodes are graded by the gateway (`[graders]`) comes back with None.
+
 Owns the processes of the agents. Invariants: each leads a process group of its own, and when a call ends, however it ends,
 nothing of the group is left (of a worker: unless it answered and waits for its next task); output that is kept is bounded;
 a reward is a finite number.
@@ -13,14 +15,12 @@ a reward is a finite number.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import importlib.util
 import inspect
 import json
 import math
 import os
-import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 
-_TAIL_BYTES = 64 * 1024
-_LINE_BYTES = 1024 * 1024
-_QUOTED_LINES = 15
-_DRAIN_S = 1.0
+from scheduler.cluster.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_group
 
 
 class AgentCrashed(Exception):
@@ -57,10 +54,11 @@ class Reward:
 class Agent(Protocol):
     """Solves a task with the model at `base_url` (an OpenAI base URL), with `api_key` as the key of this one episode.
 
-    Any exception counts as a crash of this episode. Cancelling a call ends all that it started.
+    Answers a reward, or None: the gateway's graders compute it. Any exception counts as a crash of this episode. Cancelling a
+    call ends all that it started.
     """
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward: ...
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None: ...
 
     async def close(self) -> None:
         """Ends whatever outlives a call."""
@@ -92,9 +90,14 @@ def _task(value: Any) -> Task:
     return Task(value["task_id"], value)
 
 
-def reward_of(value: Any) -> Reward:
-    """A number, or an object with `reward` and perhaps `components`, as a Reward. Raises AgentCrashed on anything else."""
+def reward_of(value: Any) -> Reward | None:
+    """A number, or an object with `reward` and perhaps `components`, as a Reward; None, or `{"reward": None}`, as None.
+
+    Raises AgentCrashed on anything else.
+    """
     fields = value if isinstance(value, dict) else {"reward": value}
+    if fields == {"reward": None}:
+        return None
     components = fields.get("components") or {}
     if "reward" not in fields or not isinstance(components, dict):
         raise AgentCrashed(f'not a reward (a number or an object with "reward"): {str(value)[:200]}')
@@ -117,12 +120,12 @@ def _finite(value: Any) -> float:
 
 
 class FunctionAgent:
-    """`async def solve(task: dict, base_url: str, api_key: str)` that answers a number or a dict with `reward`."""
+    """`async def solve(task: dict, base_url: str, api_key: str)` that answers a number, a dict with `reward`, or None."""
 
     def __init__(self, function: Callable[[dict[str, Any], str, str], Awaitable[Any]]) -> None:
         self._function = function
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward:
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
         return reward_of(await self._function(task.data, base_url, api_key))
 
     async def close(self) -> None:
@@ -168,13 +171,16 @@ class CommandAgent:
     The command finds OPENAI_BASE_URL, OPENAI_API_KEY and HEADGATE_TASK (the task as JSON) in its environment. Its reward is
     the last line of its output that is not empty, if that is a number or an object with `reward` in JSON; else its exit
     status says it: 0 is 1.0 and 1 is 0.0. Any other status, and a signal, is a crash whatever was printed.
+
+    With `grade` its output is no reward (the gateway's graders compute it), and every exit status but 0 is a crash.
     """
 
-    def __init__(self, argv: Sequence[str], timeout_s: float = 600.0) -> None:
+    def __init__(self, argv: Sequence[str], timeout_s: float = 600.0, *, grade: bool = False) -> None:
         self._argv = list(argv)
         self._timeout_s = timeout_s
+        self._grade = grade
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward:
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
         env = {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": api_key,
@@ -183,12 +189,17 @@ class CommandAgent:
         # Files, since asyncio waits for the end of a pipe, which a grandchild may hold open.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             status = await self._run(env, output, errors)
-            if status not in (0, 1):
-                raise AgentCrashed(f"{self._argv[0]} ended with {status}; {_quoted(_end_of(errors))}")
+            if status not in ((0,) if self._grade else (0, 1)):
+                raise AgentCrashed(f"{self._argv[0]} ended with {status}; {quoted(_end_of(errors))}")
+            if self._grade:
+                return None
             return _printed_reward(_end_of(output)) or Reward(1.0 - status)
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
-        process = await _start(self._argv, asyncio.subprocess.DEVNULL, output, errors, env)
+        try:
+            process = await start_group(self._argv, asyncio.subprocess.DEVNULL, output, errors, env)
+        except WorkerFailed as error:
+            raise AgentCrashed(str(error)) from error
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await process.wait()
@@ -196,7 +207,7 @@ class CommandAgent:
             message = f"step 'run the agent's command' was not done within {self._timeout_s:g} s"
             raise AgentCrashed(message) from error
         finally:
-            await _kill(process)
+            await kill_group(process)
 
     async def close(self) -> None:
         """Nothing outlives a call."""
@@ -212,6 +223,11 @@ def _printed_reward(text: str) -> Reward | None:
     return reward_of(value) if number or (isinstance(value, dict) and "reward" in value) else None
 
 
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return file.read().decode(errors="replace")
+
+
 # Long-lived workers
 
 
@@ -219,28 +235,33 @@ class WorkerAgent:
     """`workers` processes of `argv`, each started at its first task and again after it died.
 
     For each task a worker reads a line `{"task": ..., "base_url": ..., "api_key": ...}` and writes a line
-    `{"reward": ..., "components": ...}`, or `{"error": "..."}`, which is a crash that it survives. A worker that ends, takes
-    longer than `timeout_s` seconds, writes a line that is no JSON object, or whose call is cancelled, is replaced.
+    `{"reward": ..., "components": ...}` (`{"reward": null}`: the gateway's graders compute it), or `{"error": "..."}`, which is
+    a crash that it survives. A worker that ends, takes longer than `timeout_s` seconds, writes a line that is no JSON object, or
+    whose call is cancelled, is replaced.
     """
 
     def __init__(self, argv: Sequence[str], workers: int = 1, timeout_s: float = 600.0) -> None:
         if workers < 1:
             raise ValueError(f"{workers} workers")
         self._timeout_s = timeout_s
-        self._workers = [_Worker(list(argv)) for _ in range(workers)]
-        self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._workers = [LineWorker(argv, "an agent worker") for _ in range(workers)]
+        self._idle: asyncio.LifoQueue[LineWorker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward:
-        question = json.dumps({"task": task.data, "base_url": base_url, "api_key": api_key})
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
+        question = json.dumps({"task": task.data, "base_url": base_url, "api_key": api_key}).encode()
         worker = await self._idle.get()
         try:
             async with asyncio.timeout(self._timeout_s):
+                if not worker.running:
+                    await worker.start()
                 answer = await worker.ask(question)
         except TimeoutError as error:
             message = f"step 'wait for an agent worker' was not done within {self._timeout_s:g} s"
             raise AgentCrashed(message) from error
+        except WorkerFailed as error:
+            raise AgentCrashed(str(error)) from error
         finally:
             self._idle.put_nowait(worker)
         if "error" in answer:
@@ -251,118 +272,3 @@ class WorkerAgent:
         """Kills the workers."""
         for worker in self._workers:
             await worker.end()
-
-
-class _Worker:
-    def __init__(self, argv: list[str]) -> None:
-        self._argv = argv
-        self._process: asyncio.subprocess.Process | None = None
-        self._errors: _Tail | None = None
-
-    async def ask(self, question: str) -> dict[str, Any]:
-        try:
-            answer = await self._exchange(question)
-        except BaseException:
-            # Its answer would be taken for that of the next task.
-            await self.end()
-            raise
-        return answer
-
-    async def _exchange(self, question: str) -> dict[str, Any]:
-        process, errors = await self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(question.encode() + b"\n")
-            await process.stdin.drain()
-        try:
-            line = await process.stdout.readline()
-        except ValueError as error:
-            raise AgentCrashed("an agent worker wrote a line that is too long") from error
-        if not line.endswith(b"\n"):
-            await _kill(process)
-            said = _quoted(await errors.end())
-            raise AgentCrashed(f"an agent worker ended with {process.returncode}; {said}")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise AgentCrashed(f"an agent worker wrote no JSON object: {line[:200]!r}")
-        return answer
-
-    async def _running(self) -> tuple[asyncio.subprocess.Process, _Tail]:
-        if self._process is None or self._errors is None or self._process.returncode is not None:
-            await self.end()
-            pipe = asyncio.subprocess.PIPE
-            self._process = await _start(self._argv, pipe, pipe, pipe)
-            assert self._process.stderr is not None
-            self._errors = _Tail(self._process.stderr)
-        return self._process, self._errors
-
-    async def end(self) -> None:
-        process, errors = self._process, self._errors
-        self._process = self._errors = None
-        if process is not None and errors is not None:
-            await _kill(process)
-            await errors.end()
-
-
-# Processes
-
-
-class _Tail:
-    """The last `_TAIL_BYTES` of a stream, read by a task so that its writer never blocks."""
-
-    def __init__(self, stream: asyncio.StreamReader) -> None:
-        self._kept = bytearray()
-        self._task = asyncio.create_task(self._read(stream), name="agent-stderr")
-
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(_TAIL_BYTES):
-            self._kept += chunk
-            del self._kept[:-_TAIL_BYTES]
-
-    async def end(self) -> str:
-        """What was kept, once the writers are dead. One that left the process group is not waited for."""
-        await asyncio.wait({self._task}, timeout=_DRAIN_S)
-        self._task.cancel()
-        return self._kept.decode(errors="replace")
-
-
-def _end_of(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    return file.read().decode(errors="replace")
-
-
-def _quoted(errors: str) -> str:
-    return "stderr:\n" + "\n".join(errors.splitlines()[-_QUOTED_LINES:])
-
-
-async def _start(
-    argv: list[str],
-    stdin: int,
-    stdout: int | IO[bytes],
-    stderr: int | IO[bytes],
-    env: dict[str, str] | None = None,
-) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env={**os.environ, **(env or {})},
-            limit=_LINE_BYTES,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise AgentCrashed(f"cannot start {argv[0]}: {error}") from error
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    """SIGKILL to the group. Waits for the process, but no longer than `_DRAIN_S` for a pipe that another holds open."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _DRAIN_S)

@@ -45,7 +45,7 @@ class LocalProcess:
                 stderr=output,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         return cls(name, process, log)
 
@@ -113,5 +113,6 @@ def free_port() -> int:
         return port
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Has this process sent SIGTERM when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

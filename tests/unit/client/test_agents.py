@@ -29,7 +29,7 @@ def command(code: str, timeout_s: float = 20.0) -> CommandAgent:
     return CommandAgent([sys.executable, "-c", code], timeout_s)
 
 
-async def run(agent: CommandAgent) -> Reward:
+async def run(agent: CommandAgent) -> Reward | None:
     return await agent(TASK, "http://gateway/v1", "key-1")
 
 
@@ -77,9 +77,11 @@ def test_a_bad_task_is_named_by_its_line(tmp_path: Path, line: str) -> None:
         (0.5, Reward(0.5)),
         (True, Reward(1.0)),
         ({"reward": 2, "components": {"form": 1}}, Reward(2.0, {"form": 1.0})),
+        (None, None),
+        ({"reward": None}, None),
     ],
 )
-async def test_a_function_answers_a_number_or_a_dict(value: object, reward: Reward) -> None:
+async def test_a_function_answers_a_number_a_dict_or_nothing(value: object, reward: Reward | None) -> None:
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> object:
         assert (task, base_url, api_key) == (TASK.data, "u", "k")
         return value
@@ -89,7 +91,7 @@ async def test_a_function_answers_a_number_or_a_dict(value: object, reward: Rewa
 
 @pytest.mark.parametrize(
     "value",
-    [None, "1", {}, float("nan"), float("-inf"), {"reward": 1, "components": {"x": float("nan")}}],
+    ["1", {}, float("nan"), float("-inf"), {"reward": 1, "components": {"x": float("nan")}}],
 )
 async def test_other_answers_are_crashes(value: object) -> None:
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> object:
@@ -130,6 +132,15 @@ async def test_agents_are_loaded_by_file_and_by_module(
 )
 async def test_a_command_says_its_reward(code: str, reward: Reward) -> None:
     assert await run(command(code)) == reward
+
+
+async def test_what_a_graded_command_says_is_no_reward_and_only_success_is_graded() -> None:
+    def graded(code: str) -> CommandAgent:
+        return CommandAgent([sys.executable, "-c", code], 60.0, grade=True)
+
+    assert await run(graded("print(0.75)")) is None
+    with pytest.raises(AgentCrashed, match=r"(?s)with 1.*boom"):
+        await run(graded("raise ValueError('boom')"))
 
 
 async def test_a_command_finds_its_task_in_the_environment() -> None:
@@ -206,6 +217,7 @@ for line in sys.stdin:
     if do == "die": sys.stderr.write("no more\\n"); sys.exit(7)
     if do == "sleep": time.sleep(60)
     if do == "babble": print("hello", flush=True); continue
+    if do == "grade": print('{"reward": null}', flush=True); continue
     if do == "nan": print('{"reward": NaN}', flush=True); continue
     if do == "error": print('{"error": "no idea"}', flush=True); continue
     print(json.dumps({"reward": os.getpid(), "components": {"key": len(ask["api_key"])}}), flush=True)
@@ -220,7 +232,9 @@ async def worker() -> AsyncIterator[WorkerAgent]:
 
 
 async def ask(agent: WorkerAgent, do: str = "") -> Reward:
-    return await agent(Task("t", {"do": do}), "http://gateway/v1", "key-1")
+    reward = await agent(Task("t", {"do": do}), "http://gateway/v1", "key-1")
+    assert reward is not None
+    return reward
 
 
 async def test_a_worker_serves_many_tasks(worker: WorkerAgent) -> None:
@@ -229,6 +243,10 @@ async def test_a_worker_serves_many_tasks(worker: WorkerAgent) -> None:
     assert alive(int(first.reward))
     await worker.close()
     assert await dead(int(first.reward))
+
+
+async def test_a_worker_may_leave_its_reward_to_the_graders(worker: WorkerAgent) -> None:
+    assert await worker(Task("t", {"do": "grade"}), "http://gateway/v1", "key-1") is None
 
 
 @pytest.mark.parametrize(("do", "words"), [("die", r"(?s)with 7.*no more"), ("babble", "hello")])

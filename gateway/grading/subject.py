@@ -1,0 +1,62 @@
+"""What a grader is given: an episode as text (see the package)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gateway.render.renderer import ChatRenderer
+from gateway.store import episodes, turns
+from gateway.store.database import Database
+from gateway.trajectories.tree import Place, TokenTree
+
+_ABANDONED = "abandoned"
+
+
+async def subject(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
+    """A stored episode. Decoding takes as long as its conversations are: it runs in a thread."""
+
+    def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]], TokenTree]:
+        row = episodes.episode(connection, episode_id)
+        assert row is not None
+        nodes = turns.nodes(connection, row["model"], [episode_id])[episode_id]
+        return row, turns.calls(connection, episode_id), TokenTree(nodes)
+
+    return await asyncio.to_thread(_described, renderer, *await database.read(read))
+
+
+def _described(
+    renderer: ChatRenderer, row: dict[str, Any], calls: list[dict[str, Any]], tree: TokenTree
+) -> dict[str, Any]:
+    own = [c for c in calls if c["model"] == row["model"] and c["finish_reason"] != _ABANDONED]
+    said = [_turn(renderer, tree, call) for call in own]
+    return {
+        "episode_id": row["id"],
+        "task_id": row["task_id"],
+        "group_id": row["group_id"],
+        "model": row["model"],
+        "metadata": row["details"],
+        "calls": [_call(call) for call in calls],
+        "turns": said,
+        "final_text": said[-1]["text"] if said else "",
+    }
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: call[name] for name in ("model", "asked", "finish_reason", "reward")}
+    return {"call_id": call["id"], **shown}
+
+
+def _turn(renderer: ChatRenderer, tree: TokenTree, call: dict[str, Any]) -> dict[str, Any]:
+    node = tree.nodes[call["node"]]
+    ids, prompt = node.ids.tolist(), call["prompt_tokens"]
+    path = tree.path(Place(node.index, len(ids), prompt + len(ids)))
+    if ids and ids[-1] in renderer.marks.stop:
+        ids = ids[:-1]
+    return {
+        "call_id": call["id"],
+        "prompt_text": renderer.decode(path[:prompt].tolist()),
+        "text": renderer.decode(ids),
+    }

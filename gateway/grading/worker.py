@@ -1,0 +1,87 @@
+"""A grading worker: `python -m gateway.grading.worker module:function`.
+
+It imports the function and writes `{"ready": true}`; then, for each line with an episode that it reads, it writes
+`{"reward": number}`, or `{"error": "..."}`, after which it goes on. It ends when there is nothing more to read, and with its
+parent.
+
+The function may print and read as it likes: standard output is standard error, and standard input is empty, before anything of
+it is imported. It may be async.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import IO, Any
+
+from gateway.grading.base import finite
+from scheduler.cluster.local import die_with_parent
+
+_QUOTED = 4000
+"""Characters of a traceback."""
+
+
+def main(name: str) -> int:
+    """Serves until the input ends. Answers the exit status."""
+    die_with_parent()
+    questions, answers = _private_streams()
+    try:
+        function = load(name)
+    except BaseException:
+        _write(answers, {"error": _last_words()})
+        return 1
+    _write(answers, {"ready": True})
+    for line in questions:
+        _write(answers, _answer(function, line))
+    return 0
+
+
+def load(name: str) -> Callable[[dict[str, Any]], Any]:
+    """The function `module:function`. Raises ValueError if the module has none of that name, and what importing it raises."""
+    module, _, attribute = name.partition(":")
+    function = getattr(importlib.import_module(module), attribute, None)
+    if not callable(function):
+        raise ValueError(f"there is no function {attribute} in {module}")
+    found: Callable[[dict[str, Any]], Any] = function
+    return found
+
+
+def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """The streams to the gateway, moved out of everyone's reach: a child that the function starts does not inherit them."""
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return questions, answers
+
+
+def _answer(function: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
+    try:
+        value = function(json.loads(line))
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        return {"reward": finite(value)}
+    except Exception:
+        return {"error": _last_words()}
+    finally:
+        sys.stdout.flush()
+
+
+def _last_words() -> str:
+    return traceback.format_exc()[-_QUOTED:]
+
+
+def _write(answers: IO[bytes], answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

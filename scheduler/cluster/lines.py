@@ -1,0 +1,149 @@
+"""Child processes that answer in lines: one JSON object in, one JSON object out.
+
+Owns one operating-system process at a time. Invariants: it leads a process group of its own, and `end` leaves nothing of the
+group behind; an answer is never taken for that of another question, because a process that failed to answer one is ended; what
+is kept of its error output is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+TAIL_BYTES = 64 * 1024
+_LINE_BYTES = 1024 * 1024
+_QUOTED_LINES = 15
+_DRAIN_S = 1.0
+
+
+class WorkerFailed(Exception):
+    """A process could not be started, ended, or wrote what is no answer; the message quotes its last lines."""
+
+
+class LineWorker:
+    """A process of `argv`; `name` is what errors call it. Used by one task at a time."""
+
+    def __init__(self, argv: Sequence[str], name: str) -> None:
+        self._argv = list(argv)
+        self._name = name
+        self._process: asyncio.subprocess.Process | None = None
+        self._errors: _Tail | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process that can be asked."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Starts a process in place of the one before. Raises WorkerFailed."""
+        await self.end()
+        pipe = asyncio.subprocess.PIPE
+        self._process = await start_group(self._argv, pipe, pipe, pipe)
+        assert self._process.stderr is not None
+        self._errors = _Tail(self._process.stderr)
+
+    async def ask(self, question: bytes) -> dict[str, Any]:
+        """Writes a line (without its end) and reads one. Raises WorkerFailed; then, and when cancelled, the process is ended."""
+        try:
+            assert self._process is not None and self._process.stdin is not None
+            with contextlib.suppress(ConnectionError):
+                self._process.stdin.write(question + b"\n")
+                await self._process.stdin.drain()
+            return await self._read()
+        except BaseException:
+            await self.end()
+            raise
+
+    async def listen(self) -> dict[str, Any]:
+        """Reads a line that comes without a question. Raises WorkerFailed as `ask` does."""
+        try:
+            return await self._read()
+        except BaseException:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        """Kills the process, if there is one."""
+        process, errors = self._process, self._errors
+        self._process = self._errors = None
+        if process is not None and errors is not None:
+            await kill_group(process)
+            await errors.end()
+
+    async def _read(self) -> dict[str, Any]:
+        process, errors = self._process, self._errors
+        assert process is not None and process.stdout is not None and errors is not None
+        try:
+            line = await process.stdout.readline()
+        except ValueError as error:
+            raise WorkerFailed(f"{self._name} wrote a line that is too long") from error
+        if not line.endswith(b"\n"):
+            await kill_group(process)
+            said = quoted(await errors.end())
+            raise WorkerFailed(f"{self._name} ended with {process.returncode}; {said}")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise WorkerFailed(f"{self._name} wrote no JSON object: {line[:200]!r}")
+        return answer
+
+
+class _Tail:
+    """The last `TAIL_BYTES` of a stream, read by a task so that its writer never blocks."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._kept = bytearray()
+        self._task = asyncio.create_task(self._read(stream), name="worker-stderr")
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(TAIL_BYTES):
+            self._kept += chunk
+            del self._kept[:-TAIL_BYTES]
+
+    async def end(self) -> str:
+        """What was kept, once the writers are dead. One that left the process group is not waited for."""
+        await asyncio.wait({self._task}, timeout=_DRAIN_S)
+        self._task.cancel()
+        return self._kept.decode(errors="replace")
+
+
+def quoted(errors: str) -> str:
+    """The last lines of what a process wrote."""
+    return "stderr:\n" + "\n".join(errors.splitlines()[-_QUOTED_LINES:])
+
+
+async def start_group(
+    argv: Sequence[str],
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    env: Mapping[str, str] | None = None,
+) -> asyncio.subprocess.Process:
+    """Starts `argv` as the head of a process group; `env` is added to this process's. Raises WorkerFailed."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **(env or {})},
+            limit=_LINE_BYTES,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise WorkerFailed(f"cannot start {argv[0]}: {error}") from error
+
+
+async def kill_group(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL to the group. Waits for the process, but no longer than `_DRAIN_S` for a pipe that another holds open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _DRAIN_S)
