@@ -2,8 +2,8 @@
 
 First the stored ledger alone, in this process: groups are opened, rewarded and trained as fast as they can be while so many
 groups stay open, every event committed with its decisions. Then a gateway of its own with as many open groups, agents whose
-episodes make some calls to a fake engine, and a trainer. The share is the number of events that this gateway stored, times the CPU
-time of one event as measured before, over the CPU time of the gateway's process: *derived*, not profiled.
+episodes make some calls to a fake engine, and a trainer. The share is the number of events that this gateway stored, times the
+CPU time of one event as measured before, over the CPU time of the gateway's process: *derived*, not profiled.
 """
 
 from __future__ import annotations
