@@ -9,10 +9,11 @@ TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast demo demo-seeds prove bench bench-update clean
+.PHONY: help setup engine check format test test-fast demo demo-seeds report-staleness prove \
+	bench bench-update bench-rules bench-ledger clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(VENV)/.ready ## install headgate and its tools into .venv
 
@@ -41,6 +42,9 @@ demo: setup engine ## train a small model behind an unmodified agent, from nothi
 demo-seeds: setup engine ## the demo for three seeds, and a control run with frozen weights
 	$(BIN)/python -m examples.demo.seeds
 
+report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (an hour)
+	$(BIN)/python -m examples.demo.staleness
+
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
 	$(BIN)/python -m tests.proof
 
@@ -49,6 +53,12 @@ bench: setup engine ## what the gateway costs, with the fake engine and with rea
 
 bench-update: setup engine ## how long a weight update holds streams up, against the engine's own time
 	$(BIN)/python -m bench.update
+
+bench-rules: setup ## StaleFlow's rule and six others under the same load
+	$(BIN)/python -m bench.rules
+
+bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
+	$(BIN)/python -m bench.ledger
 
 clean: ## remove environments, caches and runs
 	rm -rf $(VENV) $(ENGINE) .cache runs *.egg-info build
