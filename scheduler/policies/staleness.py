@@ -1,43 +1,56 @@
 """Which group may start, and which batch it will be trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
 
-Buffer b is the batch on which version b is trained to give b + 1; it has `batch` entries, one per group. A group that
-starts while version V is the newest has V for good, and may be trained in no buffer outside its *window* [V, V + eta].
+Buffer b is the batch on which version b is trained to give b + 1. It has an entry for each of `batch` groups, and `spare_groups`
+more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group that starts while
+version V is the newest has V for good, and may be trained in no buffer outside its *window* [V, V + eta].
 
 - **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
-- **Occupy**: a group whose members are all settled takes the *earliest* buffer of its window that it can get.
-- **Consume**: the trainer takes buffer `consumed` once every entry of it is occupied.
+- **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
+- **Consume**: the trainer takes buffer `consumed` once it is complete.
 
-Owns the state of all three and nothing else: `apply` depends on the state and the event alone, so the events, replayed in
-their order, give the state again (under the same settings). An event that raises ValueError or is answered by `Refuse`
-changes nothing and need not be kept.
+Redundancy: the first `size` members of a group to be rewarded are trained, and the first `batch` groups to be settled; the others
+are *surplus*. Surplus members are aborted at once. Groups still reserved in a complete buffer race on for another one of their
+window (they get its next empty entry, or at their end the place of its youngest group). They are given up when that buffer is
+consumed, or when every buffer of their window is complete (*no room*).
+
+Owns the state of all three and nothing else: `apply` depends on the state and the event alone, so the events, replayed in their
+order, give the state again (under the same settings). An event that raises ValueError or is answered by `Refuse` changes nothing
+and need not be kept.
 
 Invariants, after every event:
-- reserved plus occupied entries of a buffer never exceed `batch`;
-- a reserved group's buffer lies in its window and is not consumed, so it can be trained there whatever the others do;
-- no reserved group has an empty entry in a later buffer of its window: empty entries are as early as they can be, where
-  groups that finish first need them. `Moved` restores this whenever an entry is freed, and moves a group later only;
-- a group occupies a buffer in its window that is not later than the one that it holds reserved at that moment (the target
-  of its last `Moved`, else of its `Admit`). An occupied entry never changes again;
-- `consumed >= version`, unless buffer `consumed` is leased and full: it has been trained and waits for its `Consume`.
+- reserved plus occupied entries of a buffer never exceed `batch + spare_groups`, and occupied ones `batch`. Nothing is reserved
+  anew in a complete buffer;
+- a reserved group's buffer is not consumed and lies in its window (unless the group is late, see below), and its window has a
+  buffer that is neither consumed nor complete. Without spare groups that is its own, so only `Unstick`, `Skipped` or itself can
+  end it;
+- no reserved group has an empty entry in a later buffer of its window: empty entries are as early as they can be, where groups
+  that finish first need them. `Moved` restores this whenever an entry is freed, and moves a group later only;
+- a group occupies a buffer that is not later than the one that it holds reserved at that moment (the target of its last `Moved`
+  or `Late`, else of its `Admit`), and in its window unless it is late. An occupied entry changes only if its buffer is skipped;
+- `consumed >= version`, unless buffer `consumed` is leased and complete: it has been trained and waits for its `Consume`.
 
-Of the last one: a version can be published without the buffer before it having been trained (a first version above 0; a
-trainer that went back to a checkpoint, since a version number is used once only). No group can start for such a buffer any
-more and training would never reach it. `Skipped` passes it over: its occupied groups are lost and its reserved ones are
-dropped. That is the only way in which a group becomes stale: when a buffer is consumed, everything else lies in later ones.
+Of the last one: a version can be published without the buffer before it having been trained (a first version above 0; a trainer
+that went back to a checkpoint, since a version number is used once only). No group can start for such a buffer any more and
+training would never reach it. `Skipped` passes it over: its occupied groups are lost and its reserved ones are dropped.
 
-Memory: a group that occupied is forgotten when its buffer is consumed or skipped, a dropped one when `DROPPED_KEPT` newer
-ones were dropped. After that a `Join` with its id starts a new group and its episodes are unknown.
+*Late* are groups that no buffer of their window is left for, because it was skipped (`stale`) or is complete (`no_room`). With
+`late = "mask"` they get the earliest empty entry beyond it, up to the newest version's eta, if there is one; so do groups that
+had occupied a skipped buffer. `Late` tells this, and then the bound holds for what is not masked. Otherwise nothing is ever
+trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
+
+Memory: a group that occupied is forgotten when its buffer is consumed or skipped, a dropped one when `DROPPED_KEPT` newer ones
+were dropped. After that a `Join` with its id starts a new group and its episodes are unknown.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self, assert_never
+import math
+from dataclasses import asdict
+from typing import Any, Self, assert_never
 
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
-    BufferReady,
     CloseGroup,
     Command,
     Consume,
@@ -45,86 +58,33 @@ from scheduler.policies.staleness_events import (
     Drop,
     Event,
     Finish,
+    Grading,
     GroupDropped,
     Join,
+    Late,
     Leased,
     MemberDropped,
     Moved,
-    Occupied,
     Publish,
     Refuse,
     RefuseReason,
     Reward,
     Skipped,
+    StuckAction,
     Unstick,
 )
+from scheduler.policies.staleness_events import BufferReady as BufferReady
+from scheduler.policies.staleness_events import Occupied as Occupied
+from scheduler.policies.staleness_events import command_from_json as command_from_json
 from scheduler.policies.staleness_events import command_to_json as command_to_json
 from scheduler.policies.staleness_events import event_from_json as event_from_json
 from scheduler.policies.staleness_events import event_to_json as event_to_json
+from scheduler.policies.staleness_state import Buffer, BufferRow, Entries, GroupRow, LedgerSettings
+from scheduler.policies.staleness_state import BufferState as BufferState
+from scheduler.policies.staleness_state import GroupState as GroupState
+from scheduler.policies.staleness_state import MemberState as MemberState
 
 DROPPED_KEPT = 1024
-
-GroupState = Literal["reserved", "occupied", "dropped"]
-MemberState = Literal["open", "rewarded", "dropped"]
-BufferState = Literal["PENDING", "READY", "STUCK"]
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSettings:
-    """Raises ValueError on impossible values."""
-
-    eta: int
-    """How many versions a group may be older than the version trained on it."""
-    batch: int
-    """Groups per buffer."""
-    min_members: int = 2
-    """Rewarded members that make a group worth training; for a smaller group, all of them."""
-
-    def __post_init__(self) -> None:
-        if self.eta < 0 or self.batch < 1 or self.min_members < 1:
-            raise ValueError(f"eta must be >= 0, batch and min_members >= 1: {self}")
-
-
-# State
-
-
-@dataclass(frozen=True, slots=True)
-class BufferRow:
-    """A buffer as `Ledger.buffers` shows it. PENDING has empty entries; STUCK is full, but not all of it is occupied."""
-
-    buffer: int
-    state: BufferState
-    occupied: int
-    reserved: int
-    leased: bool
-
-
-@dataclass(slots=True)
-class GroupRow:
-    """A group: what the ledger knows of it. `buffer` is the last one that it held."""
-
-    group_id: str
-    size: int
-    version: int
-    buffer: int
-    state: GroupState = "reserved"
-    closed: bool = False
-    members: dict[str, MemberState] = field(default_factory=dict)
-
-    def settled(self) -> bool:
-        """No member is missing or still running."""
-        whole = self.closed or len(self.members) == self.size
-        return whole and "open" not in self.members.values()
-
-    def rewarded(self) -> int:
-        """How many members have a reward."""
-        return list(self.members.values()).count("rewarded")
-
-
-@dataclass(slots=True)
-class _Buffer:
-    reserved: list[str] = field(default_factory=list)
-    occupied: list[str] = field(default_factory=list)
 
 
 class Ledger:
@@ -135,7 +95,7 @@ class Ledger:
         self.version = 0
         self.consumed = 0
         self.leased = False
-        self._buffers: dict[int, _Buffer] = {}
+        self._entries = Entries(settings)
         self._groups: dict[str, GroupRow] = {}
         self._dropped: list[str] = []
         self._group_of: dict[str, str] = {}
@@ -145,12 +105,8 @@ class Ledger:
         match event:
             case Join():
                 return self._join(event)
-            case Reward(episode_id, _):
-                return self._settle(episode_id, "rewarded")
-            case Drop(episode_id, reason):
-                return self._settle(episode_id, "dropped", reason)
-            case Finish() | Unstick():
-                raise NotImplementedError(event)
+            case Finish() | Reward() | Drop():
+                return self._settle(event)
             case CloseGroup(group_id):
                 return self._close(group_id)
             case Leased(buffer):
@@ -159,6 +115,8 @@ class Ledger:
                 return self._consume(buffer)
             case Publish(version):
                 return self._publish(version)
+            case Unstick(buffer, action):
+                return self._unstick(buffer, action)
             case _:
                 assert_never(event)
 
@@ -169,7 +127,7 @@ class Ledger:
             "version": self.version,
             "consumed": self.consumed,
             "leased": self.leased,
-            "buffers": [[b, asdict(buffer)] for b, buffer in sorted(self._buffers.items())],
+            "buffers": self._entries.to_json(),
             "groups": [asdict(group) for group in self._groups.values()],
             "dropped": list(self._dropped),
         }
@@ -180,8 +138,8 @@ class Ledger:
         ledger = cls(LedgerSettings(**value["settings"]))
         ledger.version, ledger.consumed = value["version"], value["consumed"]
         ledger.leased = value["leased"]
-        ledger._buffers = {b: _Buffer(**buffer) for b, buffer in value["buffers"]}
         ledger._groups = {group["group_id"]: GroupRow(**group) for group in value["groups"]}
+        ledger._entries.load(value["buffers"], ledger._groups)
         ledger._dropped = list(value["dropped"])
         ledger._group_of = {e: g.group_id for g in ledger._groups.values() for e in g.members}
         return ledger
@@ -193,8 +151,11 @@ class Ledger:
 
     def buffers(self) -> list[BufferRow]:
         """Every buffer that is not consumed and can hold something, in order."""
-        last = max([self.version + self.settings.eta, *self._buffers])
-        return [self._row(b) for b in range(self.consumed, last + 1)]
+        last = max(self.version + self.settings.eta, self._entries.last())
+        return [
+            self._entries.row(b, leased=self.leased and b == self.consumed)
+            for b in range(self.consumed, last + 1)
+        ]
 
     def groups(self) -> list[GroupRow]:
         """Every group that is not forgotten, in order of reservation. To be read only."""
@@ -202,15 +163,24 @@ class Ledger:
 
     def entries(self, buffer: int) -> tuple[str, ...]:
         """The groups that occupy `buffer`, in order of entry; none once it is consumed."""
-        return tuple(self._buffers.get(buffer, _Buffer()).occupied)
+        return tuple(self._entries.at(buffer).occupied)
 
     def complete(self, buffer: int) -> bool:
         """Whether no group will be added to the buffer: it can be trained."""
-        return self._ready(buffer)
+        return self._entries.complete(buffer)
 
     def free_slots(self) -> int:
         """How many new groups could start now."""
-        return sum(self._empty(b) for b in self._window())
+        return sum(self._entries.empty(b) for b in self._window())
+
+    def stuck(self, action: StuckAction = "retry") -> tuple[str, ...]:
+        """The groups that `Unstick` would give up now; none if it would be refused."""
+        first = self.consumed
+        at = self._entries.at(first)
+        few = len(at.reserved) <= self.settings.stuck_groups
+        full = not self.complete(first) and not self._entries.empty(first)
+        possible = full and few and (action == "retry" or at.occupied)
+        return tuple(at.reserved) if possible else ()
 
     # Reserve
 
@@ -221,31 +191,53 @@ class Ledger:
             raise ValueError(f"episode {event.episode_id} has joined before")
         group = self._groups.get(event.group_id)
         if group is None:
-            buffer = self._latest_empty()
+            buffer = next((b for b in reversed(self._window()) if self._entries.empty(b)), None)
             if buffer is None:
                 return [Refuse(event.episode_id, "no_slot")]
             group = GroupRow(event.group_id, event.size, self.version, buffer)
             self._groups[event.group_id] = group
-            self._buffer(buffer).reserved.append(event.group_id)
-        elif reason := _join_refusal(group, event.size):
+            self._entries.reserve(group, buffer)
+        elif reason := self._join_refusal(group, event.size):
             return [Refuse(event.episode_id, reason)]
         group.members[event.episode_id] = "open"
         self._group_of[event.episode_id] = event.group_id
         return [Admit(event.episode_id, event.group_id, group.buffer, group.version)]
 
+    def _join_refusal(self, group: GroupRow, size: int) -> RefuseReason | None:
+        if group.state != "reserved":
+            return "group_finished"
+        if group.size != size:
+            return "size_differs"
+        if len(group.members) == group.size + self.settings.spare_members:
+            return "group_full"
+        return "group_closed" if group.closed else None
+
     # Occupy
 
-    def _settle(self, episode_id: str, state: MemberState, reason: str = "") -> list[Command]:
+    def _settle(self, event: Finish | Reward | Drop) -> list[Command]:
+        episode_id = event.episode_id
         if episode_id not in self._group_of:
             raise ValueError(f"no episode {episode_id}")
+        if isinstance(event, Reward) and not math.isfinite(event.value or 0.0):
+            raise ValueError(f"a reward is a finite number, not {event.value}: {episode_id}")
         group = self._groups[self._group_of[episode_id]]
         if group.state != "reserved":
             return [Refuse(episode_id, "group_finished")]
-        if group.members[episode_id] != "open":
+        state = group.members[episode_id]
+        if state != "open" and (state != "grading" or isinstance(event, Finish)):
             return [Refuse(episode_id, "episode_finished")]
-        group.members[episode_id] = state
-        fate: list[Command] = [MemberDropped(episode_id, reason)] if state == "dropped" else []
-        return fate + self._finish(group)
+        match event:
+            case Finish():
+                group.members[episode_id] = "grading"
+                return [Grading(episode_id)]
+            case Reward(_, value):
+                group.members[episode_id] = "rewarded"
+                if value is not None:
+                    group.values[episode_id] = value
+                return self._finish(group)
+            case Drop(_, reason):
+                group.members[episode_id] = "dropped"
+                return [MemberDropped(episode_id, reason), *self._finish(group)]
 
     def _close(self, group_id: str) -> list[Command]:
         if group_id not in self._groups:
@@ -257,70 +249,86 @@ class Ledger:
         return self._finish(group)
 
     def _finish(self, group: GroupRow) -> list[Command]:
-        if not group.settled():
+        if not group.settled(self.settings.spare_members):
             return []
+        commands: list[Command] = []
+        for episode_id in group.running():
+            group.members[episode_id] = "dropped"
+            commands += [MemberDropped(episode_id, "surplus"), AbortEpisode(episode_id, "surplus")]
         if group.rewarded() < min(self.settings.min_members, group.size):
-            return self._drop(group, "too_few_rewards")
-        return self._occupy(group)
+            return commands + self._drop(group, "too_few_rewards")
+        if self.settings.drop_equal and group.equal():
+            return commands + self._drop(group, "zero_variance")
+        return commands + self._occupy(group)
 
     def _occupy(self, group: GroupRow) -> list[Command]:
+        target, commands = self._place(group)
         held = group.buffer
-        self._buffer(held).reserved.remove(group.group_id)
-        target, commands = self._earliest(group.version, held)
-        group.buffer, group.state = target, "occupied"
-        occupied = self._buffer(target).occupied
-        occupied.append(group.group_id)
-        commands.append(Occupied(group.group_id, target, len(occupied) - 1))
-        if len(occupied) == self.settings.batch:
-            commands.append(BufferReady(target))
-        return commands + self._fill(held)
+        self._entries.leave(group)
+        commands += self._entries.occupy(group, target)
+        commands += self._entries.fill(held)
+        return commands + self._no_room() if self.complete(target) else commands
 
-    def _earliest(self, version: int, held: int) -> tuple[int, list[Command]]:
-        """The earliest buffer with an empty entry, if need be after a group that may wait moves from it to `held`."""
-        for buffer in range(max(version, self.consumed), held):
-            if self._empty(buffer):
+    def _place(self, group: GroupRow) -> tuple[int, list[Command]]:
+        """The earliest buffer that a settled group can get, after what must happen to others for that."""
+        first, held = max(group.version, self.consumed), group.buffer
+        racing = self.complete(held)
+        for buffer in range(first, held):
+            if self._entries.empty(buffer):
                 return buffer, []
-            if other := self._movable(buffer, held):
-                return buffer, [self._move(other, held)]
-        return held, []
+            if not racing and not self.complete(buffer) and (other := self._entries.movable(buffer, held)):
+                return buffer, [self._entries.move(other, held)]
+        if not racing:
+            return held, []
+        # By the second and third invariants its window has such a buffer, and that is full of others.
+        buffer = next(b for b in range(first, self._entries.end(group) + 1) if not self.complete(b))
+        commands = self._give_up(self._entries.youngest(buffer), "surplus")
+        if buffer > held:
+            commands.append(self._entries.move(group, buffer))
+        return buffer, commands
 
-    def _fill(self, gap: int) -> list[Command]:
-        """Moves reserved groups later until the entry that became empty in `gap` is as early as it can be."""
-        commands: list[Command] = []
-        while self._empty(gap):
-            earlier = range(self.consumed, gap)
-            group = next((g for b in earlier if (g := self._movable(b, gap))), None)
-            if group is None:
-                break
-            gap, filled = group.buffer, gap
-            commands.append(self._move(group, filled))
-        return commands
-
-    def _movable(self, buffer: int, to: int) -> GroupRow | None:
-        """The youngest reserved group of `buffer` whose window reaches `to`: it will probably finish last."""
-        reserved = (self._groups[g] for g in self._buffer(buffer).reserved)
-        legal = [group for group in reserved if to <= group.version + self.settings.eta]
-        return max(legal, key=lambda group: group.version, default=None)
-
-    def _move(self, group: GroupRow, to: int) -> Moved:
-        moved = Moved(group.group_id, group.buffer, to)
-        self._buffer(group.buffer).reserved.remove(group.group_id)
-        self._buffer(to).reserved.append(group.group_id)
-        group.buffer = to
-        return moved
+    # Give up
 
     def _drop(self, group: GroupRow, reason: str) -> list[Command]:
-        self._buffer(group.buffer).reserved.remove(group.group_id)
+        return [*self._give_up(group, reason), *self._entries.fill(group.buffer)]
+
+    def _give_up(self, group: GroupRow, reason: str, abort: bool = True) -> list[Command]:
+        """The group is over and its entry free, for the caller to fill."""
+        self._entries.leave(group)
         group.state = "dropped"
         self._dropped.append(group.group_id)
         if len(self._dropped) > DROPPED_KEPT:
             self._forget(self._dropped.pop(0))
-        running = [e for e, state in group.members.items() if state == "open"]
+        running = group.running() if abort else []
         return [
             GroupDropped(group.group_id, reason),
             *(AbortEpisode(episode_id, reason) for episode_id in running),
-            *self._fill(group.buffer),
         ]
+
+    def _no_room(self) -> list[Command]:
+        """StaleFlow's abort rule, for when a buffer has become complete: the versions in ascending order."""
+        commands: list[Command] = []
+        for group in self._entries.reserved():
+            window = range(max(group.version, self.consumed), self._entries.end(group) + 1)
+            if all(self.complete(b) for b in window):
+                commands += self._late(group, "no_room")
+        return commands
+
+    def _late(self, group: GroupRow, reason: str) -> list[Command]:
+        """For a reserved group that no buffer of its window is left for: its own is complete, or has passed."""
+        place = self._place_beyond()
+        if place is None:
+            return self._give_up(group, reason, abort=self.settings.late != "drop")
+        self._entries.leave(group)
+        late = Late(group.group_id, group.buffer, place)
+        self._entries.reserve(group, place)
+        group.late = True
+        return [late]
+
+    def _place_beyond(self) -> int | None:
+        if self.settings.late != "mask":
+            return None
+        return next((b for b in self._window() if self._entries.empty(b)), None)
 
     # Consume
 
@@ -333,11 +341,16 @@ class Ledger:
     def _consume(self, buffer: int) -> list[Command]:
         if buffer != self.consumed:
             raise ValueError(f"buffer {buffer} trained: the next to train is {self.consumed}")
-        if not self._ready(buffer):
+        if not self.complete(buffer):
             raise ValueError(f"buffer {buffer} trained: it is not ready")
         group_ids = self.entries(buffer)
+        racing = list(self._entries.at(buffer).reserved.values())
         self._pass(buffer + 1)
-        return [Consumed(buffer, group_ids), *self._skip()]
+        for group_id in group_ids:
+            self._forget(group_id)
+        # By the third invariant no buffer of their windows has an empty entry for those that raced here.
+        surplus = [command for group in racing for command in self._give_up(group, "surplus")]
+        return [Consumed(buffer, group_ids), *surplus, *self._skip()]
 
     def _publish(self, version: int) -> list[Command]:
         if version <= self.version:
@@ -348,59 +361,52 @@ class Ledger:
     def _skip(self) -> list[Command]:
         """Passes over the buffers before `version`, unless the first of them waits for its `Consume`."""
         first = self.consumed
-        if first >= self.version or (self.leased and self._ready(first)):
+        if first >= self.version or (self.leased and self.complete(first)):
             return []
         commands: list[Command] = []
-        old = [buffer for b, buffer in sorted(self._buffers.items()) if b < self.version]
-        lost = tuple(group_id for buffer in old for group_id in buffer.occupied)
-        waiting = [group_id for buffer in old for group_id in buffer.reserved]
-        self.consumed = self.version
-        for group_id in waiting:
+        lost: list[str] = []
+        old = self._pass(self.version)
+        for group in [group for at in old for group in at.occupied.values()]:
+            if saved := self._save(group):
+                commands += saved
+            else:
+                lost.append(group.group_id)
+                self._forget(group.group_id)
+        for group in [group for at in old for group in at.reserved.values()]:
             # By the third invariant no later buffer of its window has an empty entry.
-            commands += self._drop(self._groups[group_id], "stale")
-        self._pass(self.version)
-        return [*commands, Skipped(first, self.version, lost)]
+            commands += self._late(group, "stale")
+        return [*commands, Skipped(first, self.version, tuple(lost)), *self._no_room()]
 
-    def _pass(self, first: int) -> None:
+    def _save(self, group: GroupRow) -> list[Command]:
+        """A later place for a group that had occupied a skipped buffer; nothing if there is none."""
+        place = self._place_beyond()
+        if place is None:
+            return []
+        told = Late if place > group.version + self.settings.eta else Moved
+        return [told(group.group_id, group.buffer, place), *self._entries.occupy(group, place)]
+
+    def _pass(self, first: int) -> list[Buffer]:
         self.consumed, self.leased = first, False
-        for b in [b for b in self._buffers if b < first]:
-            for group_id in self._buffers.pop(b).occupied:
-                self._forget(group_id)
+        return self._entries.forget_before(first)
 
     def _forget(self, group_id: str) -> None:
         for episode_id in self._groups.pop(group_id).members:
             del self._group_of[episode_id]
 
-    # Buffers
-
     def _window(self) -> range:
         return range(max(self.version, self.consumed), self.version + self.settings.eta + 1)
 
-    def _latest_empty(self) -> int | None:
-        return next((b for b in reversed(self._window()) if self._empty(b)), None)
+    # Unstick
 
-    def _buffer(self, buffer: int) -> _Buffer:
-        return self._buffers.setdefault(buffer, _Buffer())
-
-    def _empty(self, buffer: int) -> int:
-        held = self._buffers.get(buffer, _Buffer())
-        return self.settings.batch - len(held.reserved) - len(held.occupied)
-
-    def _ready(self, buffer: int) -> bool:
-        return len(self.entries(buffer)) == self.settings.batch
-
-    def _row(self, b: int) -> BufferRow:
-        held = self._buffers.get(b, _Buffer())
-        state: BufferState = "READY" if self._ready(b) else "PENDING" if self._empty(b) else "STUCK"
-        leased = self.leased and b == self.consumed
-        return BufferRow(b, state, len(held.occupied), len(held.reserved), leased)
-
-
-def _join_refusal(group: GroupRow, size: int) -> RefuseReason | None:
-    if group.state != "reserved":
-        return "group_finished"
-    if group.size != size:
-        return "size_differs"
-    if len(group.members) == group.size:
-        return "group_full"
-    return "group_closed" if group.closed else None
+    def _unstick(self, buffer: int, action: StuckAction) -> list[Command]:
+        if buffer != self.consumed:
+            raise ValueError(f"buffer {buffer} stuck: the next to train is {self.consumed}")
+        stuck = [self._groups[group_id] for group_id in self.stuck(action)]
+        if not stuck:
+            return [Refuse("", "not_stuck")]
+        reason = "retry" if action == "retry" else "truncated"
+        # The entries stay free: no buffer is earlier.
+        commands = [command for group in stuck for command in self._give_up(group, reason)]
+        if action == "truncate":
+            commands += [self._entries.truncate(buffer), *self._no_room()]
+        return commands

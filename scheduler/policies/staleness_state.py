@@ -1,0 +1,238 @@
+"""What a ledger of groups holds: its settings, its groups, and the entries of its buffers.
+
+`Entries` knows who holds which entry of which buffer, and keeps the empty ones as early as they can be (`fill`). It does not know
+when a group is over, nor which buffers a new group may use: that is the ledger's (staleness.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scheduler.policies.staleness_events import BufferReady, Command, Moved, Occupied
+
+GroupState = Literal["reserved", "occupied", "dropped"]
+MemberState = Literal["open", "grading", "rewarded", "dropped"]
+BufferState = Literal["PENDING", "READY", "READY_WITH_CAPACITY", "STUCK"]
+LateAction = Literal["cancel", "drop", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """Raises ValueError on impossible values."""
+
+    eta: int
+    """How many versions a group may be older than the version trained on it."""
+    batch: int
+    """Groups that a buffer is trained on."""
+    min_members: int = 2
+    """Rewarded members that make a group worth training; for a smaller group, all of them."""
+    spare_groups: int = 0
+    """Groups that may race for a buffer beyond `batch`: the first `batch` to finish are trained."""
+    spare_members: int = 0
+    """Members that may race in a group beyond its size: the first `size` to be rewarded are trained."""
+    drop_equal: bool = False
+    """Drop a group whose rewards are all equal."""
+    late: LateAction = "cancel"
+    """What becomes of a group that no buffer within its bound is left for: dropped and aborted (`cancel`), dropped but not
+    aborted (`drop`), or trained in a later buffer, its too old tokens masked (`mask`)."""
+    stuck_groups: int = 4
+    """At most so many reserved groups can be given up by `Unstick`."""
+
+    def __post_init__(self) -> None:
+        if self.eta < 0 or self.batch < 1 or self.min_members < 1:
+            raise ValueError(f"eta must be >= 0, batch and min_members >= 1: {self}")
+        if self.spare_groups < 0 or self.spare_members < 0 or self.stuck_groups < 1:
+            raise ValueError(f"spare_groups and spare_members must be >= 0, stuck_groups >= 1: {self}")
+        if self.late not in ("cancel", "drop", "mask"):
+            raise ValueError(f"late must be cancel, drop or mask: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRow:
+    """A buffer as `Ledger.buffers` shows it.
+
+    PENDING: it has empty entries. STUCK: it has none, but not enough of them are occupied. READY and READY_WITH_CAPACITY: it is
+    complete, without or with entries left over.
+    """
+
+    buffer: int
+    state: BufferState
+    occupied: int
+    reserved: int
+    leased: bool
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A group: what the ledger knows of it. `buffer` is the last one that it held."""
+
+    group_id: str
+    size: int
+    version: int
+    buffer: int
+    state: GroupState = "reserved"
+    closed: bool = False
+    members: dict[str, MemberState] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    """The rewards of members whose `Reward` told a value."""
+    late: bool = False
+    """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
+
+    def settled(self, spare_members: int = 0) -> bool:
+        """`size` members are rewarded, or no member is missing or underway."""
+        whole = self.closed or len(self.members) == self.size + spare_members
+        return self.rewarded() == self.size or (whole and not self.running())
+
+    def running(self) -> list[str]:
+        """The members that run or are graded."""
+        return [episode_id for episode_id, state in self.members.items() if state in ("open", "grading")]
+
+    def rewarded(self) -> int:
+        """How many members have a reward."""
+        return list(self.members.values()).count("rewarded")
+
+    def equal(self) -> bool:
+        """At least two members are rewarded, and all with one value."""
+        return self.rewarded() == len(self.values) >= 2 and len(set(self.values.values())) == 1
+
+
+@dataclass(slots=True)
+class Buffer:
+    """The holders of a buffer's entries, by id, in order of entry."""
+
+    reserved: dict[str, GroupRow] = field(default_factory=dict)
+    occupied: dict[str, GroupRow] = field(default_factory=dict)
+    truncated: bool = False
+    """It is complete with the groups that it has."""
+
+
+class Entries:
+    """The entries of all buffers: `batch + spare_groups` each, of which at most `batch` are occupied."""
+
+    def __init__(self, settings: LedgerSettings) -> None:
+        self._settings = settings
+        self._buffers: dict[int, Buffer] = {}
+
+    def to_json(self) -> list[Any]:
+        """Every buffer that is not as new, in order."""
+        return [
+            [b, {"reserved": [*at.reserved], "occupied": [*at.occupied], "truncated": at.truncated}]
+            for b, at in sorted(self._buffers.items())
+            if at.reserved or at.occupied or at.truncated
+        ]
+
+    def load(self, value: list[Any], groups: dict[str, GroupRow]) -> None:
+        """Sets what `to_json` gave."""
+        for b, at in value:
+            reserved, occupied = ({g: groups[g] for g in at[kind]} for kind in ("reserved", "occupied"))
+            self._buffers[b] = Buffer(reserved, occupied, at.get("truncated", False))
+
+    # Queries
+
+    def at(self, buffer: int) -> Buffer:
+        """The buffer's holders, to be read only."""
+        return self._buffers.get(buffer, Buffer())
+
+    def complete(self, buffer: int) -> bool:
+        """Whether no group will be added."""
+        at = self.at(buffer)
+        return at.truncated or len(at.occupied) == self._settings.batch
+
+    def empty(self, buffer: int) -> int:
+        """How many entries a group can take; none once the buffer is complete."""
+        return 0 if self.complete(buffer) else self._left(buffer)
+
+    def last(self) -> int:
+        """The last buffer that was ever used, or -1."""
+        return max(self._buffers, default=-1)
+
+    def reserved(self) -> list[GroupRow]:
+        """Every reserved group, the oldest version first."""
+        groups = (group for _, at in sorted(self._buffers.items()) for group in at.reserved.values())
+        return sorted(groups, key=lambda group: group.version)
+
+    def end(self, group: GroupRow) -> int:
+        """The last buffer that the group may be trained in."""
+        return group.buffer if group.late else group.version + self._settings.eta
+
+    def movable(self, buffer: int, to: int) -> GroupRow | None:
+        """The youngest reserved group of `buffer` that may be trained in `to`: it will probably finish last."""
+        legal = [group for group in self.at(buffer).reserved.values() if to <= self.end(group)]
+        return max(legal, key=lambda group: group.version, default=None)
+
+    def youngest(self, buffer: int) -> GroupRow:
+        """The reserved group of `buffer` that was started last. Raises ValueError if there is none."""
+        return max(reversed(self.at(buffer).reserved.values()), key=lambda group: group.version)
+
+    def row(self, buffer: int, leased: bool) -> BufferRow:
+        """The buffer as a table shows it."""
+        at, left = self.at(buffer), self._left(buffer)
+        state: BufferState = "PENDING" if left else "STUCK"
+        if self.complete(buffer):
+            state = "READY_WITH_CAPACITY" if left else "READY"
+        return BufferRow(buffer, state, len(at.occupied), len(at.reserved), leased)
+
+    # Changes
+
+    def reserve(self, group: GroupRow, buffer: int) -> None:
+        """Gives an entry of `buffer` to a group that holds none."""
+        self._open(buffer).reserved[group.group_id] = group
+        group.buffer = buffer
+
+    def leave(self, group: GroupRow) -> None:
+        """Frees the entry that a group reserved, if its buffer has not passed."""
+        self.at(group.buffer).reserved.pop(group.group_id, None)
+
+    def occupy(self, group: GroupRow, buffer: int) -> list[Command]:
+        """Gives an entry of `buffer` for good to a group that holds none."""
+        occupied = self._open(buffer).occupied
+        occupied[group.group_id] = group
+        group.buffer, group.state = buffer, "occupied"
+        group.late = buffer > group.version + self._settings.eta
+        told: list[Command] = [Occupied(group.group_id, buffer, len(occupied) - 1)]
+        return [*told, BufferReady(buffer)] if self.complete(buffer) else told
+
+    def truncate(self, buffer: int) -> BufferReady:
+        """Makes the buffer complete with the groups that it has."""
+        self._open(buffer).truncated = True
+        return BufferReady(buffer)
+
+    def move(self, group: GroupRow, to: int) -> Moved:
+        """Gives a reserved group an entry of `to` for its own."""
+        moved = Moved(group.group_id, group.buffer, to)
+        self.leave(group)
+        self.reserve(group, to)
+        return moved
+
+    def fill(self, gap: int) -> list[Command]:
+        """Moves reserved groups later until the entry that became empty in `gap` is as early as it can be.
+
+        Groups reserved in complete buffers go last, because they leave no entry to others.
+        """
+        commands: list[Command] = []
+        while self.empty(gap):
+            group = self._first_movable(self._before(gap), gap)
+            if group is None:
+                break
+            gap, filled = group.buffer, gap
+            commands.append(self.move(group, filled))
+        return commands
+
+    def forget_before(self, first: int) -> list[Buffer]:
+        """Removes all buffers before `first` and returns them in order."""
+        return [self._buffers.pop(b) for b in sorted(self._buffers) if b < first]
+
+    def _before(self, gap: int) -> list[int]:
+        return sorted((b for b in self._buffers if b < gap), key=lambda b: (self.complete(b), b))
+
+    def _first_movable(self, buffers: Iterable[int], to: int) -> GroupRow | None:
+        return next((group for b in buffers if (group := self.movable(b, to))), None)
+
+    def _left(self, buffer: int) -> int:
+        at = self.at(buffer)
+        return self._settings.batch + self._settings.spare_groups - len(at.reserved) - len(at.occupied)
+
+    def _open(self, buffer: int) -> Buffer:
+        return self._buffers.setdefault(buffer, Buffer())
