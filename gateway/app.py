@@ -19,6 +19,8 @@ from gateway.control.host import ControlHost, ModelEngines
 from gateway.control.models import LocalModel, Models, TrainedModel
 from gateway.control.versions import Versions
 from gateway.errors import BadRequest
+from gateway.feed.batches import Batches
+from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
 from gateway.metrics import Metrics
@@ -116,12 +118,15 @@ async def _open_model(settings: Settings, name: str, database: Database, host: C
     recorder = Recorder(database, renderer, name)
     if not given.train:
         versions = Versions(name, given.path, database, host, None)
-        return LocalModel(name, given, renderer, pool, recorder, versions, None, None)
+        return LocalModel(name, given, renderer, pool, recorder, versions, None, None, None)
     ledger = await StoredLedger.load(database, settings.staleness_of(name), name)
     versions = Versions(name, given.path, database, host, ledger)
     dropped = versions if settings.update.orphans == "drop" else None
-    leases = await Leases.load(database, ledger, settings.feed, lambda: dropped.orphans if dropped else ())
-    return TrainedModel(name, given, renderer, pool, recorder, versions, ledger, leases)
+    orphans = (lambda: dropped.orphans) if dropped else frozenset
+    reader = GroupReader(name, settings.staleness_of(name), orphans)
+    leases = await Leases.load(database, ledger, settings.feed, reader)
+    batches_ = Batches(database, reader)
+    return TrainedModel(name, given, renderer, pool, recorder, versions, ledger, leases, batches_)
 
 
 async def _stop_engines(host: ControlHost) -> None:

@@ -1,4 +1,7 @@
-"""`/admin/v1/leases`: the trainer's feed. Groups travel as an Arrow stream of `gateway.types.FEED_SCHEMA`."""
+"""`/admin/v1/leases`: the trainer's feed; `/admin/v1/batches`: what was trained.
+
+Groups travel as an Arrow stream of `gateway.types.FEED_SCHEMA`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.api.context import Gateway, require_admin
 from gateway.types import LeasedGroups, groups_to_arrow
 
-router = APIRouter(prefix="/admin/v1/leases", tags=["Batches"], dependencies=[Depends(require_admin)])
+router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(require_admin)])
 
 
 class Body(BaseModel):
@@ -50,13 +53,13 @@ class NackBody(FenceBody):
     reason: str = ""
 
 
-@router.post("")
+@router.post("/leases")
 async def lease(body: LeaseBody, gateway: Gateway) -> dict[str, Any]:
     """Leases the next buffer to train, whole or not yet."""
     return asdict(await gateway.models.trained(body.model).leases.lease(body.consumer))
 
 
-@router.get("/{lease_id}/groups", response_class=Response)
+@router.get("/leases/{lease_id}/groups", response_class=Response)
 async def groups(
     lease_id: str,
     gateway: Gateway,
@@ -67,33 +70,54 @@ async def groups(
 ) -> Response:
     """The groups after `cursor`, as an Arrow stream; headers tell the next cursor and whether the buffer is whole."""
     leased = await gateway.models.trained(model).leases.groups(lease_id, fence, cursor, wait)
-    headers = {
-        "x-headgate-cursor": str(leased.cursor),
-        "x-headgate-complete": "true" if leased.complete else "false",
-    }
-    body = await asyncio.to_thread(_arrow, leased)
-    return Response(body, headers=headers, media_type="application/vnd.apache.arrow.stream")
+    return await _stream(leased)
 
 
-@router.post("/{lease_id}/renew")
+@router.post("/leases/{lease_id}/renew")
 async def renew(lease_id: str, body: FenceBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
     """Starts the lease's deadline anew."""
-    gateway.models.trained(model).leases.renew(lease_id, body.fence)
+    await gateway.models.trained(model).leases.renew(lease_id, body.fence)
     return {"lease_id": lease_id}
 
 
-@router.post("/{lease_id}/ack")
+@router.post("/leases/{lease_id}/ack")
 async def ack(lease_id: str, body: AckBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
     """The buffer was trained."""
     await gateway.models.trained(model).leases.ack(lease_id, body.fence, body.checkpoint)
     return {"lease_id": lease_id}
 
 
-@router.post("/{lease_id}/nack")
+@router.post("/leases/{lease_id}/nack")
 async def nack(lease_id: str, body: NackBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
     """The buffer was not trained; the next lease is of the same buffer."""
     await gateway.models.trained(model).leases.nack(lease_id, body.fence, body.reason)
     return {"lease_id": lease_id}
+
+
+@router.get("/batches")
+async def batches(gateway: Gateway, model: Model = None) -> dict[str, Any]:
+    """The batches that were trained, in order: buffer, groups, trained_at."""
+    found = gateway.models.trained(model)
+    return {"model": found.name, "batches": await found.batches.list()}
+
+
+@router.get("/batches/{buffer}/groups", response_class=Response)
+async def batch_groups(buffer: int, gateway: Gateway, model: Model = None) -> Response:
+    """The groups of a batch that was trained, as the lease gave them and in that order; the headers are a lease's.
+
+    Only the flag ORPHANED may differ: it says what is true now.
+    """
+    groups = await gateway.models.trained(model).batches.groups(buffer)
+    return await _stream(LeasedGroups(groups, len(groups), True))
+
+
+async def _stream(leased: LeasedGroups) -> Response:
+    headers = {
+        "x-headgate-cursor": str(leased.cursor),
+        "x-headgate-complete": "true" if leased.complete else "false",
+    }
+    body = await asyncio.to_thread(_arrow, leased)
+    return Response(body, headers=headers, media_type="application/vnd.apache.arrow.stream")
 
 
 def _arrow(leased: LeasedGroups) -> bytes:

@@ -12,7 +12,7 @@ import httpx
 import pyarrow as pa
 from httpx_aiohttp import AiohttpTransport
 
-from gateway.types import EpisodeMode, EpisodeOpened, Lease, LeasedGroups, groups_from_arrow
+from gateway.types import EpisodeMode, EpisodeOpened, Group, Lease, LeasedGroups, groups_from_arrow
 
 ADMIN = "/admin/v1"
 # 0 is no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
@@ -121,13 +121,7 @@ class GatewayClient:
         """The groups after `cursor`; waits up to `wait_s` for one to become ready. May return none."""
         params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
         response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
-        with pa.ipc.open_stream(response.content) as reader:
-            groups = groups_from_arrow(reader.read_all())
-        return LeasedGroups(
-            groups,
-            int(response.headers["x-headgate-cursor"]),
-            response.headers["x-headgate-complete"] == "true",
-        )
+        return _leased(response)
 
     async def renew(self, lease: Lease, model: str | None = None) -> None:
         """Starts the lease's deadline anew."""
@@ -140,6 +134,26 @@ class GatewayClient:
     async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
         """Gives the buffer back untrained; the next lease is of the same buffer."""
         await self._tell(lease, "nack", model, reason=reason)
+
+    async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
+        """The batches that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
+        return (await self._json("GET", "/batches", params=_of(model)))["batches"]
+
+    async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
+        """The groups of a batch that was trained, as the lease gave them and in that order. 404 if it was not.
+
+        Only the flag ORPHANED may differ: it says what is true now.
+        """
+        response = await self._send("GET", f"/batches/{buffer}/groups", params=_of(model))
+        return _leased(response).groups
+
+    async def staleness(self, model: str | None = None) -> dict[str, Any]:
+        """The ledger of a trained model: version, the next batch to train, the batches as rows, who waits, reasons of late."""
+        return await self._json("GET", "/staleness", params=_of(model))
+
+    async def why(self, episode_id: str) -> dict[str, Any]:
+        """What became of an episode and its group, in order and in words, and the verdict."""
+        return await self._json("GET", f"/episodes/{episode_id}/why")
 
     async def _tell(self, lease: Lease, what: str, model: str | None, **said: str) -> None:
         body = {"fence": lease.fence, **said}
@@ -207,6 +221,13 @@ class GatewayClient:
         if response.is_error:
             raise _refusal(response)
         return response
+
+
+def _leased(response: httpx.Response) -> LeasedGroups:
+    with pa.ipc.open_stream(response.content) as reader:
+        groups = groups_from_arrow(reader.read_all())
+    complete = response.headers["x-headgate-complete"] == "true"
+    return LeasedGroups(groups, int(response.headers["x-headgate-cursor"]), complete)
 
 
 def _of(model: str | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gateway.control.versions import Versions
 from gateway.errors import BadRequest, NotFound
+from gateway.feed.batches import Batches
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
 from gateway.render.renderer import ChatRenderer
@@ -33,6 +34,7 @@ class LocalModel:
     ledger: StoredLedger | None
     """None: the model is frozen."""
     leases: Leases | None
+    batches: Batches | None
 
     def mask_reason(self, model: str) -> str:
         """Why nothing that this model samples is trained in an episode of `model`; empty: it is."""
@@ -47,6 +49,7 @@ class TrainedModel(LocalModel):
 
     ledger: StoredLedger
     leases: Leases
+    batches: Batches
 
 
 class Models:

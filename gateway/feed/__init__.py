@@ -1,1 +1,5 @@
-"""From rewarded groups to a trainer: the stored staleness ledger (`ledger`) and the leases by which batches leave (`leases`)."""
+"""From rewarded groups to a trainer.
+
+The stored staleness ledger (`ledger`) and what became of whom (`chronicle`); groups as they are read (`groups`); the leases by
+which batches leave (`leases`), and batches that were trained (`batches`).
+"""

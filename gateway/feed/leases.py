@@ -1,29 +1,31 @@
 """Leases: how a buffer's groups reach a trainer, and how it says that they were trained.
 
 One buffer is leased at a time: the next to train. A lease has a deadline, and a fencing number that grows with every lease and
-comes from SQL; an answer with an older number is refused, so two trainers can never both consume a buffer.
+comes from SQL; an answer with an older number is refused, so two trainers can never both consume a buffer. A lease is stored with
+its deadline, so it outlives a restart of the gateway. It ends with its `ack` or `nack`, when its deadline is over and another
+consumer comes, when its own consumer comes again, or when its buffer is passed over.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from sqlalchemy import Connection
 
 from gateway.errors import Conflict, NotFound
+from gateway.feed.chronicle import Entry
+from gateway.feed.groups import GroupReader
 from gateway.feed.ledger import StoredLedger
 from gateway.settings import FeedSettings
-from gateway.store import episodes, turns
 from gateway.store import ledger as statements
 from gateway.store.database import Database
-from gateway.types import Episode, Group, Int32Array, Lease, LeasedGroups, Node, TokenFlag
+from gateway.store.decisions import Decision, insert_decisions
+from gateway.types import Group, Lease, LeasedGroups
 from scheduler.policies.staleness_events import Consume, Leased
-
-Orphans = Callable[[], Collection[int]]
 
 
 @dataclass(slots=True)
@@ -31,6 +33,10 @@ class _Held:
     lease: Lease
     consumer: str
     deadline: float
+    """On the monotonic clock, which a change of the machine's time does not move."""
+
+    def over(self) -> bool:
+        return time.monotonic() > self.deadline
 
 
 class Leases:
@@ -41,32 +47,49 @@ class Leases:
         database: Database,
         ledger: StoredLedger,
         settings: FeedSettings,
-        orphans: Orphans,
+        reader: GroupReader,
         fence: int,
     ) -> None:
         self._database = database
-        self._orphans = orphans
         self._ledger = ledger
         self._settings = settings
+        self._reader = reader
         self._fence = fence
         self._held: _Held | None = None
 
     @classmethod
     async def load(
-        cls, database: Database, ledger: StoredLedger, settings: FeedSettings, orphans: Orphans = lambda: ()
+        cls, database: Database, ledger: StoredLedger, settings: FeedSettings, reader: GroupReader
     ) -> Leases:
-        """Goes on with fencing numbers after the newest that was given out. `orphans`: versions whose tokens do not count."""
+        """Goes on with the lease that is held, and with fencing numbers after the newest that was given out."""
         fence = await database.read(lambda c: statements.newest_fence(c, ledger.model))
-        return cls(database, ledger, settings, orphans, fence)
+        leases = cls(database, ledger, settings, reader, fence)
+        if row := await database.read(lambda c: statements.held_lease(c, ledger.model)):
+            left = min(row["deadline"] - time.time(), settings.lease_s)
+            size = ledger.ledger.settings.batch
+            lease = Lease(row["id"], row["buffer"], size, row["fence"], settings.lease_s)
+            leases._held = _Held(lease, row["consumer"], time.monotonic() + left)
+        return leases
+
+    def held(self) -> dict[str, Any] | None:
+        """Who trains now: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
+        held = self._held
+        if held is None or held.lease.buffer != self._ledger.ledger.consumed:
+            return None
+        lease, left = held.lease, held.deadline - time.monotonic()
+        said = {"lease_id": lease.lease_id, "buffer": lease.buffer, "fence": lease.fence}
+        return {**said, "consumer": held.consumer, "left_s": round(left, 3)}
 
     async def lease(self, consumer: str) -> Lease:
         """Leases the next buffer. A consumer that comes again takes its own lease over. Raises Conflict."""
+        self._database.check()  # before anything is promised
         held, model = self._held, self._ledger.model
-        if held and held.consumer != consumer and time.monotonic() < held.deadline:
+        buffer = self._ledger.ledger.consumed
+        passed = held is not None and held.lease.buffer != buffer
+        if held and not passed and held.consumer != consumer and not held.over():
             raise Conflict(f"buffer {held.lease.buffer} is leased to {held.consumer!r}", code="lease_held")
         self._fence += 1
-        fence, buffer = self._fence, self._ledger.ledger.consumed
-        batch = self._ledger.ledger.settings.batch
+        fence, batch = self._fence, self._ledger.ledger.settings.batch
         lease = Lease(f"lease-{secrets.token_hex(8)}", buffer, batch, fence, self._settings.lease_s)
         self._held = _Held(lease, consumer, time.monotonic() + self._settings.lease_s)
         row = {
@@ -76,11 +99,14 @@ class Leases:
             "buffer": buffer,
             "consumer": consumer,
             "state": "held",
+            "deadline": time.time() + self._settings.lease_s,
         }
 
         def write(connection: Connection) -> None:
-            if held:
-                statements.end_lease(connection, model, held.lease.fence, "superseded")
+            if held and not passed:
+                statements.end_lease(
+                    connection, model, held.lease.fence, "expired" if held.over() else "superseded"
+                )
             statements.insert_lease(connection, row)
 
         await self._ledger.apply(Leased(buffer), write)
@@ -90,33 +116,51 @@ class Leases:
         """The groups of a leased buffer after `cursor`; waits up to `wait_s` for one."""
         lease = self._check(lease_id, fence).lease
         until = time.monotonic() + min(wait_s, self._settings.max_wait_s)
-        while len(entries := self._ledger.ledger.entries(lease.buffer)) <= cursor < lease.size:
+        rule, buffer = self._ledger.ledger, lease.buffer
+        while len(entries := rule.entries(buffer)) <= cursor and not rule.complete(buffer):
             left = until - time.monotonic()
             if left <= 0:
                 break
             await self._ledger.changed(left)
             self._check(lease_id, fence)
+        complete = rule.complete(buffer)
         found: tuple[Group, ...] = ()
-        if wanted := list(entries[cursor:]):
+        if wanted := self._ledger.chronicle.entries(entries[cursor:]):
             await self._database.settled()  # the ledger knows of a reward a moment before it is committed
-            found = await self._read(wanted)
-        return LeasedGroups(found, len(entries), len(entries) >= lease.size)
+            found = await self._database.read(lambda c: self._reader.read(c, wanted))
+        return LeasedGroups(found, len(entries), complete)
 
-    def renew(self, lease_id: str, fence: int) -> None:
+    async def renew(self, lease_id: str, fence: int) -> None:
         """Starts the lease's deadline anew."""
-        held = self._check(lease_id, fence)
+        held, model = self._check(lease_id, fence), self._ledger.model
+        deadline = time.time() + self._settings.lease_s
         held.deadline = time.monotonic() + self._settings.lease_s
+        await self._database.submit(lambda c: statements.renew_lease(c, model, fence, deadline))
 
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
         """The buffer was trained. Raises Conflict if it was not even whole."""
         lease, model = self._check(lease_id, fence).lease, self._ledger.model
+        entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(lease.buffer))
+
+        def write(connection: Connection) -> None:
+            statements.end_lease(connection, model, fence, "acked", checkpoint)
+            insert_decisions(connection, model, self._masked(connection, entries))
+
         try:
-            await self._ledger.apply(
-                Consume(lease.buffer), lambda c: statements.end_lease(c, model, fence, "acked", checkpoint)
-            )
+            await self._ledger.apply(Consume(lease.buffer), write)
         except ValueError as error:
             raise Conflict(str(error), code="buffer_not_ready") from error
         self._held = None
+
+    def _masked(self, connection: Connection, entries: Sequence[Entry]) -> list[Decision]:
+        """What of the batch was not offered for training."""
+        masks = self._reader.masks(connection, entries)
+        return [
+            Decision("masked", entry.group_id, episode_id, reason, entry.buffer, details={"tokens": tokens})
+            for entry in entries
+            for episode_id in entry.rewarded
+            for reason, tokens in sorted(masks[episode_id].items())
+        ]
 
     async def nack(self, lease_id: str, fence: int, reason: str) -> None:
         """The buffer was not trained; the next lease is of the same buffer."""
@@ -125,36 +169,16 @@ class Leases:
         await self._database.submit(lambda c: statements.end_lease(c, model, fence, "nacked", reason=reason))
 
     def _check(self, lease_id: str, fence: int) -> _Held:
-        held = self._held
+        held, following = self._held, self._ledger.ledger.consumed
         if held is None or held.lease.lease_id != lease_id:
             raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease")
         if held.lease.fence != fence:
             raise Conflict(f"fence {fence} is not that of {lease_id}", code="fenced")
-        if time.monotonic() > held.deadline:
+        if held.lease.buffer != following:
+            raise NotFound(
+                f"{lease_id} has ended: buffer {held.lease.buffer} was passed over, the next to train is {following}",
+                code="no_lease",
+            )
+        if held.over():
             raise Conflict(f"{lease_id} has ended: it was not renewed in time", code="lease_expired")
         return held
-
-    async def _read(self, group_ids: list[str]) -> tuple[Group, ...]:
-        versions = {group.group_id: group.version for group in self._ledger.ledger.groups()}
-        orphans = np.asarray(sorted(self._orphans()), np.int32)
-
-        def query(connection: Connection) -> tuple[Group, ...]:
-            rows = episodes.rewarded(connection, group_ids)
-            nodes = turns.nodes(connection, self._ledger.model, [row["id"] for row in rows])
-            members: dict[str, list[Episode]] = {group_id: [] for group_id in group_ids}
-            tasks: dict[str, str] = {}
-            for row in rows:
-                tasks[row["group_id"]] = row["task_id"]
-                found = tuple(_without(node, orphans) for node in nodes[row["id"]])
-                members[row["group_id"]].append(Episode(row["id"], row["reward"], found))
-            return tuple(Group(g, tasks[g], versions[g], tuple(members[g])) for g in group_ids)
-
-        return await self._database.read(query)
-
-
-def _without(node: Node, orphans: Int32Array) -> Node:
-    """The node, its tokens of orphaned versions flagged."""
-    flagged = np.isin(node.versions, orphans)
-    if not flagged.any():
-        return node
-    return replace(node, flags=node.flags | (flagged * np.uint8(TokenFlag.ORPHANED)))

@@ -1,40 +1,47 @@
 """The staleness ledger, made durable: every event that changes it is stored, and a restart replays them.
 
-The pure ledger decides (scheduler/policies/staleness.py). An event is applied and submitted to the store in one step without an
-await between, so the stored order is the applied order; `apply` returns once the event is committed.
+The pure rule decides (scheduler/policies/rules). An event is applied and submitted to the store in one step without an await
+between, so the stored order is the applied order; `apply` returns once the event is committed. What was decided about whom is
+stored in the same transaction (`chronicle`), and leases of buffers that are passed over end in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Connection
 
-from gateway.errors import Conflict, Unavailable
-from gateway.settings import StalenessSettings
+from gateway.errors import Unavailable
+from gateway.feed.chronicle import Chronicle
+from gateway.settings import ConfigError, StalenessSettings
+from gateway.store import decisions
 from gateway.store import ledger as statements
 from gateway.store.database import Database
+from scheduler.policies import rules
+from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness import (
-    Ledger,
     LedgerSettings,
     command_to_json,
     event_from_json,
     event_to_json,
 )
-from scheduler.policies.staleness_events import AbortEpisode, Command, Event, Refuse
+from scheduler.policies.staleness_events import AbortEpisode, Command, Event, Refuse, Skipped
 
 _SETTINGS = "Settings"
+_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))}
+"""The keys of [staleness] on which the meaning of the stored events depends."""
 
 
 class StoredLedger:
     """The ledger of one trained model."""
 
-    def __init__(self, database: Database, ledger: Ledger, model: str) -> None:
+    def __init__(self, database: Database, ledger: StalenessRule, model: str) -> None:
         self.ledger = ledger
         self.model = model
+        self.chronicle = Chronicle()
         self.on_abort: Callable[[str, str], None] = lambda _episode_id, _reason: None
         """Called with (episode_id, reason) for an episode that runs in vain."""
         self.on_change: Callable[[], None] = lambda: None
@@ -46,21 +53,19 @@ class StoredLedger:
 
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
-        """Replays the stored events. Raises Conflict if they were made under other settings."""
-        wanted = LedgerSettings(settings.eta, settings.batch, settings.min_members)
+        """Replays the stored events. Raises ConfigError if they were made under other settings."""
         stored = await database.read(lambda c: statements.events(c, model))
         if not stored:
-            row = {"type": _SETTINGS, **asdict(wanted)}
+            row = {"type": _SETTINGS, **settings.model_dump(include=_BOUND)}
             await database.submit(lambda c: statements.insert_event(c, model, row, []))
-        elif stored[0] != {"type": _SETTINGS, **asdict(wanted)}:
-            raise Conflict(
-                f"the store's ledger of {model!r} was begun with other [staleness] settings ({stored[0]}); set them back, or name"
-                " another database in [store] url"
-            )
-        ledger = Ledger(wanted)
-        for event in stored[1:]:
-            ledger.apply(event_from_json(event))
-        return cls(database, ledger, model)
+        elif differing := different(stored[0], settings):
+            raise ConfigError(_refusal(model, differing))
+        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}))
+        loaded = cls(database, rules.create(settings.rule, limits), model)
+        for value in stored[1:]:
+            event = event_from_json(value)
+            loaded.chronicle.tell(event, loaded.ledger.apply(event))
+        return loaded
 
     async def apply(self, event: Event, also: Callable[[Connection], Any] | None = None) -> list[Command]:
         """Applies an event and commits it, together with `also`, in one transaction.
@@ -69,29 +74,36 @@ class StoredLedger:
         """
         if self.broken is not None:
             raise Unavailable(self.broken, retry_after=30.0, code="ledger_broken")
+        self._database.check()  # before the event changes what is in memory
         commands = self.ledger.apply(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands
+        told = self.chronicle.tell(event, commands)
         stored = event_to_json(event), [command_to_json(command) for command in commands]
 
         def write(connection: Connection) -> None:
             if also is not None:
                 also(connection)
             statements.insert_event(connection, self.model, *stored)
+            decisions.insert_decisions(connection, self.model, told)
+            for command in commands:
+                if isinstance(command, Skipped):
+                    statements.skip_leases(connection, self.model, command.until)
 
         committed = self._database.submit(write)
+        committed.add_done_callback(self._on_commit)
         for command in commands:
             if isinstance(command, AbortEpisode):
                 self.on_abort(command.episode_id, command.reason)
-        try:
-            await committed
-        except Exception as error:
+        await asyncio.shield(committed)  # who stops waiting does not stop the commit
+        return commands
+
+    def _on_commit(self, committed: asyncio.Future[None]) -> None:
+        if error := committed.exception():
             self.broken = f"the ledger is ahead of the store; restart the gateway ({error})"
-            raise
         self._changed.set()
         self._changed = asyncio.Event()
         self.on_change()
-        return commands
 
     async def changed(self, timeout_s: float) -> None:
         """Waits for the next event, or until the time is up."""
@@ -100,3 +112,29 @@ class StoredLedger:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+
+def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, tuple[Any, Any]]:
+    """The keys in which the settings that a ledger was begun with differ from `settings`: (stored, wanted).
+
+    A key that is not stored did not exist when the ledger was begun, and had the meaning of its default.
+    """
+    defaults = StalenessSettings().model_dump(include=_BOUND)
+    wanted = settings.model_dump(include=_BOUND)
+    begun = defaults | {key: value for key, value in stored.items() if key != "type"}
+    return {key: (begun[key], wanted[key]) for key in sorted(begun) if begun[key] != wanted.get(key)}
+
+
+async def check_settings(database: Database, settings: StalenessSettings, model: str) -> None:
+    """Raises ConfigError if the ledger of a model was begun with other settings."""
+    stored = await database.read(lambda c: statements.events(c, model, limit=1))
+    if stored and (differing := different(stored[0], settings)):
+        raise ConfigError(_refusal(model, differing))
+
+
+def _refusal(model: str, differing: dict[str, tuple[Any, Any]]) -> str:
+    named = ", ".join(f"{key} = {begun!r} (now {wanted!r})" for key, (begun, wanted) in differing.items())
+    return (
+        f"[staleness] of {model!r} is not what its ledger in the store was begun with: {named}; set these keys back, or name"
+        " another database in [store] url"
+    )

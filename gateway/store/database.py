@@ -68,12 +68,16 @@ class Database:
         """Whether writes are still committed."""
         return self._writer is not None and not self._writer.done()
 
-    def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait."""
+    def check(self) -> None:
+        """Raises Unavailable if a write would be refused now."""
         if not self.healthy:
             raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
         if self._pending.qsize() >= self._settings.max_pending:
             raise Unavailable("the database is too far behind", retry_after=5.0, code="store_busy")
+
+    def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait."""
+        self.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._pending.put_nowait((write, future))
         return future

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, func, insert, or_, select
 
 from gateway.store.models import DecisionRow
+
+_COLUMNS = DecisionRow.__table__.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Decision:
     """One decision: about an episode, or (without one) about a whole group."""
 
     kind: str
-    """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked"""
+    """admitted, refused, finished, rewarded, closed, late, dropped, aborted, moved, occupied, trained, skipped, masked"""
     group_id: str
     episode_id: str = ""
     reason: str = ""
@@ -46,3 +48,55 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
         for decision in decisions
     ]
     connection.execute(insert(DecisionRow), rows)
+
+
+def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
+    """Every decision about an episode, and about every group of its groups' names, in order."""
+    own = select(DecisionRow.group_id).where(DecisionRow.episode_id == episode_id)
+    query = (
+        select(*_COLUMNS)
+        .where(
+            or_(
+                DecisionRow.episode_id == episode_id,
+                DecisionRow.group_id.in_(own) & (DecisionRow.episode_id == ""),
+            )
+        )
+        .order_by(DecisionRow.seq)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def trained(
+    connection: Connection, model: str, first: int = 0, until: int | None = None
+) -> list[dict[str, Any]]:
+    """The groups that buffers `first` up to but without `until` were trained on, in order of training."""
+    query = select(*_COLUMNS).where(
+        DecisionRow.model == model, DecisionRow.kind == "trained", DecisionRow.buffer >= first
+    )
+    if until is not None:
+        query = query.where(DecisionRow.buffer < until)
+    rows = connection.execute(query.order_by(DecisionRow.buffer, DecisionRow.entry)).mappings()
+    return [dict(row) for row in rows]
+
+
+def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
+    """The buffers that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
+    query = (
+        select(DecisionRow.buffer, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
+        .where(DecisionRow.model == model, DecisionRow.kind == "trained")
+        .group_by(DecisionRow.buffer)
+        .order_by(DecisionRow.buffer)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def counts(connection: Connection, model: str, kinds: Sequence[str], newest: int) -> list[dict[str, Any]]:
+    """How often each reason was given of late (among the `newest` decisions of all models): kind, reason, count."""
+    last = select(func.max(DecisionRow.seq)).scalar_subquery()
+    query = (
+        select(DecisionRow.kind, DecisionRow.reason, func.count().label("count"))
+        .where(DecisionRow.seq > last - newest, DecisionRow.model == model, DecisionRow.kind.in_(kinds))
+        .group_by(DecisionRow.kind, DecisionRow.reason)
+        .order_by(func.count().desc(), DecisionRow.kind, DecisionRow.reason)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]

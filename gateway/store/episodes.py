@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -67,15 +68,10 @@ def list_episodes(
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def rewarded(connection: Connection, group_ids: list[str]) -> list[dict[str, Any]]:
-    """The rewarded training episodes of some groups."""
-    query = (
-        select(*_COLUMNS)
-        .where(EpisodeRow.group_id.in_(group_ids), EpisodeRow.mode == "train", EpisodeRow.state == "closed")
-        .where(EpisodeRow.reason == "rewarded")
-        .order_by(EpisodeRow.created_at, EpisodeRow.id)
-    )
-    return [dict(row) for row in connection.execute(query).mappings()]
+def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Some episodes, in no order."""
+    rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.id.in_(episode_ids))).mappings()
+    return [dict(row) for row in rows]
 
 
 def count_by_state(connection: Connection) -> dict[str, int]:

@@ -18,10 +18,10 @@ def insert_event(
     connection.execute(insert(LedgerEventRow), values)
 
 
-def events(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """Every event of a model's ledger, in order."""
+def events(connection: Connection, model: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """Every event of a model's ledger, or the first ones, in order."""
     query = select(LedgerEventRow.event).where(LedgerEventRow.model == model).order_by(LedgerEventRow.seq)
-    return list(connection.scalars(query))
+    return list(connection.scalars(query.limit(limit)))
 
 
 def newest_fence(connection: Connection, model: str) -> int:
@@ -29,18 +29,37 @@ def newest_fence(connection: Connection, model: str) -> int:
     return connection.scalar(select(func.max(LeaseRow.fence)).where(LeaseRow.model == model)) or 0
 
 
+def held_lease(connection: Connection, model: str) -> dict[str, Any] | None:
+    """The lease of a model that nobody has ended, though its deadline may be over."""
+    query = select(*LeaseRow.__table__.c).where(LeaseRow.model == model, LeaseRow.state == "held")
+    row = connection.execute(query.order_by(LeaseRow.fence.desc()).limit(1)).mappings().first()
+    return dict(row) if row else None
+
+
 def insert_lease(connection: Connection, values: dict[str, Any]) -> None:
     """Stores a lease."""
     connection.execute(insert(LeaseRow), values | {"created_at": time.time()})
 
 
+def renew_lease(connection: Connection, model: str, fence: int, deadline: float) -> None:
+    """Stores a lease's new deadline, in seconds since the epoch."""
+    where = (LeaseRow.model == model, LeaseRow.fence == fence)
+    connection.execute(update(LeaseRow).where(*where).values(deadline=deadline))
+
+
 def end_lease(
     connection: Connection, model: str, fence: int, state: str, checkpoint: str = "", reason: str = ""
 ) -> None:
-    """Ends a lease: acked, nacked or expired."""
+    """Ends a lease: acked, nacked, expired, or superseded by another of the same consumer."""
     where = (LeaseRow.model == model, LeaseRow.fence == fence)
     values = {"state": state, "checkpoint": checkpoint, "reason": reason}
     connection.execute(update(LeaseRow).where(*where).values(**values))
+
+
+def skip_leases(connection: Connection, model: str, until: int) -> None:
+    """Ends what is held of the buffers before `until`: they will never be trained."""
+    where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.buffer < until)
+    connection.execute(update(LeaseRow).where(*where).values(state="skipped"))
 
 
 def insert_version(connection: Connection, values: dict[str, Any]) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, insert, select
 
 from gateway.store.models import CallRow, ExchangeRow, NodeRow
-from gateway.types import Node
+from gateway.types import Int32Array, Node, UInt8Array
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """What says which tokens of a turn are trained. `versions` and `flags` have shape (tokens,)."""
+
+    episode_id: str
+    mask_reason: str
+    versions: Int32Array
+    flags: UInt8Array
 
 
 def insert_turn(connection: Connection, nodes: Sequence[Node], call: dict[str, Any]) -> None:
@@ -31,6 +42,16 @@ def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dic
     for row in connection.execute(query).mappings():
         found[row["episode_id"]].append(_node(row))
     return found
+
+
+def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> Iterator[SampledTurn]:
+    """What one model sampled in some episodes, without the tokens themselves."""
+    query = select(NodeRow.episode_id, NodeRow.mask_reason, NodeRow.spans, NodeRow.flags).where(
+        NodeRow.episode_id.in_(episode_ids), NodeRow.model == model, NodeRow.sampled
+    )
+    for row in connection.execute(query):
+        versions, _ = _versions(row.spans)
+        yield SampledTurn(row.episode_id, row.mask_reason, versions, np.frombuffer(row.flags, "u1"))
 
 
 def calls(connection: Connection, episode_id: str, model: str | None = None) -> list[dict[str, Any]]:
@@ -103,11 +124,17 @@ def spans_of(node: Node) -> list[list[int]]:
     return spans
 
 
+def _versions(spans: list[list[int]]) -> tuple[Int32Array, Int32Array]:
+    """The oldest and the newest version of every token."""
+    counts = [span[1] for span in spans]
+    oldest = np.repeat(np.asarray([span[0] for span in spans], np.int32), counts)
+    newest = np.repeat(np.asarray([span[-1 if len(span) > 2 else 0] for span in spans], np.int32), counts)
+    return oldest, newest
+
+
 def _node(row: Any) -> Node:
     spans = row["spans"]
-    counts = [span[1] for span in spans]
-    versions = np.repeat(np.asarray([span[0] for span in spans], np.int32), counts)
-    newest = np.repeat(np.asarray([span[-1 if len(span) > 2 else 0] for span in spans], np.int32), counts)
+    versions, newest = _versions(spans)
     return Node(
         index=row["index"],
         parent=row["parent"],

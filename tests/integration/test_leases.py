@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.client.admin import GatewayRefused
-from gateway.types import Lease
+from gateway.types import Lease, groups_to_arrow
 from tests.gateways import RunningGateway, run_gateway, settings_for
 from tests.integration.support import nodes_of, until, versions_of
 
@@ -190,3 +190,21 @@ async def test_an_expired_lease_acks_nothing(tiny_model: Path, tmp_path: Path) -
 
         await until(ended, "the lease ends")
         await refused(gateway.admin.ack(lease, "x"), 409, "lease_expired")
+
+
+async def test_a_trained_batch_can_be_read_again_as_the_lease_gave_it(gateway: RunningGateway) -> None:
+    for task in "abcd":
+        await finished(gateway, task, members=2)
+    leased = []
+    for _ in range(2):
+        lease = await gateway.admin.lease("trainer")
+        leased.append((await gateway.admin.leased_groups(lease)).groups)
+        await refused(gateway.admin.batch_groups(lease.buffer), 404, "no_batch")
+        await gateway.admin.ack(lease, "checkpoint")
+    shown = await gateway.admin.batches()
+    assert [(row["buffer"], row["groups"]) for row in shown] == [(0, 2), (1, 2)]
+    assert shown[0]["trained_at"] <= shown[1]["trained_at"]
+    for buffer, groups in enumerate(leased):
+        again = await gateway.admin.batch_groups(buffer)
+        assert groups_to_arrow(again).equals(groups_to_arrow(groups))
+        assert {group.buffer for group in again} == {buffer}

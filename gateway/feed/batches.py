@@ -1,0 +1,35 @@
+"""What was trained, read again: the batches that trainers acknowledged, for replay after a crash and for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.errors import NotFound
+from gateway.feed.groups import GroupReader, as_of
+from gateway.store import decisions
+from gateway.store.database import Database
+from gateway.types import Group
+
+
+class Batches:
+    """The trained batches of one model."""
+
+    def __init__(self, database: Database, reader: GroupReader) -> None:
+        self._database = database
+        self._reader = reader
+
+    async def list(self) -> list[dict[str, Any]]:
+        """Every batch that was trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
+        return await self._database.read(lambda c: decisions.batches(c, self._reader.model))
+
+    async def groups(self, buffer: int) -> tuple[Group, ...]:
+        """The groups of a batch, in the order in which they were trained. Raises NotFound.
+
+        They are what the lease gave, but for the flag ORPHANED, which says what is true now.
+        """
+        model = self._reader.model
+        rows = await self._database.read(lambda c: decisions.trained(c, model, buffer, buffer + 1))
+        if not rows:
+            raise NotFound(f"no batch {buffer} of {model!r} was trained", code="no_batch")
+        entries = [as_of(row) for row in rows]
+        return await self._database.read(lambda c: self._reader.read(c, entries))

@@ -1,0 +1,113 @@
+"""What became of every group and episode, told from the ledger's events and its commands.
+
+A function of that stream alone, so that it is the same after a restart, and the same under every staleness rule. Owns the
+groups that are not over yet: who joined, who was rewarded, which batch they are in. Invariant: every event that the ledger
+took leaves at least one decision, and every fate is told in the transaction that makes it true. What becomes of the weights is
+told by `Publish` and `Leased` alone, for they are nobody's fate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gateway.store.decisions import Decision
+from scheduler.policies.staleness_events import (
+    AbortEpisode,
+    Admit,
+    BufferReady,
+    CloseGroup,
+    Command,
+    Consumed,
+    Event,
+    Grading,
+    GroupDropped,
+    Late,
+    MemberDropped,
+    Moved,
+    Occupied,
+    Refuse,
+    Reward,
+    Skipped,
+)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A group as a batch has it. `buffer` is -1 until it is in one."""
+
+    group_id: str
+    version: int
+    buffer: int = -1
+    rewarded: list[str] = field(default_factory=list)
+    """The episodes that the group is trained on, in the order of their rewards."""
+    joined: list[str] = field(default_factory=list)
+
+
+class Chronicle:
+    """Every group that is not over."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._group_of: dict[str, str] = {}
+
+    def entries(self, group_ids: Iterable[str]) -> list[Entry]:
+        """Groups that are not over. Raises KeyError."""
+        return [self._entries[group_id] for group_id in group_ids]
+
+    def tell(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
+        """What the event, which the ledger has taken, means to those whom it concerns."""
+        told = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
+        for command in commands:
+            match command:
+                case Consumed(group_ids=over) | Skipped(group_ids=over):
+                    self._forget(over)
+                case GroupDropped(group_id):
+                    self._forget((group_id,))
+        return told
+
+    def _of_event(self, event: Event) -> Iterator[Decision]:
+        match event:
+            case Reward(episode_id, value):
+                group_id = self._group_of[episode_id]
+                self._entries[group_id].rewarded.append(episode_id)
+                yield Decision("rewarded", group_id, episode_id, details={"value": value})
+            case CloseGroup(group_id, reason) if group_id in self._entries:
+                yield Decision("closed", group_id, reason=reason)
+
+    def _of(self, command: Command) -> Iterator[Decision]:
+        match command:
+            case Admit(episode_id, group_id, buffer, version):
+                self._entries.setdefault(group_id, Entry(group_id, version)).joined.append(episode_id)
+                self._group_of[episode_id] = group_id
+                yield Decision("admitted", group_id, episode_id, buffer=buffer, details={"version": version})
+            case Grading(episode_id):
+                yield Decision("finished", self._group_of[episode_id], episode_id)
+            case MemberDropped(episode_id, reason):
+                yield Decision("dropped", self._group_of[episode_id], episode_id, reason)
+            case AbortEpisode(episode_id, reason):
+                yield Decision("aborted", self._group_of[episode_id], episode_id, reason)
+            case GroupDropped(group_id, reason):
+                yield Decision("dropped", group_id, reason=reason)
+            case Moved(group_id, before, after):
+                yield Decision("moved", group_id, buffer=after, details={"from": before})
+            case Late(group_id, before, after):
+                yield Decision("late", group_id, buffer=after, details={"from": before})
+            case Occupied(group_id, buffer, entry):
+                self._entries[group_id].buffer = buffer
+                yield Decision("occupied", group_id, buffer=buffer, entry=entry)
+            case Consumed(buffer, group_ids):
+                for index, entry_ in enumerate(self.entries(group_ids)):
+                    kept = {"version": entry_.version, "episodes": list(entry_.rewarded)}
+                    yield Decision("trained", entry_.group_id, buffer=buffer, entry=index, details=kept)
+            case Skipped(first, until, group_ids):
+                for entry_ in self.entries(group_ids):
+                    passed = {"first": first, "until": until}
+                    yield Decision("skipped", entry_.group_id, "", "skipped", entry_.buffer, details=passed)
+            case BufferReady() | Refuse():
+                pass
+
+    def _forget(self, group_ids: Iterable[str]) -> None:
+        for group_id in group_ids:
+            for episode_id in self._entries.pop(group_id).joined:
+                del self._group_of[episode_id]

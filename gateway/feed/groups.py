@@ -1,0 +1,107 @@
+"""Groups as a trainer gets them, read from the store: the same for a lease, for a batch that was trained, and for an export.
+
+What cannot be known when a token is recorded is flagged here: ORPHANED (its version is no ancestor of the newest any more) and
+LATE (it is older than the bound allows in its batch, the last guard of the bound). Both are as of the moment of reading.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection
+
+from gateway.feed.chronicle import Entry
+from gateway.settings import StalenessSettings
+from gateway.store import episodes, turns
+from gateway.types import Episode, Group, Int32Array, Node, TokenFlag, UInt8Array
+
+Orphans = Callable[[], Collection[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReader:
+    """Reads the groups of one trained model."""
+
+    model: str
+    staleness: StalenessSettings
+    orphans: Orphans = tuple
+    """The versions whose tokens do not count now."""
+
+    def read(self, connection: Connection, entries: Sequence[Entry]) -> tuple[Group, ...]:
+        """The groups, each with its rewarded episodes in the order in which they were opened."""
+        wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
+        rows = {row["id"]: row for row in episodes.by_id(connection, wanted)}
+        nodes = turns.nodes(connection, self.model, wanted)
+        marks = self._marks()
+        groups = []
+        for entry in entries:
+            own = sorted((rows[e] for e in entry.rewarded), key=lambda row: (row["created_at"], row["id"]))
+            members = tuple(
+                Episode(
+                    row["id"], row["reward"], tuple(marks.node(n, entry.buffer) for n in nodes[row["id"]])
+                )
+                for row in own
+            )
+            groups.append(Group(entry.group_id, own[0]["task_id"], entry.version, members, entry.buffer))
+        return tuple(groups)
+
+    def masks(self, connection: Connection, entries: Sequence[Entry]) -> dict[str, Counter[str]]:
+        """Of each episode, how many of its sampled tokens are not offered for training, by reason; each token has one reason."""
+        buffers = {episode_id: entry.buffer for entry in entries for episode_id in entry.rewarded}
+        marks = self._marks()
+        masked: dict[str, Counter[str]] = {episode_id: Counter() for episode_id in buffers}
+        for turn in turns.sampled(connection, self.model, list(buffers)):
+            if turn.mask_reason:
+                masked[turn.episode_id][turn.mask_reason] += len(turn.flags)
+            else:
+                masked[turn.episode_id] += reasons(
+                    marks.flags(turn.versions, turn.flags, buffers[turn.episode_id])
+                )
+        return masked
+
+    def _marks(self) -> _Marks:
+        # Only StaleFlow's rule bounds the staleness of every token: under another one, nothing is too late.
+        eta = self.staleness.eta if self.staleness.rule == "staleflow" else None
+        return _Marks(eta, np.asarray(sorted(self.orphans()), np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What is flagged now."""
+
+    eta: int | None
+    orphans: Int32Array
+
+    def flags(self, versions: Int32Array, flags: UInt8Array, buffer: int) -> UInt8Array:
+        """The flags of tokens in a batch (-1: in none), with what is only known now; the array itself if that is nothing."""
+        for wrong, flag in (
+            (np.isin(versions, self.orphans), TokenFlag.ORPHANED),
+            (versions < (0 if self.eta is None else buffer - self.eta), TokenFlag.LATE),
+        ):
+            if wrong.any():
+                flags = flags | (wrong * np.uint8(flag))
+        return flags
+
+    def node(self, node: Node, buffer: int) -> Node:
+        """A node as it travels."""
+        flags = self.flags(node.versions, node.flags, buffer)
+        return node if flags is node.flags else replace(node, flags=flags)
+
+
+def reasons(flags: UInt8Array) -> Counter[str]:
+    """How many tokens carry each flag; of several flags, the first counts."""
+    found: Counter[str] = Counter()
+    values, counts = np.unique(flags[flags != 0], return_counts=True)
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        found[str(next(flag.name for flag in TokenFlag if flag & value)).lower()] += count
+    return found
+
+
+def as_of(row: Mapping[str, Any]) -> Entry:
+    """The entry of a decision `trained`."""
+    kept = row["details"]
+    return Entry(row["group_id"], kept["version"], row["buffer"], list(kept["episodes"]))
