@@ -177,8 +177,8 @@ class Ledger:
         """The groups that `Unstick` would give up now; none if it would be refused."""
         first = self.consumed
         at = self._entries.at(first)
-        few = len(at.reserved) <= self.settings.stuck_groups
         full = not self.complete(first) and not self._entries.empty(first)
+        few = self.settings.batch - len(at.occupied) <= self.settings.stuck_groups
         possible = full and few and (action == "retry" or at.occupied)
         return tuple(at.reserved) if possible else ()
 

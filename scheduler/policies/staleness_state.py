@@ -38,7 +38,7 @@ class LedgerSettings:
     """What becomes of a group that no buffer within its bound is left for: dropped and aborted (`cancel`), dropped but not
     aborted (`drop`), or trained in a later buffer, its too old tokens masked (`mask`)."""
     stuck_groups: int = 4
-    """At most so many reserved groups can be given up by `Unstick`."""
+    """A buffer that lacks more groups than this is not stuck: `Unstick` is refused."""
 
     def __post_init__(self) -> None:
         if self.eta < 0 or self.batch < 1 or self.min_members < 1:
