@@ -1,15 +1,15 @@
 """Checkpoints: all that a trainer needs to go on as if it had never stopped.
 
 Owns `DIR/v000007`: `model.safetensors`, `optimizer.pt` (optimizer and random number states), `state.json` (version, parent,
-steps, probe).
-Invariants: a directory of that name is whole (it was written aside, fsynced and renamed); nothing is ever unpickled.
+steps, probe, every).
+Invariants: a directory of that name is whole (it was written aside, fsynced and renamed, and is renamed before it is removed) and
+never written again; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from safetensors.torch import load_model, save_model
 
 from gateway.types import Probe
 from trainer.errors import CheckpointError
-from trainer.weights.filesystem import Aside
+from trainer.weights.filesystem import Aside, remove, sweep
 
 FORMAT = 1
 _NAME = re.compile(r"v(\d{6,})")
@@ -36,12 +36,14 @@ class Said:
     steps: int
     """Optimizer steps since the initial weights. Fewer than the version once a run went back to an older checkpoint."""
     probe: Probe | None
+    every: int = 1
+    """Fewer versions than this can have been published after it without a checkpoint of their own."""
 
 
 def save(directory: Path, said: Said, model: Any, optimizer: torch.optim.Optimizer) -> Path:
-    """Writes `directory/v<version>`; one of the same version is replaced, for a resumed run may train a step anew."""
+    """Writes `directory/v<version>`. Raises VersionReused if there is one."""
     target = directory / name_of(said.version)
-    with Aside(target, replace=True) as aside:
+    with Aside(target) as aside:
         save_model(model, str(aside / "model.safetensors"))
         tensors = {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
         if torch.cuda.is_available():
@@ -53,6 +55,7 @@ def save(directory: Path, said: Said, model: Any, optimizer: torch.optim.Optimiz
             "parent": said.parent,
             "step": said.steps,
             "probe": said.probe.to_json() if said.probe else None,
+            "every": said.every,
         }
         (aside / "state.json").write_text(json.dumps(state))
     return target
@@ -81,7 +84,7 @@ def _said(state: dict[str, Any]) -> Said:
     # A checkpoint that does not name its parent is of a time when every version was made of the one before.
     parent = state.get("parent", version - 1 if version else None)
     probe = Probe.from_json(state["probe"]) if state["probe"] else None
-    return Said(version, parent, state["step"], probe)
+    return Said(version, parent, state["step"], probe, state.get("every", 1))
 
 
 def newest(directory: Path) -> Path | None:
@@ -91,8 +94,9 @@ def newest(directory: Path) -> Path | None:
 
 def prune(directory: Path, keep: int) -> None:
     """Removes all but the newest `keep` checkpoints."""
+    sweep(directory)
     for old in sorted(_all(directory), key=version_of)[:-keep]:
-        shutil.rmtree(old)
+        remove(old)
 
 
 def name_of(version: int) -> str:

@@ -7,6 +7,7 @@ TrainerError
 |- GatewayAhead         the gateway knows weights newer than the newest checkpoint
 |- GatewayUnreachable   the gateway could not be had: it did not answer, or another one listens in its place
 |- LeaseLost            the gateway no longer grants the lease that is being trained
+|- FeedBroken           the gateway gave a group twice
 |- PublishFailed        the engines could not be brought to the published version
 `- StepTimeout          a step of the loop missed its deadline; the message names the step
 """
@@ -40,6 +41,10 @@ class GatewayUnreachable(TrainerError):
 
 class LeaseLost(TrainerError):
     """The gateway no longer grants the lease that is being trained."""
+
+
+class FeedBroken(TrainerError):
+    """The gateway gave a group of the leased buffer twice."""
 
 
 class PublishFailed(TrainerError):

@@ -1,40 +1,29 @@
 """The learning itself: model, optimizer and algorithm of one process, at one version.
 
 Owns the weights that are being trained. Every method blocks and is called by one thread at a time; nothing here knows the
-gateway. Invariants: the version grows by one with each optimizer step, and otherwise only by `renumber`; `parent` is the version
-whose weights this one was made of; gradients are zero between batches.
+gateway. A batch is begun (`begin`), its groups are taken as they come, each micro-batch adding its gradient at once, and `step`
+divides the whole by the normaliser, which is not known before.
+Invariants: the version grows by one with each optimizer step, and otherwise only by `renumber`; `parent` is the version whose
+weights this one was made of; gradients are zero between batches, and outside of one; the gradient of a batch depends, to the bit,
+on the sequence of its groups and not on the portions in which they came.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gateway.types import Group, Probe
-from trainer import checkpoint, model, packing, probe
+from trainer import checkpoint, model, probe
 from trainer.algorithms import Algorithm, TokenBatch, create
-from trainer.packing import MicroBatch, Rows
+from trainer.batch import Batch
+from trainer.packing import MicroBatch
 from trainer.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A buffer's groups, ready to be trained."""
-
-    groups: Sequence[Group]
-    rows: Rows
-    reward_mean: float
-    reward_std: float
-    """Over all episodes of the batch."""
-    equal_reward_groups: float
-    """The share of groups whose rewards are all equal, and which therefore teach nothing."""
 
 
 class Learner:
@@ -49,6 +38,8 @@ class Learner:
         """Optimizer steps since the initial weights."""
         self.probe: Probe | None = None
         """Tells this version from its parent; None for version 0."""
+        self.saved: checkpoint.Said | None = None
+        """The newest checkpoint; None before the first."""
         self.model: Any = model.load(settings.model.path, settings.model.dtype, device)
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = torch.optim.AdamW(
@@ -81,6 +72,7 @@ class Learner:
         """Takes over model, optimizer, random numbers, version, lineage and probe of a checkpoint."""
         said = checkpoint.load(directory, self.model, self.optimizer)
         self.version, self.parent, self.steps, self.probe = said.version, said.parent, said.steps, said.probe
+        self.saved = said
 
     def renumber(self, version: int) -> None:
         """The same weights under a new number, as a child of what they were: the numbers between are of a line that ends."""
@@ -90,47 +82,30 @@ class Learner:
 
     def save_checkpoint(self) -> Path:
         """Writes the state as a checkpoint, atomically, and removes those beyond `[checkpoint] keep`."""
-        said = checkpoint.Said(self.version, self.parent, self.steps, self.probe)
+        every = self.settings.checkpoint.every
+        said = checkpoint.Said(self.version, self.parent, self.steps, self.probe, every)
         path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer)
+        self.saved = said
         checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
         return path
 
-    def assemble(self, groups: Sequence[Group]) -> Batch:
-        """Advantages per group, then rows."""
-        episodes, equal = [], 0
-        for group in groups:
-            rewards = torch.tensor([e.reward for e in group.episodes], dtype=torch.float64)
-            advantages = self.algorithm.advantages(rewards)
-            equal += int(not bool(advantages.any()))
-            episodes += list(zip(group.episodes, advantages.tolist(), strict=True))
-        scores = np.array([episode.reward for episode, _ in episodes] or [0.0])
-        return Batch(
-            groups=groups,
-            rows=packing.rows_of(episodes, sequence_mean=self.algorithm.sequence_mean),
-            reward_mean=float(scores.mean()),
-            reward_std=float(scores.std()),
-            equal_reward_groups=equal / max(1, len(groups)),
-        )
+    def begin(self) -> Batch:
+        """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""
+        self.discard()
+        return Batch(self.version, self.algorithm, self.settings.batch.tokens)
 
-    def accumulate(self, batch: Batch) -> dict[str, float]:
-        """Forward and backward over all micro-batches: leaves the gradient of the loss's *sum*; answers metrics."""
-        sums: dict[str, float] = defaultdict(float)
-        gap_max, staleness_max = 0.0, 0
-        for micro in packing.micro_batches(batch.rows.rows, self.settings.batch.tokens):
-            micro = micro.to(self.device)
-            logprobs, values = self._backward(micro)
-            for name, value in values.items():
-                sums[name] += float(value)
-            gaps = (logprobs - micro.recorded).abs()[micro.train & (micro.versions == self.version)]
-            staleness = (self.version - micro.versions)[micro.train]
-            sums["same_version_tokens"] += gaps.numel()
-            sums["gap"] += float(gaps.sum())
-            sums["staleness"] += float(staleness.sum())
-            gap_max = max(gap_max, float(gaps.max()) if gaps.numel() else 0.0)
-            staleness_max = max(staleness_max, int(staleness.max()))
-        return _means(sums, gap_max, batch, self._normaliser(batch)) | {
-            "staleness_max": float(staleness_max),
-        }
+    def take(self, batch: Batch, groups: Sequence[Group]) -> None:
+        """Forward and backward over what is full with `groups`: adds to the gradient of the loss's *sum*. Raises FeedBroken."""
+        self._accumulate(batch, batch.take(groups))
+
+    def discard(self) -> None:
+        """Forgets the gradient."""
+        self.optimizer.zero_grad()
+
+    def _accumulate(self, batch: Batch, micros: Iterable[MicroBatch]) -> None:
+        for micro in micros:
+            micro = micro.to(self.device, model.loss_dtype(self.model))
+            batch.count(micro, *self._backward(micro))
 
     def _backward(self, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, entropy = model.token_logprobs(self.model, micro.ids, micro.temperature)
@@ -154,45 +129,37 @@ class Learner:
             return None
         return model.token_logprobs(self._reference, micro.ids, micro.temperature, with_entropy=False)[0]
 
-    def _normaliser(self, batch: Batch) -> float:
-        rows = batch.rows
-        return float(max(1, rows.episodes if self.algorithm.sequence_mean else rows.trained))
-
     def step(self, batch: Batch) -> dict[str, float]:
-        """Applies the normaliser, clips, and takes the optimizer step that makes version + 1."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        for parameter in parameters:
-            parameter.grad /= self._normaliser(batch)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.optimizer.grad_clip)
+        """The last micro-batch, the normaliser, the clip, and the optimizer step that makes version + 1; answers metrics."""
+        self._accumulate(batch, batch.flush())
+        norm = self._finish_gradient(batch)
         lr = self.settings.optimizer.lr
         if warmup := self.settings.optimizer.warmup_steps:
             lr *= min(1.0, (self.steps + 1) / warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        candidates = probe.candidates(batch.rows.rows)
+        candidates = batch.candidates()
         before = probe.logprobs(self.model, candidates, self.device)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.discard()
         self.version, self.parent = self.version + 1, self.version
         self.steps += 1
         after = probe.logprobs(self.model, candidates, self.device)
         self.probe = probe.choose(candidates, after, before)
-        return {"grad_norm": float(norm), "lr": lr, "step": float(self.steps)}
+        return batch.measured() | {"grad_norm": norm, "lr": lr, "step": float(self.steps)}
 
+    def _finish_gradient(self, batch: Batch) -> float:
+        """Turns the gradient of the sum into that of the mean, clipped; answers its norm before the clip."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        for parameter in parameters:
+            parameter.grad /= batch.normaliser
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.optimizer.grad_clip))
 
-def _means(sums: dict[str, float], gap_max: float, batch: Batch, normaliser: float) -> dict[str, float]:
-    trained = max(1, batch.rows.trained)
-    same = sums.pop("same_version_tokens", 0.0)
-    gap = sums.pop("gap", 0.0)
-    # Without a token of this version there is no gap to speak of, and 0 would look like a perfect one.
-    result = {"logprob_gap_mean": gap / same, "logprob_gap_max": gap_max} if same else {}
-    result["loss"] = sums.pop("loss", 0.0) / normaliser
-    result["staleness_mean"] = sums.pop("staleness", 0.0) / trained
-    return result | {name: value / trained for name, value in sums.items()} | {
-        "same_version_tokens": float(same),
-        "trained_tokens": float(batch.rows.trained),
-        **{f"masked_tokens/{reason}": float(n) for reason, n in batch.rows.masked.items()},
-    }  # fmt: skip
+    def train(self, groups: Sequence[Group]) -> dict[str, float]:
+        """One whole batch that is here already."""
+        batch = self.begin()
+        self.take(batch, groups)
+        return self.step(batch)
 
 
 def device_of(settings: Settings) -> str:

@@ -1,7 +1,12 @@
 """What a run reports of itself: `metrics.jsonl`, TensorBoard, and a live table or plain lines on the terminal.
 
 Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
-buffer; its keys are the names in `trainer.learner` and `trainer.algorithms`, times are in seconds.
+buffer; its keys are the names in `trainer.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the
+trained tokens of staleness S, `masked_tokens/REASON` those that were not trained.
+
+`seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
+whole, `step`, `checkpoint`, `publish`, `ack`), and across them `idle` (waiting for a lease or for groups) and `compute` (forward,
+backward, optimizer). `idle_share` is idle over `seconds/total`.
 """
 
 from __future__ import annotations
@@ -16,8 +21,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from torch.utils.tensorboard import SummaryWriter
-
-from trainer.learner import Batch
 
 _BARS = "▁▂▃▄▅▆▇█"
 SPARK = 60
@@ -37,6 +40,7 @@ _SHOWN = (
     ("groups that teach nothing", "equal_reward_groups", "{:.0%}"),
     ("trained tokens", "trained_tokens", "{:.0f}"),
     ("episodes per second", "episodes_per_second", "{:.1f}"),
+    ("idle", "idle_share", "{:.0%}"),
 )
 
 
@@ -82,22 +86,16 @@ class Metrics:
 
     def trained(
         self,
-        batch: Batch,
         version: int,
         measured: dict[str, float],
         times: dict[str, float],
         seconds: float,
     ) -> None:
         """Writes the record of the buffer `version`, which was trained and acknowledged."""
-        episodes = sum(len(group.episodes) for group in batch.groups)
         record = {
-            "reward_mean": batch.reward_mean,
-            "reward_std": batch.reward_std,
-            "equal_reward_groups": batch.equal_reward_groups,
-            "groups": float(len(batch.groups)),
-            "episodes": float(episodes),
-            "episodes_per_second": episodes / seconds,
             **measured,
+            "episodes_per_second": measured["episodes"] / seconds,
+            "idle_share": times["idle"] / seconds,
             **{f"seconds/{step}": value for step, value in times.items()},
             "seconds/total": seconds,
         }
@@ -105,7 +103,7 @@ class Metrics:
         self._file.write(json.dumps(line) + "\n")
         for name, value in record.items():
             self._tensorboard.add_scalar(name, value, version + 1)
-        self._rewards.append(batch.reward_mean)
+        self._rewards.append(measured["reward_mean"])
         self._record = record
         if self._live is None:
             self.console.print(self._line(version + 1), highlight=False, soft_wrap=True)

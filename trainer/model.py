@@ -1,7 +1,7 @@
 """The model: loading and saving a Hugging Face causal language model, and what it says of given tokens.
 
-Owns no state. Invariant: log-probabilities and entropies are computed in float32 whatever the dtype of the weights, and
-column j of every result speaks of token j (column 0 has no context and is 0).
+Owns no state. Invariant: log-probabilities and entropies are computed in float32 at least (`loss_dtype`), and column j of every
+result speaks of token j (column 0 has no context and is 0).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -41,16 +42,41 @@ def save(model: Any, directory: Path, companions: Path) -> None:
             shutil.copyfile(file, directory / file.name)
 
 
+def holds(directory: Path, model: Any) -> bool:
+    """Whether `directory`, as `save` wrote it, has the weights of `model` to the bit. Raises OSError if it cannot be read."""
+    mine = model.state_dict()
+    try:
+        with safe_open(directory / "model.safetensors", framework="pt") as file:
+            names = set(file.keys())
+            # Tied weights are stored once.
+            stored = {mine[name].data_ptr() for name in names & mine.keys()}
+            whole = names <= mine.keys() and all(tensor.data_ptr() in stored for tensor in mine.values())
+            return whole and all(_same_bits(file.get_tensor(name), mine[name].cpu()) for name in names)
+    except SafetensorError as error:
+        raise OSError(f"{directory}: {error}") from error
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)))
+
+
+def loss_dtype(model: Any) -> torch.dtype:
+    """The precision in which losses are computed: float32, or that of the weights if it is greater."""
+    return torch.promote_types(model.dtype, torch.float32)
+
+
 def token_logprobs(
     model: Any, ids: Tensor, temperature: Tensor, *, with_entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of every token and the entropy of the distribution it was drawn from.
 
     `ids` has shape (rows, length), int64, padded on the right: attention is causal, so padding changes nothing before it.
-    `temperature` has the same shape, float32, and holds what token j was sampled with; logits are divided by it, as the
-    engine's `processed_logprobs` are. Answers two float32 tensors of that shape in nats; entropy is 0 without `with_entropy`.
+    `temperature` has the same shape, and holds what token j was sampled with; logits are divided by it, as the engine's
+    `processed_logprobs` are. Answers two tensors of that shape in nats, of `loss_dtype`; entropy is 0 without `with_entropy`.
     """
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].to(loss_dtype(model))
     scaled = (logits / temperature[:, 1:, None]).log_softmax(-1)
     logprobs = scaled.gather(-1, ids[:, 1:, None]).squeeze(-1)
     entropy = -(scaled.exp() * scaled).sum(-1) if with_entropy else torch.zeros_like(logprobs)

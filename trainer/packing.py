@@ -31,6 +31,7 @@ UNTRAINED = (
     | TokenFlag.STALE_KV
     | TokenFlag.UNCONFIRMED
     | TokenFlag.ORPHANED
+    | TokenFlag.LATE
 )
 """Flags of tokens that were not drawn from the policy's own distribution, or not certainly from a version that counts."""
 
@@ -77,19 +78,20 @@ class MicroBatch:
     train: Tensor
     """bool"""
     recorded: Tensor
-    """float32, nats"""
+    """float64, nats"""
     versions: Tensor
     """int64"""
     temperature: Tensor
-    """float32"""
+    """float64"""
     advantages: Tensor
-    """float32"""
+    """float64"""
     weights: Tensor
-    """float32"""
+    """float64"""
 
-    def to(self, device: str) -> MicroBatch:
-        """The same on another device."""
-        return MicroBatch(*(getattr(self, name).to(device) for name in self.__slots__))
+    def to(self, device: str, dtype: torch.dtype) -> MicroBatch:
+        """The same on another device, real numbers in the precision in which the loss is computed."""
+        tensors = (getattr(self, name) for name in self.__slots__)
+        return MicroBatch(*(t.to(device, dtype) if t.is_floating_point() else t.to(device) for t in tensors))
 
 
 def rows_of(episodes: Iterable[tuple[Episode, float]], *, sequence_mean: bool = False) -> Rows:
@@ -200,16 +202,43 @@ def _row(
     )  # fmt: skip
 
 
-def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[MicroBatch]:
-    """The rows, sorted by length, in rectangles of at most `tokens` tokens (a longer row has one of its own)."""
-    pending: list[Row] = []
-    for row in sorted(rows, key=len):
-        if pending and len(row) * (len(pending) + 1) > tokens:
-            yield _collate(pending)
-            pending = []
-        pending.append(row)
-    if pending:
-        yield _collate(pending)
+class Packer:
+    """Cuts a sequence of groups' rows into rectangles of at most `tokens` tokens (a longer row has one of its own).
+
+    Greedy: a rectangle leaves as soon as nothing more fits, or the next row does not. So the cut depends on the sequence of
+    groups alone, and not on when or in which portions they came, as a sort of the whole batch would, which pads least but can
+    begin nothing before the batch is whole. Padding is kept low by sorting within a group, up and down in turn, so that rows of
+    like length meet where one group ends and the next begins.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._pending: list[Row] = []
+        self._longest = 1
+        self._descending = False
+
+    def add(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """Takes the rows of the next group; answers the rectangles that are full. Use it up before the next call."""
+        for row in sorted(rows, key=len, reverse=self._descending):
+            if self._pending and not self._fits(len(row)):
+                yield self._leave()
+            self._pending.append(row)
+            self._longest = max(self._longest, len(row))
+            if not self._fits(1):
+                yield self._leave()
+        self._descending = not self._descending
+
+    def flush(self) -> Iterator[MicroBatch]:
+        """What is left, at the end of the batch."""
+        if self._pending:
+            yield self._leave()
+
+    def _fits(self, length: int) -> bool:
+        return max(length, self._longest) * (len(self._pending) + 1) <= self.tokens
+
+    def _leave(self) -> MicroBatch:
+        rows, self._pending, self._longest = self._pending, [], 1
+        return _collate(rows)
 
 
 def _collate(rows: Sequence[Row]) -> MicroBatch:
@@ -221,14 +250,17 @@ def _collate(rows: Sequence[Row]) -> MicroBatch:
             result[i, : len(value)] = torch.as_tensor(np.ascontiguousarray(value))
         return result
 
+    def column(values: Iterable[float]) -> Tensor:
+        return torch.tensor([*values], dtype=torch.float64)[:, None].expand(shape) * train
+
     train = pad((row.train for row in rows), False, torch.bool)
     return MicroBatch(
         ids=pad((row.ids for row in rows), 0, torch.int64),
         train=train,
         # A token that is not trained may carry a NaN, and NaN * 0 is NaN.
-        recorded=pad((np.where(row.train, row.logprobs, 0) for row in rows), 0.0, torch.float32),
+        recorded=pad((np.where(row.train, row.logprobs, 0) for row in rows), 0.0, torch.float64),
         versions=pad((row.versions for row in rows), -1, torch.int64),
-        temperature=pad((row.temperature for row in rows), 1.0, torch.float32),
-        advantages=torch.tensor([row.advantage for row in rows])[:, None].expand(shape) * train,
-        weights=torch.tensor([row.weight for row in rows])[:, None].expand(shape) * train,
+        temperature=pad((row.temperature for row in rows), 1.0, torch.float64),
+        advantages=column(row.advantage for row in rows),
+        weights=column(row.weight for row in rows),
     )

@@ -12,7 +12,6 @@ import torch
 
 from gateway.types import Probe
 from trainer.model import token_logprobs
-from trainer.packing import Row
 
 SEQUENCES = 4
 TOKENS = 64
@@ -22,10 +21,9 @@ Sequences = Sequence[tuple[int, ...]]
 Logprobs = Sequence[tuple[float, ...]]
 
 
-def candidates(rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """The last `TOKENS` tokens of up to `CANDIDATES` different rows, spread over the batch."""
-    stride = max(1, len(rows) // CANDIDATES)
-    chosen = dict.fromkeys(tuple(int(i) for i in row.ids[-TOKENS:]) for row in rows[::stride])
+def candidates(ends: Sequences) -> list[tuple[int, ...]]:
+    """Up to `CANDIDATES` of the ends (the last `TOKENS` tokens) of a batch's rows, all different and spread over the batch."""
+    chosen = dict.fromkeys(ends[:: max(1, len(ends) // CANDIDATES)])
     return [sequence for sequence in chosen if len(sequence) > 1][:CANDIDATES]
 
 

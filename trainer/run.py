@@ -1,52 +1,42 @@
-"""The loop: lease, assemble, forward and backward, step, checkpoint, publish, ack; each a function of that name.
+"""The loop: lease, stream, step, checkpoint, publish, ack.
 
-A trainer at version v trains buffer v and so makes version v + 1. What survives a crash is the checkpoint, and the order of the
-steps makes every crash recoverable: the checkpoint is written before the version is published, and the version is published
-before the lease is acknowledged. So on a new start at version c, a lease of a buffer below c is one whose effect the checkpoint
-already holds: it is published, if the gateway does not know it, and acknowledged, without training.
+A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they become
+ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). What survives a crash are checkpoints and the
+gateway's record of every batch, and the order of the steps makes every crash recoverable: the checkpoint is written before the
+version is published, and the version is published before the lease is acknowledged. On a new start at version c, a lease of a
+buffer below c is therefore one whose effect is in the weights already: version c is published, if the gateway does not know it,
+and the lease acknowledged, without training. With `[checkpoint] every` above 1 there may be versions after the newest checkpoint;
+`replay` trains their batches again.
 
-A number names one set of weights for ever. A trainer that comes back with an older checkpoint than the newest number therefore
-begins a new line: the checkpoint's weights are published anew under the next free number, with the checkpoint's own version as
-their parent, before anything is trained. That orphans the versions between, and the gateway says what becomes of their samples.
+A number names one set of weights for ever. A trainer that cannot come back to the newest number therefore begins a new line: the
+checkpoint's weights are published anew under the next free number, with the checkpoint's own version as their parent, before
+anything is trained. That orphans the versions between, and the gateway says what becomes of their samples.
 
-Owns the child processes (`cluster`), the lease while it is worked on, and the learner. Everything that blocks runs in a thread,
-so that the lease is renewed meanwhile.
+Owns the child processes (`cluster`), the lease while it is worked on (`feed`), and the learner. Everything that blocks runs in a
+thread, so that the lease is renewed meanwhile; a gradient whose batch cannot be finished is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
-import httpx
-
 from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Group, Lease
+from gateway.types import Lease
+from trainer import checkpoint, replay
+from trainer.batch import Batch
 from trainer.cluster import Watched, gateway_process, rollout_process, watch
-from trainer.errors import (
-    GatewayAhead,
-    LeaseLost,
-    PublishFailed,
-    StepTimeout,
-    TrainerError,
-)
-from trainer.learner import Batch, Learner
+from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError
+from trainer.feed import Feed
+from trainer.learner import Learner
 from trainer.metrics import Metrics
 from trainer.settings import Settings
 from trainer.weights.filesystem import WeightsDirectory
 
 T = TypeVar("T")
-
-CONSUMER = "trainer"
-"""The same name after a restart, so that the gateway gives an unfinished lease back to it at once."""
-POLL_S = 20.0
-"""How long one request waits at the gateway for groups or for an update."""
-RETRY_S = 0.5
 
 
 async def run(settings: Settings) -> None:
@@ -62,6 +52,29 @@ async def run(settings: Settings) -> None:
         await watch(trainer.train(), gateway, rollout)
 
 
+class Clock:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, *names: str) -> Iterator[None]:
+        """Counts a block's seconds under every name."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            for name in names:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+    @property
+    def total(self) -> float:
+        """Since the clock was made."""
+        return time.monotonic() - self.started
+
+
 class Trainer:
     """One run of the loop against one gateway."""
 
@@ -70,49 +83,55 @@ class Trainer:
         self.learner = learner
         self.metrics = metrics
         self.weights = WeightsDirectory(settings.run.dir.resolve() / "weights", settings.model.path)
-        self._client = client
-        self._model = settings.gateway.model
-        self._lease: Lease
-        self._leasing = asyncio.Lock()
+        self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
 
     async def check_versions(self) -> None:
-        """Begins a new line if newer numbers than the checkpoint's were used. Raises GatewayAhead if there is no checkpoint."""
-        status = await self._status("check versions")
-        used = max(status["newest_version"], self.weights.newest())
-        if used <= self.learner.version:
-            return
-        if self.learner.steps == 0 and self.learner.version == 0:
+        """Comes to the newest number that was used, by replay or by a new line. Raises GatewayAhead if there is no checkpoint."""
+        published = (await self.feed.status())["newest_version"]
+        used = max(published, self.weights.newest())
+        if used > self.learner.version:
+            await self._catch_up(published, used)
+        elif self.learner.saved is None and self.settings.checkpoint.every > 1:
+            await _thread(
+                self.learner.save_checkpoint
+            )  # what is acknowledged before the first names this one
+
+    async def _catch_up(self, published: int, used: int) -> None:
+        if self.learner.saved is None:
             raise GatewayAhead(
                 f"version {used} was published already, but there is no checkpoint under "
                 f"{self.learner.checkpoints}: bring one back, or give the gateway and the trainer a new run"
             )
-        self.learner.renumber(used + 1)
-        self.metrics.say(
-            f"version {used} was published, but the newest checkpoint is of version {self.learner.parent}: going on from its"
-            f" weights as version {self.learner.version}"
-        )
-        await self.checkpoint()
-        await self.publish()
+        old = self.learner.version
+        try:
+            await replay.replay(self.learner, self.feed, self.weights, published, used)
+        except replay.Impossible as reason:
+            self.learner.renumber(used + 1)
+            self.metrics.say(
+                f"version {used} was published, but the newest checkpoint is of version {old}: {reason}; going on from its"
+                f" weights as version {self.learner.version}"
+            )
+            await self.checkpoint()
+            await self.publish()
+        else:
+            self.metrics.say(
+                f"the batches since the checkpoint of version {old}, trained again, give the weights of version {used} to the"
+                " bit: nothing lost, nothing trained twice"
+            )
 
     async def train(self) -> None:
         """Leases and trains until the run is over."""
         while True:
             self.metrics.waiting(self.learner.version, self.learner.steps)
             over = self.learner.steps >= self.settings.run.steps
-            if over and await self._acknowledged(self.learner.version - 1):
+            if over and await self.feed.acknowledged(self.learner.version - 1):
                 return
-            started = time.monotonic()
-            self._lease = await self.lease()
-            renewal = Watched("renewal of the lease", self._renew())
-            await watch(self._work(self._lease, started), renewal)
+            clock = Clock()
+            with clock.on("lease", "idle"):
+                lease = await self.feed.lease()
+            await watch(self._work(lease, clock), Watched("renewal of the lease", self.feed.renew()))
 
-    async def _status(self, step: str) -> dict[str, Any]:
-        return await self._ask(step, lambda: self._client.status(self._model))
-
-    async def _acknowledged(self, buffer: int) -> bool:
-        return bool((await self._status("check versions"))["consumed"] >= buffer + 1)
-
-    async def _work(self, lease: Lease, started: float) -> None:
+    async def _work(self, lease: Lease, clock: Clock) -> None:
         version = self.learner.version
         if lease.buffer > version:
             raise GatewayAhead(
@@ -120,61 +139,62 @@ class Trainer:
             )
         if lease.buffer < version:
             await self.publish()
-            await self.ack(self.learner.checkpoints / f"v{version:06d}")
+            await self.ack()
             return
-        times: dict[str, float] = {}
-        batch = await _timed(times, "assemble", self.assemble())
-        measured = await _timed(times, "train", self.forward_backward(batch))
-        measured |= await _timed(times, "step", self.step(batch))
-        checkpoint = await _timed(times, "checkpoint", self.checkpoint())
-        await _timed(times, "publish", self.publish())
-        await _timed(times, "ack", self.ack(checkpoint))
-        self.metrics.trained(batch, version, measured, times, time.monotonic() - started)
+        try:
+            with _naming("stream"):
+                batch = await self.stream(clock)
+            with clock.on("step", "compute"):
+                measured = await _thread(self.learner.step, batch)
+        finally:
+            self.learner.discard()
+        if self._is_due:
+            with clock.on("checkpoint"):
+                await self.checkpoint()
+        with clock.on("publish"), _naming("publish"):
+            await self.publish()
+        with clock.on("ack"), _naming("ack"):
+            await self.ack()
+        self.metrics.trained(version, measured, clock.seconds, clock.total)
 
     # The steps
 
-    async def lease(self) -> Lease:
-        """The lease of the next buffer, once nobody else holds it."""
-        return await self._ask(
-            "lease", lambda: self._client.lease(CONSUMER, self._model), retry=(409, 425, 429)
-        )
-
-    async def assemble(self) -> Batch:
-        """The buffer's groups, fetched as they become ready, as advantages and rows."""
-        groups: list[Group] = []
-        cursor, limit = 0, self.settings.run.batch_wait_s
+    async def stream(self, clock: Clock) -> Batch:
+        """Forward and backward over the buffer's groups as they become ready; leaves the gradient of their sum in the model."""
+        batch, cursor, limit = self.learner.begin(), 0, self.settings.run.batch_wait_s
         deadline = time.monotonic() + limit
+        waits = ["first_group", "idle"]
         while True:
-            fetched = await self._leased(
-                "assemble",
-                partial(self._client.leased_groups, cursor=cursor, wait_s=POLL_S, model=self._model),
-            )
-            groups += fetched.groups
+            with clock.on(*waits):
+                fetched = await self.feed.groups(cursor)
+            with clock.on("stream", "compute"):
+                await _thread(self.learner.take, batch, fetched.groups)
             cursor = fetched.cursor
-            self.metrics.collected(len(groups), self._lease.size)
+            self.metrics.collected(len(batch.group_ids), self.feed.held.size)
             if fetched.complete:
-                return await asyncio.to_thread(self.learner.assemble, groups)
-            if time.monotonic() > deadline:
-                raise StepTimeout("assemble", limit, f"{len(groups)} of {self._lease.size} groups came")
+                return batch
+            if batch.group_ids:
+                waits = ["stream", "idle"]
+            if not fetched.groups and time.monotonic() > deadline:
+                got = f"{len(batch.group_ids)} of {self.feed.held.size} groups came"
+                raise StepTimeout("stream", limit, got)
 
-    async def forward_backward(self, batch: Batch) -> dict[str, float]:
-        """Leaves the gradient of the batch in the model; answers metrics."""
-        return await asyncio.to_thread(self.learner.accumulate, batch)
+    @property
+    def _is_due(self) -> bool:
+        """Whether this step ends with a checkpoint: every so many do, and the last of the run."""
+        steps = self.learner.steps
+        return steps % self.settings.checkpoint.every == 0 or steps >= self.settings.run.steps
 
-    async def step(self, batch: Batch) -> dict[str, float]:
-        """The optimizer step, which makes the next version."""
-        return await asyncio.to_thread(self.learner.step, batch)
-
-    async def checkpoint(self) -> Path:
-        """Writes the checkpoint from which this step need never be repeated."""
-        return await asyncio.to_thread(self.learner.save_checkpoint)
+    async def checkpoint(self) -> None:
+        """Writes the checkpoint from which the steps before need never be repeated."""
+        await _thread(self.learner.save_checkpoint)
 
     async def publish(self) -> None:
         """Hands the current version over, unless the gateway has it, and waits until the engines run it."""
         version, limit = self.learner.version, self.settings.weights.publish_s
         path = self.weights.path(version)
         if not path.exists():
-            path = await asyncio.to_thread(
+            path = await _thread(
                 self.weights.write, version, self.learner.parent, self.learner.model, self.learner.probe
             )
         deadline = time.monotonic() + limit
@@ -183,74 +203,33 @@ class Trainer:
             if time.monotonic() > deadline:
                 raise StepTimeout("publish", limit, f"version {version} is still updating")
             # Publishing the same version again is safe, and goes on where a gateway was restarted in the middle.
-            record = await self._ask(
-                "publish", lambda: self._client.publish(version, str(path), POLL_S, self._model)
-            )
+            record = await self.feed.publish(version, str(path))
         if record["state"] == "failed":
             raise PublishFailed(f"version {version}: {record}")
         keep = self.settings.weights.keep
-        await asyncio.to_thread(self.weights.prune, keep, version, self.learner.parent)
+        await _thread(self.weights.prune, keep, version, self.learner.parent)
 
-    async def ack(self, checkpoint: Path) -> None:
-        """Says that `checkpoint` holds the buffer's effect."""
-        buffer = self._lease.buffer
-        try:
-            await self._leased("ack", lambda lease: self._client.ack(lease, str(checkpoint), self._model))
-        except LeaseLost:
-            # An ack whose answer was lost on the way has moved the gateway on to the next buffer.
-            if not await self._acknowledged(buffer):
-                raise
-
-    # How the gateway is asked
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease.deadline_s / 3)
-            await self._leased("renew the lease", partial(self._client.renew, model=self._model))
-
-    async def _leased(self, step: str, call: Callable[[Lease], Awaitable[T]]) -> T:
-        """`call` with the lease, and once more with a new lease of the same buffer, for a gateway that was restarted forgets."""
-        lease = self._lease
-        try:
-            return await self._ask(step, lambda: call(lease))
-        except GatewayRefused as refusal:
-            if refusal.status not in (404, 409):
-                raise
-            await self._lease_again(lease, refusal)
-            return await self._ask(step, lambda: call(self._lease))
-
-    async def _lease_again(self, old: Lease, refusal: GatewayRefused) -> None:
-        async with self._leasing:
-            if self._lease is not old:
-                return
-            fresh = await self.lease()
-            if fresh.buffer != old.buffer:
-                raise LeaseLost(f"the lease of buffer {old.buffer} is gone: {refusal}")
-            self._lease = fresh
-
-    async def _ask(self, step: str, call: Callable[[], Awaitable[T]], retry: tuple[int, ...] = ()) -> T:
-        """`call`, again and again while the gateway is away (or refuses with a status of `retry`) until `answer_s`."""
-        limit = self.settings.gateway.answer_s
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                return await call()
-            except httpx.TransportError as error:
-                reason, pause = f"{type(error).__name__}: {error}", RETRY_S
-            except GatewayRefused as refusal:
-                if refusal.status not in (*retry, 502, 503, 504):
-                    raise
-                reason, pause = str(refusal), refusal.retry_after or RETRY_S
-            if time.monotonic() + pause > deadline:
-                raise StepTimeout(step, limit, reason)
-            await asyncio.sleep(pause)
+    async def ack(self) -> None:
+        """Says that the buffer was trained: the newest checkpoint, with the recorded batches since, gives its effect again."""
+        assert self.learner.saved is not None
+        path = self.learner.checkpoints / checkpoint.name_of(self.learner.saved.version)
+        await self.feed.ack(str(path))
 
 
-async def _timed(times: dict[str, float], step: str, work: Coroutine[Any, Any, T]) -> T:
-    started = time.monotonic()
+async def _thread(work: Callable[..., T], *arguments: Any) -> T:
+    """`work` in a thread. A cancellation waits for its end, so that nothing is at work on the learner beside what comes next."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
-        return await work
+        return await asyncio.shield(running)
+    finally:
+        if not running.done():
+            await asyncio.wait({running})
+
+
+@contextmanager
+def _naming(step: str) -> Iterator[None]:
+    """A refusal says in which step it came."""
+    try:
+        yield
     except GatewayRefused as refusal:
         raise TrainerError(f"step '{step}' was refused by the gateway: {refusal}") from refusal
-    finally:
-        times[step] = time.monotonic() - started

@@ -48,7 +48,7 @@ class RunSettings(Section):
     deterministic: bool = False
     """Refuse PyTorch operations whose result may differ from run to run."""
     batch_wait_s: Seconds = 3600.0
-    """How long a leased buffer may take to become whole."""
+    """How long a leased buffer may take until no more groups of it are to come."""
 
 
 class GatewaySettings(Section):
@@ -105,7 +105,7 @@ class BatchSettings(Section):
     """`[batch]`: how a batch is cut for the device."""
 
     tokens: int = Field(8192, ge=16, le=2**24)
-    """Tokens of a micro-batch, padding included."""
+    """Tokens of a micro-batch, padding included. Training on a batch begins once its first groups fill one."""
 
 
 class RolloutSettings(Section):
@@ -120,8 +120,11 @@ class RolloutSettings(Section):
 
 
 class CheckpointSettings(Section):
-    """`[checkpoint]`: how many are kept."""
+    """`[checkpoint]`: how often one is written, and how many are kept."""
 
+    every: int = Field(1, ge=1, le=10_000)
+    """Steps from one checkpoint to the next. Above 1 a trainer that was killed trains the recorded batches since the last one
+    again, and goes on if that gives the published weights to the bit, which needs `[run] deterministic`."""
     keep: int = Field(2, ge=1, le=10_000)
 
 

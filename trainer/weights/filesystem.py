@@ -1,7 +1,7 @@
 """Published weights as directories; `docs/weights.md` is the form.
 
 Owns `DIR/v000007`. Invariants: a directory of that name is whole and never written again; a version is never written twice.
-`Aside` is the one way in which this package writes a directory, checkpoints included.
+`Aside` is the one way in which this package writes a directory, and `remove` how it removes one, checkpoints included.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from trainer.errors import VersionReused
 
 FORMAT = 1
 _NAME = re.compile(r"v(\d{6,})")
+_GONE = ".gone"
 
 
 class Aside:
     """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
 
-    With `replace` an older directory of the name makes way; otherwise its existence raises VersionReused. What an earlier
-    process left half-written is removed.
+    Raises VersionReused if there is one of the name. What an earlier process left half-written is removed.
     """
 
-    def __init__(self, target: Path, *, replace: bool = False) -> None:
+    def __init__(self, target: Path) -> None:
         self.target = target
-        self.replace = replace
         self._aside = target.with_name(f".{target.name}.tmp-{os.getpid()}")
 
     def __enter__(self) -> Path:
-        if self.target.exists() and not self.replace:
-            raise VersionReused(f"{self.target} exists; a version is published once")
+        if self.target.exists():
+            raise VersionReused(f"{self.target} exists; a version is written once")
         self.target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
             shutil.rmtree(leftover)
@@ -53,10 +52,21 @@ class Aside:
             return
         for path in (*sorted(p for p in self._aside.rglob("*")), self._aside):
             _fsync(path)
-        if self.replace and self.target.exists():
-            shutil.rmtree(self.target)
         self._aside.rename(self.target)
         _fsync(self.target.parent)
+
+
+def remove(directory: Path) -> None:
+    """Removes a directory so that none of its name is ever seen in part."""
+    gone = directory.with_name(f".{directory.name}{_GONE}")
+    directory.rename(gone)
+    shutil.rmtree(gone)
+
+
+def sweep(directory: Path) -> None:
+    """Removes what an earlier process was about to remove from `directory`."""
+    for leftover in directory.glob(f".*{_GONE}"):
+        shutil.rmtree(leftover)
 
 
 class WeightsDirectory:
@@ -90,16 +100,23 @@ class WeightsDirectory:
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
         return self.path(version)
 
+    def parent(self, version: int) -> int | None:
+        """What the manifest of a written version says. Raises OSError if there is none."""
+        manifest: dict[str, Any] = json.loads((self.path(version) / "manifest.json").read_text())
+        parent: int | None = manifest["parent"]
+        return parent
+
     def newest(self) -> int:
         """The greatest number that was ever written here; 0 if none."""
         return max(self._found(), default=0)
 
     def prune(self, keep: int, *needed: int | None) -> None:
         """Removes the oldest directories beyond `keep`, but none of the versions `needed`."""
+        sweep(self.directory)
         found = self._found()
         for version in sorted(found)[:-keep]:
             if version not in needed:
-                shutil.rmtree(found[version])
+                remove(found[version])
 
     def _found(self) -> dict[int, Path]:
         if not self.directory.is_dir():

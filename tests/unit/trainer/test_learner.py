@@ -50,8 +50,7 @@ def batch_of(version: int) -> list[Group]:
 
 
 def train(learner: Learner) -> dict[str, float]:
-    batch = learner.assemble(batch_of(learner.version))
-    return learner.accumulate(batch) | learner.step(batch)
+    return learner.train(batch_of(learner.version))
 
 
 def parameters(learner: Learner) -> dict[str, torch.Tensor]:
@@ -83,25 +82,11 @@ def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: 
         Episode("a", 1.0, (prompt(0, -1, 0, ids[:1]), turn)),
         Episode("b", 0.0, (prompt(0, -1, 0, ids[:1]), replace(old, versions=np.full(4, -1, np.int32)))),
     ))  # fmt: skip
-    measured = learner.accumulate(learner.assemble([new]))
+    measured = learner.train([new])
     assert measured["logprob_gap_max"] < 1e-5
     assert measured["same_version_tokens"] == 4
     assert measured["staleness_max"] == 1
     assert measured["staleness_mean"] == 0.5
-
-
-def test_micro_batches_give_the_gradient_of_the_whole_batch(settings: Settings) -> None:
-    gradients = []
-    for tokens in (32, 4096):
-        learner = Learner.open(
-            settings.model_copy(update={"batch": settings.batch.model_copy(update={"tokens": tokens})})
-        )
-        learner.model.double()
-        learner.accumulate(learner.assemble(batch_of(0)))
-        gradients.append([p.grad.clone() for p in learner.model.parameters()])
-    for small, whole in zip(*gradients, strict=True):
-        # Log-probabilities are float32 by contract, so this is as close as the model allows; the sums are tested in float64.
-        torch.testing.assert_close(small, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_a_resumed_run_has_bit_equal_parameters(settings: Settings) -> None:
@@ -156,8 +141,7 @@ def test_a_batch_of_orphans_alone_teaches_nothing_and_breaks_nothing(settings: S
     before = parameters(learner)
     orphans = [sampled(1, 0, 1, [4, 5, 6], flags=[TokenFlag.ORPHANED] * 3)]
     members = tuple(Episode(f"e{i}", float(i), (prompt(0, -1, 0, [3]), *orphans)) for i in range(2))
-    batch = learner.assemble([Group("g", "t", 0, members)])
-    measured = learner.accumulate(batch) | learner.step(batch)
+    measured = learner.train([Group("g", "t", 0, members)])
     assert measured["masked_tokens/orphaned"] == 6
     assert measured["trained_tokens"] == 0
     assert (learner.version, learner.probe) == (1, None)
@@ -167,14 +151,14 @@ def test_a_batch_of_orphans_alone_teaches_nothing_and_breaks_nothing(settings: S
 
 def test_training_moves_the_policy_towards_the_reward(settings: Settings) -> None:
     learner = Learner.open(settings)
-    batch = learner.assemble(batch_of(0))
-    rewarded = next(row for row in batch.rows.rows if row.advantage > 0)
+    rewarded = batch_of(0)[0].episodes[0]
+    assert rewarded.reward == 1.0
 
     def logprob() -> float:
-        ids = torch.tensor(rewarded.ids[None].astype(np.int64))
+        ids = torch.tensor(np.concatenate([node.ids for node in rewarded.nodes])[None].astype(np.int64))
         with torch.no_grad():
             values, _ = model.token_logprobs(learner.model, ids, torch.ones(ids.shape))
-        return float(values[0][torch.from_numpy(rewarded.train)].sum())
+        return float(values[0, len(rewarded.nodes[0].ids) :].sum())
 
     before = logprob()
     train(learner)

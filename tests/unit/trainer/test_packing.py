@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.types import Episode, Node, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.packing import micro_batches, rows_of
+from trainer.packing import MicroBatch, Packer, Row, rows_of
 
 
 @st.composite
@@ -78,14 +80,15 @@ def test_a_branch_trains_the_shared_prefix_in_the_first_row_only() -> None:
 def test_untrained_tokens_are_counted_by_reason() -> None:
     nodes = (
         prompt(0, -1, 0, [1]),
-        sampled(1, 0, 1, [2, 3, 4, 5], flags=[0, TokenFlag.CONSTRAINED, TokenFlag.STALE_KV, 0]),
+        sampled(1, 0, 1, [2, 3, 4, 5], flags=[0, TokenFlag.CONSTRAINED, TokenFlag.STALE_KV, TokenFlag.LATE]),
         sampled(2, 0, 1, [6, 7], mask_reason="abandoned"),
         sampled(3, 0, 1, [8], logprob=float("nan")),
         sampled(4, -1, 0, [9]),
     )
     rows = rows_of([(Episode("e", 1.0, nodes), 1.0)])
-    assert rows.trained == 2
-    expected = {"constrained": 1, "stale_kv": 1, "abandoned": 2, "invalid_logprob": 1, "no_context": 1}
+    assert rows.trained == 1
+    masked = {"constrained": 1, "stale_kv": 1, "late": 1, "abandoned": 2}
+    expected = {**masked, "invalid_logprob": 1, "no_context": 1}
     assert dict(rows.masked) == expected
 
 
@@ -97,16 +100,39 @@ def test_sequence_mean_weighs_episodes_the_same() -> None:
     assert [float(row.weight * row.train.sum()) for row in rows] == [1.0, 1.0]
 
 
-def test_micro_batches_keep_the_token_budget_and_every_row() -> None:
+def rows_of_lengths(*lengths: int) -> list[Row]:
+    """One row per episode; `length` tokens are trained, after one that is not."""
     episodes = [
         (Episode(str(n), 1.0, (prompt(0, -1, 0, [1]), sampled(1, 0, 1, range(n), temperature=0.5))), 1.0)
-        for n in (9, 2, 40, 4, 4, 3)
+        for n in lengths
     ]
-    rows = rows_of(episodes)
-    batches = list(micro_batches(rows.rows, tokens=20))
-    assert sum(int(batch.train.sum()) for batch in batches) == rows.trained
-    assert all(batch.ids.numel() <= 20 or len(batch.ids) == 1 for batch in batches)
-    assert [batch.ids.shape[1] for batch in batches] == sorted(b.ids.shape[1] for b in batches)
-    batch = batches[0]
-    assert bool((batch.temperature[batch.train] == 0.5).all())
-    assert torch.equal(batch.train, batch.weights == 1.0)
+    return rows_of(episodes).rows
+
+
+def micro_batches(groups: Sequence[Sequence[Row]], tokens: int) -> list[MicroBatch]:
+    packer = Packer(tokens)
+    return [micro for rows in groups for micro in packer.add(rows)] + [*packer.flush()]
+
+
+@given(st.lists(st.lists(st.integers(1, 30), max_size=6), max_size=6), st.integers(16, 64))
+def test_micro_batches_keep_the_token_budget_and_every_row(lengths: list[list[int]], tokens: int) -> None:
+    batches = micro_batches([rows_of_lengths(*group) for group in lengths], tokens)
+    kept = sorted(int(n) for batch in batches for n in batch.train.sum(1))
+    assert kept == sorted(n for group in lengths for n in group)
+    assert all(batch.ids.numel() <= tokens or len(batch.ids) == 1 for batch in batches)
+    for batch in batches:
+        assert bool((batch.temperature[batch.train] == 0.5).all())
+        assert torch.equal(batch.train, batch.weights == 1.0)
+
+
+def test_a_micro_batch_leaves_as_soon_as_nothing_more_fits() -> None:
+    packer = Packer(20)
+    assert [*packer.add(rows_of_lengths(4, 4, 4))] == []
+    (full,) = packer.add(rows_of_lengths(4))
+    assert full.ids.shape == (4, 5)
+    assert [*packer.flush()] == []
+
+
+def test_rows_of_like_length_meet_where_a_group_ends() -> None:
+    groups = [rows_of_lengths(3, 9, 3), rows_of_lengths(3, 9, 3)]
+    assert [batch.ids.shape for batch in micro_batches(groups, 20)] == [(2, 4), (2, 10), (2, 4)]

@@ -18,11 +18,12 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.agents import FunctionAgent
 from tests.gateways import RunningGateway
 from tests.several import gateway_of
+from trainer.batch import Batch
 from trainer.cluster import Watched, rollout_process, watch
 from trainer.errors import GatewayAhead, StepTimeout
-from trainer.learner import Batch, Learner
+from trainer.learner import Learner
 from trainer.metrics import Metrics, sparkline
-from trainer.run import Trainer
+from trainer.run import Clock, Trainer
 from trainer.settings import Settings
 
 
@@ -81,6 +82,17 @@ async def trainer_of(gateway: RunningGateway, settings: Settings) -> AsyncIterat
         yield trainer
 
 
+async def train_one(trainer: Trainer, *, publish: bool = True, ack: bool = True) -> None:
+    """One turn of the loop, up to the checkpoint at least."""
+    await trainer.feed.lease()
+    trainer.learner.step(await trainer.stream(Clock()))
+    await trainer.checkpoint()
+    if publish:
+        await trainer.publish()
+    if publish and ack:
+        await trainer.ack()
+
+
 async def test_every_version_is_trained_published_and_acknowledged(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +106,12 @@ async def test_every_version_is_trained_published_and_acknowledged(
     assert [record["version"] for record in records] == [1, 2]
     assert all(record["trained_tokens"] > 0 for record in records)
     assert all(record["staleness_max"] <= 1 for record in records)
+    for record in records:
+        by_staleness = [n for name, n in record.items() if name.startswith("staleness_tokens/")]
+        assert sum(by_staleness) == record["trained_tokens"]
+        seconds = {name: value for name, value in record.items() if name.startswith("seconds/")}
+        assert seconds["seconds/idle"] + seconds["seconds/compute"] <= seconds["seconds/total"]
+        assert record["idle_share"] == seconds["seconds/idle"] / seconds["seconds/total"]
     assert list((settings.run.dir / "tensorboard").iterdir())
 
 
@@ -123,17 +141,11 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway):
         async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
-            trainer._lease = await trainer.lease()
-            batch = await trainer.assemble()
-            await trainer.forward_backward(batch)
-            await trainer.step(batch)
-            await trainer.checkpoint()
-            if published:
-                await trainer.publish()
+            await train_one(trainer, publish=published, ack=False)
         # A new process: it holds the checkpoint of version 1, and is given buffer 0 again.
         async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
             assert trainer.learner.version == 1
-            assert (await trainer.lease()).buffer == 0
+            assert (await trainer.feed.lease()).buffer == 0
             await trainer.train()
     assert (await gateway.admin.status())["consumed"] == 2
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
@@ -148,16 +160,9 @@ async def test_an_older_checkpoint_begins_a_new_line(
     weights = settings.run.dir / "weights"
     async with episodes(gateway):
         async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
-            while trainer.learner.steps < 2:
-                trainer._lease = await trainer.lease()
-                batch = await trainer.assemble()
-                await trainer.forward_backward(batch)
-                await trainer.step(batch)
-                checkpoint = await trainer.checkpoint()
-                await trainer.publish()
-                if acknowledged or trainer.learner.steps < 2:
-                    await trainer.ack(checkpoint)
-        shutil.rmtree(checkpoint)
+            await train_one(trainer)
+            await train_one(trainer, ack=acknowledged)
+        shutil.rmtree(trainer.learner.checkpoints / "v000002")
         async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
             assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 1, 1)
             status = await gateway.admin.status()
@@ -176,11 +181,7 @@ async def test_a_new_line_that_was_not_published_before_a_crash_is_published_aft
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway), asyncio.timeout(60):
         async with trainer_of(gateway, settings) as trainer:
-            trainer._lease = await trainer.lease()
-            await trainer.step(await trainer.assemble())
-            checkpoint = await trainer.checkpoint()
-            await trainer.publish()
-            await trainer.ack(checkpoint)
+            await train_one(trainer)
             trainer.learner.renumber(4)  # 2 and 3 were used by a line that is lost
             await trainer.checkpoint()
         async with trainer_of(gateway, settings) as trainer:
@@ -220,10 +221,10 @@ async def test_a_gateway_that_is_ahead_is_an_error(
 async def test_a_batch_that_never_comes_names_the_step(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.run.POLL_S", 0.05)
+    monkeypatch.setattr("trainer.feed.POLL_S", 0.05)
     settings = settings_of(gateway, tiny_model, tmp_path, batch_wait_s=0.2)
     async with trainer_of(gateway, settings) as trainer:
-        with pytest.raises(StepTimeout, match=r"'assemble'.*0 of 2 groups"):
+        with pytest.raises(StepTimeout, match=r"'stream'.*0 of 2 groups"):
             await trainer.train()
 
 
@@ -233,10 +234,10 @@ async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
     async with episodes(gateway), trainer_of(gateway, settings) as trainer:
         async with asyncio.timeout(60):
-            trainer._lease = await trainer.lease()
+            lease = await trainer.feed.lease()
             # What a restart of the gateway does to a lease.
-            await gateway.admin.nack(trainer._lease, "forgotten")
-            await trainer._work(trainer._lease, 0.0)
+            await gateway.admin.nack(lease, "forgotten")
+            await trainer._work(lease, Clock())
     assert (await gateway.admin.status())["consumed"] == 1
 
 

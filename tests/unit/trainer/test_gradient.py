@@ -1,0 +1,244 @@
+"""The streamed gradient is that of the whole batch, in float64, and is the same to the bit however the groups came."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from gateway.types import Episode, Group, Node, TokenFlag
+from tests.unit.trainer.trees import prompt, sampled
+from trainer.errors import FeedBroken
+from trainer.learner import Learner
+from trainer.settings import Settings
+
+CAP, LOW, HIGH, ENTROPY, KL = 1.5, 0.2, 0.28, 0.03, 0.05
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that computes in float64 throughout; the tiny Qwen3 normalises in float32 whatever its weights are."""
+    directory = tmp_path_factory.mktemp("models") / "gpt2"
+    torch.manual_seed(5)
+    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(directory)
+    return directory
+
+
+def learner_of(model: Path, work: Path, normaliser: str, tokens: int) -> Learner:
+    """A learner in float64 whose reference is not its policy."""
+    learner = Learner.open(
+        Settings.parse({
+            "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
+            "gateway": {"url": "http://127.0.0.1:1"},
+            "model": {"path": model},
+            "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
+            "algorithm": {
+                "type": "grpo", "normaliser": normaliser, "importance_cap": CAP, "clip_low": LOW,
+                "clip_high": HIGH, "entropy_coef": ENTROPY, "kl_coef": KL,
+            },
+            "batch": {"tokens": tokens},
+        })
+    )  # fmt: skip
+    torch.manual_seed(7)
+    learner.model.double()
+    learner._reference.double()
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    return learner
+
+
+def batch_of() -> list[Group]:
+    """Groups of unlike size and length, with branches, temperatures, masked tokens, and one that teaches nothing."""
+    rng = np.random.default_rng(3)
+
+    def turn(index: int, parent: int, at: int, n: int, flags: Sequence[int] | None = None) -> Node:
+        node = sampled(index, parent, at, rng.integers(0, 250, n).tolist(), flags=flags, temperature=0.7)
+        return replace(node, logprobs=rng.uniform(-7.0, -3.0, n).astype(np.float32))
+
+    groups = []
+    for g, members in enumerate((3, 2, 4, 2, 3)):
+        episodes = []
+        for m in range(members):
+            n = int(rng.integers(3, 12))
+            flags = [TokenFlag.LATE, TokenFlag.ORPHANED] + [0] * (n - 2) if m == 1 else None
+            nodes = (
+                prompt(0, -1, 0, rng.integers(0, 250, int(rng.integers(2, 9))).tolist()),
+                turn(1, 0, 2, n, flags),
+                prompt(2, 1, n, [5, 6]),
+                turn(3, 2, 2, 4),
+                turn(4, 1, 2, 3),
+                replace(turn(5, 0, 1, 2), mask_reason="abandoned"),
+            )
+            reward = 0.5 if g == 3 else float(rng.normal())
+            episodes.append(Episode(f"{g}-{m}", reward, nodes))
+        groups.append(Group(f"g{g}", f"g{g}", 0, tuple(episodes)))
+    return groups
+
+
+def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
+    """Plain autograd over every trained token at once, each node asked with the context that it was sampled in."""
+    episodes, tokens = [], 0
+    for group in groups:
+        rewards = np.array([e.reward for e in group.episodes])
+        spread = rewards.std()
+        for episode, reward in zip(group.episodes, rewards, strict=True):
+            advantage = (reward - rewards.mean()) / spread if spread > 1e-12 else 0.0
+            losses = torch.cat([
+                token_losses(learner, episode, node, float(advantage)) for node in episode.nodes
+                if node.sampled and not node.mask_reason
+            ])  # fmt: skip
+            tokens += len(losses)
+            episodes.append(losses)
+    of_sequences = torch.stack([losses.mean() for losses in episodes]).mean()
+    loss = of_sequences if sequence else torch.cat(episodes).sum() / tokens
+    return list(torch.autograd.grad(loss, list(learner.model.parameters())))
+
+
+def token_losses(learner: Learner, episode: Episode, node: Node, advantage: float) -> Tensor:
+    context = context_of(episode, node)
+    ids = torch.tensor([context + node.ids.tolist()])
+    rows = slice(len(context) - 1, ids.shape[1] - 1)
+    new = (learner.model(ids).logits[0, rows] / np.float32(0.7)).log_softmax(-1)
+    with torch.no_grad():
+        old = (learner._reference(ids).logits[0, rows] / np.float32(0.7)).log_softmax(-1)
+    picked = torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))
+    logprobs, reference = new[picked], old[picked]
+    ratio = (logprobs.detach() - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
+    weight = ratio.clamp(max=CAP)
+    if advantage > 0:
+        weight = torch.where(ratio > 1 + HIGH, 0.0, weight)
+    if advantage < 0:
+        weight = torch.where(ratio < 1 - LOW, 0.0, weight)
+    entropy = -(new.exp() * new).sum(-1)
+    gap = reference - logprobs
+    loss = -weight * advantage * logprobs - ENTROPY * entropy + KL * (gap.exp() - gap - 1)
+    return loss[torch.from_numpy(node.flags == 0)]
+
+
+def context_of(episode: Episode, node: Node) -> list[int]:
+    if node.parent < 0:
+        return []
+    parent = episode.nodes[node.parent]
+    return context_of(episode, parent) + parent.ids[: node.at].tolist()
+
+
+def streamed(learner: Learner, portions: Sequence[Sequence[Group]]) -> tuple[list[Tensor], dict[str, float]]:
+    """The gradient that the optimizer is given, and the step's metrics."""
+    seen: list[Tensor] = []
+
+    def look(*_: Any) -> None:
+        seen.extend(p.grad.clone() for p in learner.model.parameters())
+
+    learner.optimizer.register_step_pre_hook(look)
+    batch = learner.begin()
+    for portion in portions:
+        learner.take(batch, portion)
+    return seen, learner.step(batch)
+
+
+def portions_of(groups: list[Group], how: str) -> list[list[Group]]:
+    if how == "whole":
+        return [groups]
+    if how == "one by one":
+        return [[group] for group in groups]
+    cuts = random.Random(how)
+    portions: list[list[Group]] = [[]]
+    for group in groups:
+        portions += [[] for _ in range(cuts.randrange(3))]
+        portions[-1].append(group)
+    return [*portions, []]
+
+
+@pytest.mark.parametrize("tokens", [16, 80, 10_000])
+@pytest.mark.parametrize("normaliser", ["token", "sequence"])
+def test_the_streamed_gradient_is_that_of_the_whole_batch(
+    exact_model: Path, tmp_path: Path, normaliser: str, tokens: int
+) -> None:
+    learner = learner_of(exact_model, tmp_path, normaliser, tokens)
+    expected = whole_batch_gradient(learner, batch_of(), normaliser == "sequence")
+    gradient, _ = streamed(learner, portions_of(batch_of(), "one by one"))
+    for ours, theirs in zip(gradient, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("normaliser", ["token", "sequence"])
+def test_how_the_feed_is_cut_up_changes_no_bit(tiny_model: Path, tmp_path: Path, normaliser: str) -> None:
+    whole, metrics = streamed(learner_of(tiny_model, tmp_path, normaliser, 80), [batch_of()])
+    for how in ("one by one", "a", "b", "c"):
+        portions = portions_of(batch_of(), how)
+        gradient, again = streamed(learner_of(tiny_model, tmp_path, normaliser, 80), portions)
+        assert all(map(torch.equal, gradient, whole)), how
+        assert again == metrics, how
+
+
+def test_training_begins_before_the_batch_is_whole(tiny_model: Path, tmp_path: Path) -> None:
+    learner = learner_of(tiny_model, tmp_path, "token", 80)
+    batch = learner.begin()
+    learner.take(batch, batch_of()[:2])
+    assert any(p.grad is not None and bool(p.grad.any()) for p in learner.model.parameters())
+    learner.discard()
+    assert all(p.grad is None for p in learner.model.parameters())
+
+
+def test_a_group_that_comes_twice_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    learner = learner_of(tiny_model, tmp_path, "token", 80)
+    batch = learner.begin()
+    learner.take(batch, batch_of()[:2])
+    with pytest.raises(FeedBroken, match="g1"):
+        learner.take(batch, batch_of()[1:])
+
+
+def test_staleness_is_counted_by_trained_token(tiny_model: Path, tmp_path: Path) -> None:
+    learner = learner_of(tiny_model, tmp_path, "token", 80)
+    learner.version = 3
+    turn = replace(
+        sampled(1, 0, 1, [4, 5, 6, 7, 8], flags=[0, 0, 0, 0, TokenFlag.LATE]),
+        versions=np.array([1, 3, 3, 2, 0], np.int32),
+    )
+    group = Group("g", "t", 1, (Episode("a", 1.0, (prompt(0, -1, 0, [3]), turn)), Episode("b", 0.0, ())))
+    measured = learner.train([group])
+    counts = {name: n for name, n in measured.items() if name.startswith("staleness_tokens/")}
+    assert counts == {"staleness_tokens/0": 2, "staleness_tokens/1": 1, "staleness_tokens/2": 1}
+    assert (measured["staleness_mean"], measured["staleness_max"]) == (0.75, 2)
+    assert (measured["masked_tokens/late"], measured["trained_tokens"]) == (1, 4)
+
+
+def test_late_tokens_leave_their_reward_in_the_baseline(tiny_model: Path, tmp_path: Path) -> None:
+    late = sampled(1, 0, 1, [4, 5], flags=[TokenFlag.LATE] * 2)
+    good = sampled(1, 0, 1, [6, 7])
+    members = [Episode(name, reward, (prompt(0, -1, 0, [3]), turn)) for name, reward, turn in (
+        ("a", 1.0, good), ("b", 0.0, late), ("c", 0.0, late),
+    )]  # fmt: skip
+    gradients = []
+    for group in (members, members[:1]):
+        learner = learner_of(tiny_model, tmp_path, "token", 80)
+        gradients.append(streamed(learner, [[Group("g", "t", 0, tuple(group))]])[0])
+    assert any(not torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, tmp_path: Path) -> None:
+    learner = learner_of(tiny_model, tmp_path, "sequence", 80)
+    before = [p.clone() for p in learner.model.parameters()]
+    measured = learner.train([])
+    assert (learner.version, learner.parent, learner.steps) == (1, 0, 1)
+    assert all(map(torch.equal, learner.model.parameters(), before))
+    assert all(np.isfinite(value) for value in measured.values())
+    assert (measured["trained_tokens"], measured["groups"]) == (0, 0)

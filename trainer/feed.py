@@ -1,0 +1,146 @@
+"""The gateway as the loop sees it: the lease of the buffer that is trained, and requests that outlast a gateway's absence.
+
+Owns the lease. Invariants: a buffer is asked for under its newest lease alone; a lease that a restarted gateway forgot is taken
+anew as long as it is of the same buffer, and the cursor goes on, so that no group comes twice and none is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import httpx
+
+from gateway.client import GatewayClient, GatewayRefused
+from gateway.types import Group, Lease, LeasedGroups
+from trainer.errors import LeaseLost, StepTimeout
+
+T = TypeVar("T")
+
+CONSUMER = "trainer"
+"""The same name after a restart, so that the gateway gives an unfinished lease back to it at once."""
+POLL_S = 20.0
+"""How long one request waits at the gateway for groups or for an update."""
+RETRY_S = 0.5
+
+
+class Feed:
+    """One trained model behind one gateway, which may be away for `answer_s`; then, every method raises StepTimeout.
+
+    Every method raises GatewayRefused for an answer that waiting does not change.
+    """
+
+    def __init__(self, client: GatewayClient, model: str | None, answer_s: float) -> None:
+        self.held: Lease
+        self._client = client
+        self._model = model
+        self._answer_s = answer_s
+        self._leasing = asyncio.Lock()
+
+    # Versions
+
+    async def status(self) -> dict[str, Any]:
+        """The newest version and the ledger's state."""
+        return await self._ask("check versions", lambda: self._client.status(self._model))
+
+    async def acknowledged(self, buffer: int) -> bool:
+        """Whether the gateway has gone on to a later buffer."""
+        return bool((await self.status())["consumed"] > buffer)
+
+    async def parent(self, version: int) -> int | None:
+        """The version of which a published one was made."""
+        record = await self._ask("check versions", lambda: self._client.weights(version, self._model))
+        parent: int | None = record["parent"]
+        return parent
+
+    async def publish(self, version: int, path: str) -> dict[str, Any]:
+        """Hands a version over, or asks again what became of it; answers after `POLL_S` if its update has not ended."""
+        return await self._ask("publish", lambda: self._client.publish(version, path, POLL_S, self._model))
+
+    # Batches
+
+    async def lease(self) -> Lease:
+        """Takes the next buffer, once nobody else holds it."""
+        self.held = await self._lease()
+        return self.held
+
+    async def groups(self, cursor: int) -> LeasedGroups:
+        """The groups of the leased buffer after `cursor`; waits up to `POLL_S` for one. Raises LeaseLost."""
+        return await self._leased(
+            "stream",
+            partial(self._client.leased_groups, cursor=cursor, wait_s=POLL_S, model=self._model),
+        )
+
+    async def renew(self) -> None:
+        """Renews the lease for ever. Raises LeaseLost."""
+        while True:
+            await asyncio.sleep(self.held.deadline_s / 3)
+            await self._leased("renew the lease", partial(self._client.renew, model=self._model))
+
+    async def ack(self, checkpoint: str) -> None:
+        """The leased buffer was trained. Raises LeaseLost."""
+        buffer = self.held.buffer
+        try:
+            await self._leased("ack", lambda lease: self._client.ack(lease, checkpoint, self._model))
+        except LeaseLost:
+            # An ack whose answer was lost on the way has moved the gateway on to the next buffer.
+            if not await self.acknowledged(buffer):
+                raise
+
+    async def record(self, buffer: int) -> tuple[Group, ...]:
+        """The groups of a buffer that was trained, in the order in which they came. Raises LeaseLost if they cannot be had.
+
+        A buffer whose acknowledgement is missing is leased for it, and is acknowledged or trained like any other later on.
+        """
+        if await self.acknowledged(buffer):
+            return await self._ask("replay", lambda: self._client.batch_groups(buffer, self._model))
+        await self.lease()
+        fetched = await self.groups(0)
+        if self.held.buffer != buffer or not fetched.complete:
+            raise LeaseLost(f"the gateway has no record of buffer {buffer}")
+        return fetched.groups
+
+    # How the gateway is asked
+
+    async def _lease(self) -> Lease:
+        request = partial(self._client.lease, CONSUMER, self._model)
+        return await self._ask("lease", request, retry=(409, 425, 429))
+
+    async def _leased(self, step: str, call: Callable[[Lease], Awaitable[T]]) -> T:
+        """`call` with the lease, and once more with a new lease of the same buffer, for a gateway that was restarted forgets."""
+        lease = self.held
+        try:
+            return await self._ask(step, lambda: call(lease))
+        except GatewayRefused as refusal:
+            if refusal.status not in (404, 409):
+                raise
+            await self._lease_again(lease, refusal)
+            return await self._ask(step, lambda: call(self.held))
+
+    async def _lease_again(self, old: Lease, refusal: GatewayRefused) -> None:
+        async with self._leasing:
+            if self.held is not old:
+                return
+            fresh = await self._lease()
+            if fresh.buffer != old.buffer:
+                raise LeaseLost(f"the lease of buffer {old.buffer} is gone: {refusal}")
+            self.held = fresh
+
+    async def _ask(self, step: str, call: Callable[[], Awaitable[T]], retry: tuple[int, ...] = ()) -> T:
+        """`call`, again and again while the gateway is away (or refuses with a status of `retry`) until `answer_s`."""
+        deadline = time.monotonic() + self._answer_s
+        while True:
+            try:
+                return await call()
+            except httpx.TransportError as error:
+                reason, pause = f"{type(error).__name__}: {error}", RETRY_S
+            except GatewayRefused as refusal:
+                if refusal.status not in (*retry, 502, 503, 504):
+                    raise
+                reason, pause = str(refusal), refusal.retry_after or RETRY_S
+            if time.monotonic() + pause > deadline:
+                raise StepTimeout(step, self._answer_s, reason)
+            await asyncio.sleep(pause)

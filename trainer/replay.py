@@ -1,0 +1,69 @@
+"""Going on after a kill from a checkpoint that is older than the newest version: the batches since then are trained again.
+
+With `[checkpoint] every` above 1, versions are published and batches acknowledged whose effect no checkpoint holds. The gateway
+has the record of every batch, and training is a function of checkpoint and batches, so the same learner, given the same groups in
+the same order, must come to the same weights. Whether it did is not believed but compared, bit for bit, with the weights that
+were published last. If it did not (another machine, an operation that is not deterministic, a record that is gone), the caller
+begins a new line, as for any old checkpoint.
+
+Invariant: nothing is published or acknowledged here, and a learner whose replay failed is put back to its checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.client import GatewayRefused
+from trainer import checkpoint, model
+from trainer.errors import FeedBroken, LeaseLost
+from trainer.feed import Feed
+from trainer.learner import Learner
+from trainer.weights.filesystem import WeightsDirectory
+
+NOT_THE_SAME = (
+    "training the recorded batches again gave other weights than were published"
+    " ([run] deterministic = true would avoid it)"
+)
+
+
+class Impossible(Exception):
+    """Why the learner cannot be brought to the newest version."""
+
+
+async def replay(learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int) -> None:
+    """Brings `learner` from its checkpoint to version `used`, the newest that was written.
+
+    `published` is the newest that the gateway knows. Raises Impossible with the reason, and leaves the learner as it was.
+    """
+    first = learner.version
+    try:
+        await _check_line(learner, feed, weights, published, used)
+        for buffer in range(first, used):
+            groups = await feed.record(buffer)
+            await asyncio.to_thread(learner.train, groups)
+        if not await asyncio.to_thread(model.holds, weights.path(used), learner.model):
+            raise Impossible(NOT_THE_SAME)
+    except (GatewayRefused, LeaseLost, FeedBroken, OSError) as error:
+        await _put_back(learner, first)
+        raise Impossible(f"the batches since then cannot be trained again: {error}") from error
+    except Impossible:
+        await _put_back(learner, first)
+        raise
+
+
+async def _check_line(
+    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int
+) -> None:
+    """Refuses what a kill between two checkpoints cannot have left behind: a checkpoint was removed, or the line was left."""
+    saved = learner.saved
+    if saved is None or used - saved.version >= max(saved.every, learner.settings.checkpoint.every):
+        raise Impossible("a checkpoint after it is missing")
+    for version in range(saved.version + 1, used + 1):
+        parent = await feed.parent(version) if version <= published else weights.parent(version)
+        if parent != version - 1:
+            raise Impossible(f"version {version} was made of version {parent}")
+
+
+async def _put_back(learner: Learner, version: int) -> None:
+    if learner.version != version:
+        await asyncio.to_thread(learner.restore, learner.checkpoints / checkpoint.name_of(version))
