@@ -23,6 +23,7 @@ from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
+from gateway.grading.grading import Grading
 from gateway.metrics import Metrics
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.pool import EnginePool
@@ -88,7 +89,12 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 )
                 stack.push_async_callback(upstream.close)
         ledgers = {model.name: model.ledger for model in models if isinstance(model, TrainedModel)}
-        episodes_ = Episodes(settings, database, ledgers, [model.recorder for model in models])
+        grading = await Grading.open(
+            settings.graders, database, {model.name: model.renderer for model in models}
+        )
+        stack.push_async_callback(grading.close)
+        episodes_ = Episodes(settings, database, ledgers, [model.recorder for model in models], grading)
+        stack.push_async_callback(episodes_.close)
         await episodes_.load()
         for model in models:
             stack.push_async_callback(model.versions.close)

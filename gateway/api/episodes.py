@@ -1,14 +1,15 @@
-"""`/admin/v1/episodes`: open, reward, abandon, look."""
+"""`/admin/v1/episodes`: open, reward, close, abandon, look."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from gateway.api.context import Gateway, Services, require_admin
-from gateway.errors import NotFound
+from gateway.control.live import CALLS
+from gateway.errors import BadRequest, NotFound
 from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes as statements
 from gateway.store import turns
@@ -35,13 +36,21 @@ class OpenBody(BaseModel):
 
 
 class RewardBody(BaseModel):
-    """A reward; a final one closes the episode."""
+    """A reward; a final one closes the episode. The component `calls` is the sum of what was posted on calls, never given."""
 
     model_config = ConfigDict(extra="forbid")
 
     reward: FiniteFloat
     components: dict[str, FiniteFloat] | None = None
     final: bool = True
+
+
+class CallRewardBody(BaseModel):
+    """A reward of one call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: FiniteFloat
 
 
 class AbandonBody(BaseModel):
@@ -69,9 +78,34 @@ async def open_episode(body: OpenBody, gateway: Gateway, wait: Wait = 0.0) -> di
 
 @router.post("/{episode_id}/reward")
 async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
-    """Stores a reward."""
+    """Stores a reward. A final one closes the episode; what was posted on its calls is added to it."""
+    if CALLS in (body.components or {}):
+        message = f"the component {CALLS!r} is the sum of the rewards that were posted on calls; name yours otherwise"
+        raise BadRequest(message, code="invalid_value", param="components")
     await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
     return {"episode_id": episode_id, "reward": body.reward, "final": body.final}
+
+
+@router.post("/{episode_id}/calls/{call_id}/reward")
+async def post_call_reward(
+    episode_id: str, call_id: str, body: CallRewardBody, gateway: Gateway
+) -> dict[str, Any]:
+    """Stores the reward of a call, in place of the one before. It counts in the episode's reward."""
+    await gateway.episodes.reward_call(episode_id, call_id, body.reward)
+    return {"episode_id": episode_id, "call_id": call_id, "reward": body.reward}
+
+
+@router.post("/{episode_id}/close")
+async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+    """The episode's run is over: its model's graders compute its reward, and its slot is held meanwhile.
+
+    200 with the end (state `closed`, reason, reward, components), or 202 (state `grading`) if that takes longer than `wait`.
+    Closing again is no error. Without graders the reward is what was posted so far; nothing posted is a 409.
+    """
+    fate = await gateway.episodes.finish(episode_id, wait)
+    if fate["state"] != "closed":
+        response.status_code = 202
+    return {"episode_id": episode_id, **fate}
 
 
 @router.post("/{episode_id}/abandon")
@@ -154,4 +188,5 @@ def _node(renderer: ChatRenderer, node: Node) -> dict[str, Any]:
         "temperature": node.temperature,
         "mask_reason": node.mask_reason,
         "call_id": node.call_id,
+        "reward": node.reward,
     }

@@ -1,7 +1,9 @@
-"""Episodes: opened, rewarded, abandoned, timed out.
+"""Episodes: opened, rewarded, graded, abandoned, timed out.
 
-Owns every open episode in memory; the store has them all. Invariants: an episode is closed once, in one transaction with its
-effect on the ledger; a closed episode starts no call, and calls that still run in it are stopped.
+Owns every open episode in memory; the store has them all. An episode is open; or its run is over and its reward is being computed
+(state `grading`); or it is closed. Invariants: an episode's run ends once (`endings`), and then it starts no call, and calls that
+still run in it are stopped; its final reward, as the ledger, the store and the feed have it, is what was posted on it or computed
+for it, plus what was posted on its calls.
 """
 
 from __future__ import annotations
@@ -12,57 +14,25 @@ import logging
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection
-
-from gateway.errors import Busy, Conflict, NotAuthenticated, NotFound, jittered
+from gateway.control.admission import Admission
+from gateway.control.endings import Endings
+from gateway.control.live import CALLS, closed, graded
+from gateway.control.live import LiveEpisode as LiveEpisode
+from gateway.control.overdue import OverdueGroups
+from gateway.errors import Conflict, NotAuthenticated, NotFound
 from gateway.feed.ledger import StoredLedger
-from gateway.rollout.completion import Completion
-from gateway.rollout.upstream import UpstreamCall
+from gateway.grading.grading import Grading
 from gateway.settings import Settings
 from gateway.store import episodes as statements
-from gateway.store.database import Database, Write
+from gateway.store import turns
+from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
 from gateway.types import EpisodeMode, EpisodeOpened
-from scheduler.policies.staleness_events import CloseGroup, Drop, Join, Refuse, Reward
+from scheduler.policies.staleness_events import Drop, Join, Reward
 
 log = logging.getLogger(__name__)
-
-_REFUSALS = {
-    "group_full": "all members of group {} have joined",
-    "group_finished": "group {} is finished",
-    "group_closed": "group {} is closed",
-    "size_differs": "group {} was begun with another group_size",
-}
-
-
-@dataclass(slots=True, eq=False)
-class LiveEpisode:
-    """An open episode."""
-
-    id: str
-    task_id: str
-    group_id: str
-    mode: EpisodeMode
-    model: str
-    """The trained model whose ledger the episode is in."""
-    opened_at: float
-    seen_at: float
-    key_hash: str = ""
-    """Empty until the key was seen, for an episode that was open before the gateway's start."""
-    calls: set[Completion | UpstreamCall] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A group whose members wait for a slot."""
-
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
-    members: int = 0
 
 
 class Episodes:
@@ -74,30 +44,43 @@ class Episodes:
         database: Database,
         ledgers: Mapping[str, StoredLedger],
         recorders: Collection[Recorder],
+        grading: Grading,
     ) -> None:
         """`ledgers`: of each trained model; `recorders`: of every model."""
         self._settings = settings
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
+        self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
+        self._endings = Endings(database, ledgers, recorders, grading)
+        self._overdue = OverdueGroups(settings, ledgers)
         self._live: dict[str, LiveEpisode] = {}
         self._by_key: dict[str, LiveEpisode] = {}
-        self._lonely: dict[tuple[str, str], float] = {}
-        """Groups (with their model) without a running member, and since when."""
-        self._aborts: set[asyncio.Task[None]] = set()
-        self._waiting: dict[str, dict[str, _Waiting]] = {model: {} for model in ledgers}
-        """Of each model, the groups that wait for a slot, first come, first served."""
-        for model, ledger in ledgers.items():
+        for ledger in ledgers.values():
             ledger.on_abort = self._abort
-            ledger.on_change = partial(self._wake, model)
 
     async def load(self) -> None:
-        """Takes over the episodes that were open when the gateway stopped; their deadlines start anew."""
+        """Takes over the episodes that were not closed when the gateway stopped.
+
+        The deadlines of open ones start anew, and so does the grading of those that were being graded.
+        """
         now = time.monotonic()
-        for row in await self._database.read(statements.open_episodes):
-            self._live[row["id"]] = LiveEpisode(
-                row["id"], row["task_id"], row["group_id"], row["mode"], row["model"], now, now
+        rewards = await self._database.read(turns.unfinished_rewards)
+        for row in await self._database.read(statements.unfinished):
+            live = LiveEpisode(
+                *(row["id"], row["task_id"], row["group_id"], row["mode"], row["model"], now, now),
+                posted=row["reward"],
+                components=row["components"],
+                call_rewards=rewards.get(row["id"], {}),
             )
+            if row["state"] == "open":
+                self._live[live.id] = live
+            else:
+                self._endings.resume(live)
+
+    async def close(self) -> None:
+        """Stops the gradings that are underway; they begin again with the next start."""
+        await self._endings.close()
 
     @property
     def open_count(self) -> int:
@@ -137,7 +120,7 @@ class Episodes:
             row["version"] = self._ledgers[model].ledger.version
             await self._database.submit(lambda c: statements.insert_episode(c, row))
         else:
-            await self._join(Join(group_id, episode_id, group_size), row, wait_s)
+            await self._admission.join(Join(group_id, episode_id, group_size), row, wait_s)
         now = time.monotonic()
         live = LiveEpisode(episode_id, task_id, group_id, mode, model, now, now, row["key_hash"])
         self._live[episode_id] = self._by_key[live.key_hash] = live
@@ -145,47 +128,12 @@ class Episodes:
             recorder.begin(episode_id)
         return EpisodeOpened(episode_id, key, f"{self._settings.server.url}/v1", row["version"])
 
-    async def _join(self, event: Join, row: dict[str, Any], wait_s: float) -> None:
-        until = time.monotonic() + min(wait_s, self._settings.episodes.max_wait_s)
-        ledger = self._ledgers[row["model"]]
-        while True:
-            row["version"] = ledger.ledger.version
-            commands = await ledger.apply(event, lambda c: statements.insert_episode(c, row))
-            if not isinstance(commands[0], Refuse):
-                return
-            if commands[0].reason != "no_slot":
-                message = _REFUSALS[commands[0].reason].format(event.group_id)
-                raise Conflict(message, code=commands[0].reason)
-            left = until - time.monotonic()
-            if left <= 0:
-                raise Busy(
-                    "no slot is free within the staleness bound", retry_after=jittered(2.0), code="no_slot"
-                )
-            await self._wait_for_slot(self._waiting[row["model"]], event.group_id, left)
-
-    @staticmethod
-    async def _wait_for_slot(queue: dict[str, _Waiting], group_id: str, timeout_s: float) -> None:
-        """Until a slot may be the group's, or the time is up. All members of a group are woken together."""
-        waiting = queue.setdefault(group_id, _Waiting())
-        waiting.members += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiting.woken.wait()
-        except TimeoutError:
-            return
-        finally:
-            waiting.members -= 1
-            if not waiting.members and queue.get(group_id) is waiting:
-                del queue[group_id]
-
-    def _wake(self, model: str) -> None:
-        """Wakes as many groups as there are slots, and no more: every one would ask the ledger again."""
-        queue = self._waiting[model]
-        for group_id in list(islice(queue, self._ledgers[model].ledger.free_slots())):
-            queue.pop(group_id).woken.set()
+    def waiting(self, model: str) -> dict[str, int]:
+        """How many episodes of each group wait for a slot, first come first."""
+        return self._admission.waiting(model)
 
     async def authenticate(self, key: str) -> LiveEpisode:
-        """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode is closed."""
+        """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode's run is over."""
         key_hash = _hash(key)
         if live := self._by_key.get(key_hash):
             live.seen_at = time.monotonic()
@@ -194,9 +142,7 @@ class Episodes:
         if row is None:
             message = "no episode has this key; POST /admin/v1/episodes opens one and answers its key"
             raise NotAuthenticated(message, code="invalid_api_key")
-        live = self._live.get(row["id"])
-        if live is None:
-            raise _closed(row["id"], row["reason"])
+        live = await self._open(row["id"])
         live.key_hash, self._by_key[key_hash] = key_hash, live
         live.seen_at = time.monotonic()
         return live
@@ -204,7 +150,7 @@ class Episodes:
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
     ) -> None:
-        """Stores a reward; a final one closes the episode. Raises NotFound or Conflict.
+        """Stores a reward; a final one closes the episode, with what was posted on its calls added. Raises NotFound or Conflict.
 
         The same final reward again is the same request sent twice, and is answered as the first was.
         """
@@ -212,109 +158,118 @@ class Episodes:
             return
         live = await self._open(episode_id)
         live.seen_at = time.monotonic()
-        if not final:
-            await self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
+        if final:
+            await self._end(live, live.rewarded(reward, components))
             return
-        values = {"reason": "rewarded", "reward": reward, "components": components}
-        await self._close(live, values, Reward(episode_id))
+        stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
+        live.posted, live.components = reward, components
+        await stored
 
-    async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
-        if episode_id in self._live:
-            return False
-        row = await self._database.read(lambda c: statements.episode(c, episode_id))
-        return row is not None and row["reason"] == "rewarded" and row["reward"] == reward
+    async def reward_call(self, episode_id: str, call_id: str, reward: float) -> None:
+        """Stores the reward of a call of an open episode, in place of the one before. Raises NotFound or Conflict."""
+        await self._open(episode_id)
+        if not await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
+            raise NotFound(f"episode {episode_id!r} has no recorded call {call_id!r}", code="no_call")
+        live = await self._open(episode_id)  # it may have been closed meanwhile
+        live.seen_at = time.monotonic()
+        stored = self._database.submit(lambda c: turns.set_reward(c, episode_id, call_id, reward))
+        live.call_rewards[call_id] = reward
+        await stored
+
+    async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
+        """Ends an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
+
+        Answers its state, and once it is closed the reason, reward and components. Without a grader of its model the reward is
+        what was posted so far. An episode that is over already is no error. Raises NotFound, or Conflict if nothing rewards it.
+        """
+        if live := self._live.get(episode_id):
+            await self._finish(live)
+        elif (live := self._endings.over.get(episode_id)) is None:
+            return await self._fate(episode_id)
+        try:
+            async with asyncio.timeout(wait_s if live.state == "grading" else None):
+                await live.ended.wait()
+        except TimeoutError:
+            return {"state": "grading", "reason": "", "reward": None, "components": None}
+        return await self._fate(episode_id)
 
     async def abandon(self, episode_id: str, reason: str) -> None:
         """Closes an episode without a reward. Raises NotFound or Conflict."""
-        await self._close(await self._open(episode_id), {"reason": reason}, Drop(episode_id, reason))
+        await self._end(await self._open(episode_id), {"reason": reason})
 
     async def sweep(self) -> None:
-        """Closes what missed its deadline: idle or endless episodes, and groups whose members never came."""
+        """Ends what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
         limits, now = self._settings.episodes, time.monotonic()
         for live in list(self._live.values()):
             if live.calls:
                 live.seen_at = now
             idle, total = now - live.seen_at > limits.idle_s, now - live.opened_at > limits.total_s
-            if idle or total:
+            if (idle or total) and live.id in self._live:
                 reason = "idle_deadline" if idle else "total_deadline"
                 log.warning("episode %s is closed: %s", live.id, reason)
-                await self._close(live, {"reason": reason}, Drop(live.id, reason))
-        await self._close_lonely_groups(now)
+                await self._end(live, {"reason": reason})
+        running = {live.group_id for some in (self._live, self._endings.over) for live in some.values()}
+        await self._overdue.sweep(now, running)
 
-    async def _close_lonely_groups(self, now: float) -> None:
-        """A group whose driver died waits for members that nobody will open."""
-        running = {live.group_id for live in self._live.values()}
-        waiting = {
-            (model, group.group_id)
-            for model, ledger in self._ledgers.items()
-            for group in ledger.ledger.groups()
-            if group.state == "reserved" and group.group_id not in running
-        }
-        self._lonely = {key: self._lonely.get(key, now) for key in waiting}
-        for (model, group_id), since in self._lonely.items():
-            if now - since > self._settings.episodes.idle_s:
-                await self._ledgers[model].apply(CloseGroup(group_id, "members_missing"))
+    async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
+        if over := self._endings.over.get(episode_id):
+            if over.state == "grading":
+                return False
+            await over.ended.wait()
+        elif episode_id in self._live:
+            return False
+        row = await self._database.read(lambda c: statements.episode(c, episode_id))
+        if row is None or row["reason"] != "rewarded":
+            return False
+        return bool(row["reward"] == reward + (row["components"] or {}).get(CALLS, 0.0))
+
+    async def _finish(self, live: LiveEpisode) -> None:
+        if self._endings.grades(live):
+            self._database.check()
+            self._forget(live)
+            await self._endings.grade(live)
+        elif live.posted is not None or live.call_rewards:
+            await self._end(live, live.rewarded(live.posted or 0.0, live.components))
+        else:
+            raise Conflict(
+                f"nothing rewards episode {live.id}: no [graders] are configured for the model {live.model!r}, and no reward was"
+                f" posted; POST /admin/v1/episodes/{live.id}/reward posts one",
+                code="no_reward",
+            )
+
+    async def _fate(self, episode_id: str) -> dict[str, Any]:
+        row = await self._database.read(lambda c: statements.episode(c, episode_id))
+        if row is None:
+            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+        return {name: row[name] for name in ("state", "reason", "reward", "components")}
 
     async def _open(self, episode_id: str) -> LiveEpisode:
         if live := self._live.get(episode_id):
             return live
-        row = await self._database.read(lambda c: statements.episode(c, episode_id))
-        if row is None:
-            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
-        raise _closed(episode_id, row["reason"])
+        if over := self._endings.over.get(episode_id):
+            if over.state == "grading":
+                raise graded(episode_id)
+            await over.ended.wait()
+        raise closed(episode_id, (await self._fate(episode_id))["reason"])
 
-    async def _close(self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop) -> None:
-        """Memory first, so that no second close can begin while this one is being committed."""
+    async def _end(self, live: LiveEpisode, values: dict[str, Any]) -> None:
+        """Closes an open episode, as rewarded if `values` has a reward."""
+        self._database.check()  # before the episode is forgotten
         self._forget(live)
-        values = {**values, "state": "closed", "closed_at": time.time()}
-
-        def write(connection: Connection) -> None:
-            statements.close_episode(connection, live.id, values)
-
-        await self._stop_calls(live, values["reason"])
-        if live.mode == "eval" or not await self._applied(live.model, event, write):
-            await self._database.submit(write)
-        self._forget_trees(live)
-
-    async def _applied(self, model: str, event: Reward | Drop, write: Write) -> bool:
-        """False: the ledger has given the group up already, so the event says nothing to it."""
-        try:
-            commands = await self._ledgers[model].apply(event, write)
-        except ValueError as error:
-            log.warning("the ledger knows nothing of an episode that ends: %s", error)
-            return False
-        return not any(isinstance(command, Refuse) for command in commands)
+        reward, reason = values.get("reward"), values["reason"]
+        event = Drop(live.id, reason) if reward is None else Reward(live.id, reward)
+        await self._endings.end(live, values, event)
 
     def _abort(self, episode_id: str, reason: str) -> None:
         """The ledger gave the episode's group up."""
-        live = self._live.get(episode_id)
-        if live is None:
-            return
-        self._forget(live)
-        task = asyncio.create_task(self._finish_abort(live, reason), name=f"abort-{episode_id}")
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
-    async def _finish_abort(self, live: LiveEpisode, reason: str) -> None:
-        await self._stop_calls(live, reason)
-        values = {"reason": reason, "state": "closed", "closed_at": time.time()}
-        await self._database.submit(lambda c: statements.close_episode(c, live.id, values))
-        self._forget_trees(live)
-
-    async def _stop_calls(self, live: LiveEpisode, reason: str) -> None:
-        await asyncio.gather(*(call.stop(_closed(live.id, reason)) for call in live.calls))
-
-    def _forget_trees(self, live: LiveEpisode) -> None:
-        for recorder in self._recorders:
-            recorder.forget(live.id)
+        live = self._live.get(episode_id) or self._endings.over.get(episode_id)
+        if live is not None:
+            self._forget(live)
+            self._endings.abort(live, reason)
 
     def _forget(self, live: LiveEpisode) -> None:
         self._live.pop(live.id, None)
         self._by_key.pop(live.key_hash, None)
-
-
-def _closed(episode_id: str, reason: str) -> Conflict:
-    return Conflict(f"episode {episode_id} is closed ({reason})", code="episode_closed")
 
 
 def _hash(key: str) -> str:

@@ -28,6 +28,11 @@ def set_reward(
     )
 
 
+def begin_grading(connection: Connection, episode_id: str) -> None:
+    """The episode's run is over, and its reward is being computed."""
+    connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(state="grading"))
+
+
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
     """Closes an episode: state, reason, closed_at and, with a final reward, reward and components."""
     connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(**values))
@@ -45,9 +50,9 @@ def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
     return dict(row) if row else None
 
 
-def open_episodes(connection: Connection) -> list[dict[str, Any]]:
-    """Every open episode."""
-    rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.state == "open")).mappings()
+def unfinished(connection: Connection) -> list[dict[str, Any]]:
+    """Every episode that is open or being graded."""
+    rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.state != "closed")).mappings()
     return [dict(row) for row in rows]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, update
 
-from gateway.store.models import CallRow, ExchangeRow, NodeRow
+from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
 
@@ -31,10 +31,11 @@ def insert_turn(connection: Connection, nodes: Sequence[Node], call: dict[str, A
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
-    """The nodes of some episodes that one model sampled or was given, in creation order."""
+    """The nodes of some episodes that one model sampled or was given, in creation order, with the rewards of their calls."""
     table = NodeRow.__table__
     query = (
-        select(*table.c)
+        select(*table.c, CallRow.reward)
+        .outerjoin(CallRow, CallRow.id == NodeRow.call_id)
         .where(NodeRow.episode_id.in_(episode_ids), NodeRow.model == model)
         .order_by(NodeRow.episode_id, NodeRow.index)
     )
@@ -61,6 +62,31 @@ def calls(connection: Connection, episode_id: str, model: str | None = None) -> 
         query = query.where(CallRow.model == model)
     query = query.order_by(CallRow.received_at, CallRow.node)
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def set_reward(connection: Connection, episode_id: str, call_id: str, reward: float) -> None:
+    """Stores the reward of a call, in place of the one before."""
+    where = (CallRow.id == call_id, CallRow.episode_id == episode_id)
+    connection.execute(update(CallRow).where(*where).values(reward=reward))
+
+
+def has_call(connection: Connection, episode_id: str, call_id: str) -> bool:
+    """Whether an episode has a recorded call of that id."""
+    where = (CallRow.id == call_id, CallRow.episode_id == episode_id)
+    return connection.scalar(select(CallRow.id).where(*where)) is not None
+
+
+def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
+    """The rewards that were posted on calls of episodes that are not closed: by episode, by call."""
+    query = (
+        select(CallRow.episode_id, CallRow.id, CallRow.reward)
+        .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
+        .where(EpisodeRow.state != "closed", CallRow.reward.is_not(None))
+    )
+    found: dict[str, dict[str, float]] = {}
+    for row in connection.execute(query).mappings():
+        found.setdefault(row["episode_id"], {})[row["id"]] = row["reward"]
+    return found
 
 
 def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict[str, Any]) -> None:
@@ -147,5 +173,6 @@ def _node(row: Any) -> Node:
         temperature=row["temperature"],
         mask_reason=row["mask_reason"],
         call_id=row["call_id"],
+        reward=row["reward"],
         newest=newest if any(len(span) > 2 for span in spans) else None,
     )

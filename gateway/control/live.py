@@ -1,0 +1,60 @@
+"""An episode that is not closed, as the gateway has it in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gateway.errors import Conflict
+from gateway.rollout.completion import Completion
+from gateway.rollout.upstream import UpstreamCall
+from gateway.types import EpisodeMode
+
+CALLS = "calls"
+"""The component of a reward that was posted on calls."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveEpisode:
+    """One run of an agent, and what it was given so far."""
+
+    id: str
+    task_id: str
+    group_id: str
+    mode: EpisodeMode
+    model: str
+    """The trained model whose ledger the episode is in."""
+    opened_at: float
+    seen_at: float
+    key_hash: str = ""
+    """Empty until the key was seen, for an episode that was open before the gateway's start."""
+    calls: set[Completion | UpstreamCall] = field(default_factory=set)
+    posted: float | None = None
+    """A reward that is not final."""
+    components: dict[str, float] | None = None
+    call_rewards: dict[str, float] = field(default_factory=dict)
+    state: Literal["open", "grading", "ending"] = "open"
+    grading: asyncio.Task[None] | None = None
+    """What computes its reward."""
+    aborted: str = ""
+    """Why the ledger gave it up after its run was over."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once its end is committed."""
+
+    def rewarded(self, reward: float, components: dict[str, float] | None) -> dict[str, Any]:
+        """How a final reward is stored: with what was posted on the episode's calls."""
+        if self.call_rewards:
+            total = sum(self.call_rewards.values())
+            reward, components = reward + total, {**(components or {}), CALLS: total}
+        return {"reason": "rewarded", "reward": reward, "components": components}
+
+
+def closed(episode_id: str, reason: str) -> Conflict:
+    """What is said about an episode that is closed."""
+    return Conflict(f"episode {episode_id} is closed ({reason})", code="episode_closed")
+
+
+def graded(episode_id: str) -> Conflict:
+    """What is said about an episode that is being graded."""
+    return Conflict(f"episode {episode_id} is being graded: its run is over", code="episode_grading")

@@ -1,0 +1,64 @@
+"""Groups that nobody ends: those whose missing members never come, and the last ones of a batch that is stuck.
+
+Owns since when each of them was seen; it is lost with the process, so after a restart the deadlines start anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from gateway.feed.ledger import StoredLedger
+from gateway.settings import Settings
+from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleness_events import CloseGroup, Unstick
+
+log = logging.getLogger(__name__)
+
+
+class OverdueGroups:
+    """Call `sweep` now and then; `ledgers`: of each trained model. Times are seconds of one monotonic clock."""
+
+    def __init__(self, settings: Settings, ledgers: Mapping[str, StoredLedger]) -> None:
+        self._settings = settings
+        self._ledgers = ledgers
+        self._lonely: dict[tuple[str, str], float] = {}
+        """Groups (with their model) without a running member, and since when."""
+        self._stuck: dict[str, tuple[tuple[str, ...], float]] = {}
+        """Of each model, the groups for which its leased batch waits, and since when."""
+
+    async def sweep(self, now: float, running: Collection[str]) -> None:
+        """Ends what is overdue. `running`: the groups that have a member that runs or is graded."""
+        await self._close_lonely(now, running)
+        for model in self._ledgers:
+            await self._unstick(model, now)
+
+    async def _close_lonely(self, now: float, running: Collection[str]) -> None:
+        """A group whose driver died waits for members that nobody will open."""
+        waiting = {
+            (model, group.group_id)
+            for model, ledger in self._ledgers.items()
+            for group in ledger.ledger.groups()
+            if group.state == "reserved" and group.group_id not in running
+        }
+        self._lonely = {key: self._lonely.get(key, now) for key in waiting}
+        for (model, group_id), since in self._lonely.items():
+            if now - since > self._settings.episodes.idle_s:
+                await self._ledgers[model].apply(CloseGroup(group_id, "members_missing"))
+
+    async def _unstick(self, model: str, now: float) -> None:
+        """A batch that the trainer waits for, and for which the same few groups have run for too long."""
+        given, rule = self._settings.staleness_of(model), self._ledgers[model].ledger
+        if given.stuck == "wait":
+            return
+        assert isinstance(rule, Ledger)  # of the settings: `stuck` is for staleflow
+        groups = rule.stuck(given.stuck) if rule.leased else ()
+        seen, since = self._stuck.get(model, ((), now))
+        if not groups or groups != seen:
+            self._stuck[model] = groups, now
+        elif now - since > given.stuck_s:
+            log.warning(
+                "batch %d of %s is stuck: %s (%s)", rule.consumed, model, given.stuck, ", ".join(groups)
+            )
+            del self._stuck[model]
+            await self._ledgers[model].apply(Unstick(rule.consumed, given.stuck))
