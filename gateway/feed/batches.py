@@ -16,20 +16,20 @@ class Batches:
 
     def __init__(self, database: Database, reader: GroupReader) -> None:
         self._database = database
-        self._reader = reader
+        self.reader = reader
 
     async def list(self) -> list[dict[str, Any]]:
         """Every batch that was trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
-        return await self._database.read(lambda c: decisions.batches(c, self._reader.model))
+        return await self._database.read(lambda c: decisions.batches(c, self.reader.model))
 
     async def groups(self, buffer: int) -> tuple[Group, ...]:
         """The groups of a batch, in the order in which they were trained. Raises NotFound.
 
         They are what the lease gave, but for the flag ORPHANED, which says what is true now.
         """
-        model = self._reader.model
+        model = self.reader.model
         rows = await self._database.read(lambda c: decisions.trained(c, model, buffer, buffer + 1))
         if not rows:
             raise NotFound(f"no batch {buffer} of {model!r} was trained", code="no_batch")
         entries = [as_of(row) for row in rows]
-        return await self._database.read(lambda c: self._reader.read(c, entries))
+        return await self._database.read(lambda c: self.reader.read(c, entries))

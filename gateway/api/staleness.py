@@ -1,0 +1,82 @@
+"""`/admin/v1/staleness`: the ledger as a table; `/admin/v1/episodes/{id}/why`: what became of an episode, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from sqlalchemy import Connection
+
+from gateway.api.batches import Model
+from gateway.api.context import Gateway, require_admin
+from gateway.errors import NotFound
+from gateway.feed.chronicle import Entry
+from gateway.feed.story import tell, verdict
+from gateway.store import decisions, episodes, turns
+from scheduler.policies.staleness import GroupRow
+
+router = APIRouter(prefix="/admin/v1", tags=["Staleness"], dependencies=[Depends(require_admin)])
+
+_LOST = ("refused", "dropped", "aborted", "skipped")
+_OF_LATE = 10_000
+
+
+@router.get("/staleness")
+async def staleness(gateway: Gateway, model: Model = None) -> dict[str, Any]:
+    """A trained model's ledger: its batches as rows, with the groups in them; who waits; what was lost of late, and why."""
+    found = gateway.models.trained(model)
+    ledger, settings = found.ledger.ledger, gateway.settings.staleness_of(found.name)
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for group in ledger.groups():
+        if group.state != "dropped":
+            groups.setdefault(group.buffer, []).append(_group(group))
+    return {
+        "model": found.name,
+        "rule": settings.rule,
+        "eta": settings.eta,
+        "batch": settings.batch,
+        "version": ledger.version,
+        "consumed": ledger.consumed,
+        "lease": found.leases.held(),
+        "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
+        "waiting": gateway.episodes.waiting(found.name),
+        "lost": await gateway.database.read(lambda c: decisions.counts(c, found.name, _LOST, _OF_LATE)),
+    }
+
+
+@router.get("/episodes/{episode_id}/why")
+async def why(episode_id: str, gateway: Gateway) -> dict[str, Any]:
+    """What was decided about an episode and its group, in order, and the verdict; also of one that was refused."""
+    row, rows = await gateway.database.read(
+        lambda c: (episodes.episode(c, episode_id), decisions.of_episode(c, episode_id))
+    )
+    if row is None and not rows:
+        raise NotFound(f"nothing is known of an episode {episode_id!r}", code="no_episode")
+    story = tell(rows, episode_id) if rows else []
+    model = row["model"] if row is not None else rows[0]["model"]
+    buffer = next((s["buffer"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
+    entry = Entry("", 0, buffer, [episode_id])
+    reader = gateway.models.trained(model).batches.reader
+
+    def tokens(connection: Connection) -> tuple[int, Counter[str]]:
+        sampled = sum(len(turn.flags) for turn in turns.sampled(connection, model, [episode_id]))
+        return sampled, reader.masks(connection, [entry])[episode_id]
+
+    sampled, masked = await gateway.database.read(tokens)
+    return {
+        "episode_id": episode_id,
+        "group_id": row["group_id"] if row is not None else rows[0]["group_id"],
+        "model": model,
+        "verdict": verdict(episode_id, row, story, sampled, masked.total()),
+        "sampled_tokens": sampled,
+        "masked_tokens": dict(masked),
+        "story": story,
+    }
+
+
+def _group(group: GroupRow) -> dict[str, Any]:
+    members = Counter(group.members.values())
+    shown = {"group_id": group.group_id, "version": group.version, "state": group.state, "size": group.size}
+    return {**shown, "members": dict(sorted(members.items()))}

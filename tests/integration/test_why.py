@@ -1,0 +1,159 @@
+"""Whatever happened to an episode can be asked for: the story in order, and one line that says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.client.admin import GatewayRefused
+from gateway.types import TokenFlag
+from scheduler.policies.staleness_events import Publish
+from tests.gateways import RunningGateway, run_gateway, settings_for
+
+
+@pytest.fixture
+async def strict(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """One group a batch, no staleness at all, groups of two."""
+    values = settings_for(tiny_model, tmp_path, staleness={"batch": 1, "eta": 0, "min_members": 2})
+    async with run_gateway(values) as running:
+        yield running
+
+
+async def sampled(gateway: RunningGateway, group: str, size: int = 1, **body: Any) -> str:
+    """An episode with one call."""
+    episode, headers = await gateway.open(group, group_id=group, group_size=size)
+    assert (await gateway.chat(headers, max_tokens=5, **body)).status_code == 200
+    return episode
+
+
+async def trained(gateway: RunningGateway, buffer: int) -> None:
+    lease = await gateway.admin.lease("trainer")
+    assert lease.buffer == buffer
+    await gateway.admin.ack(lease, f"checkpoint-{buffer}")
+
+
+def kinds(why: dict[str, Any]) -> list[str]:
+    return [step["kind"] for step in why["story"]]
+
+
+async def test_an_episode_that_was_trained_tells_all_its_steps(gateway: RunningGateway) -> None:
+    one, two = await sampled(gateway, "a"), await sampled(gateway, "b")
+    assert (await gateway.admin.why(one))["verdict"] == "still running"
+    await gateway.admin.reward(one, 0.5)
+    assert (await gateway.admin.why(one))["verdict"] == "waiting in batch 0, as number 1"
+    await gateway.admin.reward(two, 1.0)
+    await trained(gateway, 0)
+    why = await gateway.admin.why(one)
+    assert why["verdict"] == "trained in batch 0 as version 1"
+    assert (why["episode_id"], why["group_id"], why["model"]) == (one, "a", "demo")
+    assert (why["sampled_tokens"], why["masked_tokens"]) == (5, {})
+    assert kinds(why) == ["admitted", "rewarded", "occupied", "trained"]
+    admitted, rewarded, occupied, last = why["story"]
+    assert admitted["words"] == "admitted to batch 1, because it has a place for a group of version 0"
+    assert rewarded["words"] == "rewarded with 0.5"
+    assert (occupied["buffer"], occupied["entry"]) == (last["buffer"], last["entry"]) == (0, 0)
+    assert (await gateway.admin.why(two))["story"][-1]["entry"] == 1
+    assert [step["at"] for step in why["story"]] == sorted(step["at"] for step in why["story"])
+
+
+async def test_tokens_that_were_not_trained_are_counted_by_reason(gateway: RunningGateway) -> None:
+    greedy, mixed = await sampled(gateway, "a", temperature=0), await sampled(gateway, "b", top_p=0.5)
+    for episode in (greedy, mixed):
+        await gateway.admin.reward(episode, 1.0)
+    assert (await gateway.admin.why(greedy))["masked_tokens"] == {"greedy": 5}
+    await trained(gateway, 0)
+    why = await gateway.admin.why(greedy)
+    assert why["verdict"] == "trained in batch 0 as version 1, but none of its tokens counted"
+    (masked,) = [step for step in why["story"] if step["kind"] == "masked"]
+    assert (masked["reason"], masked["details"], masked["buffer"]) == ("greedy", {"tokens": 5}, 0)
+    assert (await gateway.admin.why(mixed))["masked_tokens"] == {"truncated": 5}
+
+
+async def test_an_abandoned_episode_says_what_its_driver_said(strict: RunningGateway) -> None:
+    gone, left = await sampled(strict, "a", 2), await sampled(strict, "a", 2)
+    await strict.admin.abandon(gone, "out of quota")
+    await strict.admin.reward(left, 1.0)
+    assert (await strict.admin.why(gone))["verdict"] == "not trained, because out of quota"
+    why = await strict.admin.why(left)
+    assert kinds(why) == ["admitted", "rewarded", "dropped"]
+    assert (why["story"][-1]["about"], why["story"][-1]["reason"]) == ("group", "too_few_rewards")
+    assert why["verdict"].startswith("not trained, because too few of the group's episodes were rewarded")
+
+
+async def test_a_member_waits_for_the_others(strict: RunningGateway) -> None:
+    first = await sampled(strict, "a", 2)
+    await strict.admin.reward(first, 1.0)
+    assert (await strict.admin.why(first))["verdict"].startswith("still running: it is rewarded")
+
+
+async def test_a_refused_episode_is_known_though_it_was_never_opened(strict: RunningGateway) -> None:
+    await sampled(strict, "a", 2)
+    with pytest.raises(GatewayRefused):
+        await strict.open("b", group_id="b")
+    assert (await strict.admin.staleness())["lost"] == [{"kind": "refused", "reason": "no_slot", "count": 1}]
+    refused = await strict.services.database.read(
+        lambda c: c.exec_driver_sql("SELECT episode_id FROM decisions WHERE kind = 'refused'").scalar_one()
+    )
+    why = await strict.admin.why(refused)
+    assert (why["group_id"], kinds(why)) == ("b", ["refused"])
+    assert why["verdict"] == "not trained, because no slot was free within the staleness bound"
+
+
+async def test_a_group_whose_batch_was_passed_over_says_so(gateway: RunningGateway) -> None:
+    episode = await sampled(gateway, "a")
+    await gateway.admin.reward(episode, 1.0)
+    for version in (1, 2):
+        await gateway.model.ledger.apply(Publish(version))
+    why = await gateway.admin.why(episode)
+    assert why["story"][-1]["kind"] in ("skipped", "dropped")
+    assert why["verdict"].startswith("not trained, because ")
+
+
+async def test_a_name_of_a_group_that_is_used_again_tells_two_stories(strict: RunningGateway) -> None:
+    first = [await sampled(strict, "a", 2) for _ in range(2)]
+    for episode in first:
+        await strict.admin.reward(episode, 1.0)
+    await trained(strict, 0)
+    await strict.model.ledger.apply(Publish(1))
+    again = [await sampled(strict, "a", 2) for _ in range(2)]
+    await strict.admin.reward(again[0], 1.0)
+    await strict.admin.abandon(again[1], "crashed")
+    assert (await strict.admin.why(first[0]))["verdict"] == "trained in batch 0 as version 1"
+    why = await strict.admin.why(again[0])
+    assert kinds(why) == ["admitted", "rewarded", "dropped"]
+    assert [group.group_id for group in await strict.admin.batch_groups(0)] == ["a"]
+    (group,) = await strict.admin.batch_groups(0)
+    assert [episode.episode_id for episode in group.episodes] == first
+
+
+async def test_evaluation_and_the_unknown(gateway: RunningGateway) -> None:
+    episode, _ = await gateway.open("a", mode="eval")
+    why = await gateway.admin.why(episode)
+    assert (why["verdict"], why["story"]) == ("not trained, because it is an evaluation episode", [])
+    with pytest.raises(GatewayRefused) as error:
+        await gateway.admin.why("ep-nobody")
+    assert (error.value.status, error.value.code) == (404, "no_episode")
+
+
+async def test_late_tokens_are_flagged_and_the_rest_of_the_group_counts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    staleness = {"batch": 1, "eta": 0, "min_members": 1, "late": "mask"}
+    async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
+        episode, headers = await gateway.open("a", group_id="a")
+        assert (await gateway.chat(headers, max_tokens=5)).status_code == 200
+        await gateway.model.ledger.apply(Publish(1))
+        await gateway.admin.reward(episode, 1.0)
+        lease = await gateway.admin.lease("trainer")
+        (group,) = (await gateway.admin.leased_groups(lease)).groups
+        (turn,) = [node for node in group.episodes[0].nodes if node.sampled]
+        assert (lease.buffer, group.buffer, group.version) == (1, 1, 0)
+        assert turn.flags.tolist() == [TokenFlag.LATE] * 5
+        await gateway.admin.ack(lease, "checkpoint")
+        why = await gateway.admin.why(episode)
+        assert kinds(why) == ["admitted", "late", "rewarded", "occupied", "masked", "trained"]
+        assert why["masked_tokens"] == {"late": 5}
+        assert why["verdict"] == "trained in batch 1 as version 2, but none of its tokens counted"
