@@ -22,7 +22,6 @@ from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
 from gateway.store import episodes as statements
 from gateway.store.database import Database, Write
-from gateway.store.decisions import Decision, insert_decisions
 from gateway.trajectories.recorder import Recorder
 from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
@@ -136,17 +135,15 @@ class Endings:
         self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop | None, error: str = ""
     ) -> None:
         values = {**values, "state": "closed", "closed_at": time.time()}
-        failed = Decision("graded", live.group_id, live.id, "failed", details={"error": error[:_QUOTED]})
+        details = {"error": error[:_QUOTED]} if error else None
 
         def write(connection: Connection) -> None:
             statements.close_episode(connection, live.id, values)
-            if error:
-                insert_decisions(connection, live.model, [failed])
 
         try:
             if live.mode == "eval" or event is None:
                 await self._database.submit(write)
-            elif not await self._applied(live.model, event, write):
+            elif not await self._applied(live.model, event, write, details):
                 if isinstance(event, Reward):
                     values["reason"] = live.aborted or _UNTRAINED
                 await self._database.submit(write)
@@ -154,10 +151,16 @@ class Endings:
             self.over.pop(live.id, None)
             live.ended.set()
 
-    async def _applied(self, model: str, event: Finish | Reward | Drop, write: Write) -> bool:
+    async def _applied(
+        self,
+        model: str,
+        event: Finish | Reward | Drop,
+        write: Write,
+        details: dict[str, Any] | None = None,
+    ) -> bool:
         """False: the ledger has given the group up already, so the event says nothing to it."""
         try:
-            commands = await self._ledgers[model].apply(event, write)
+            commands = await self._ledgers[model].apply(event, write, details)
         except ValueError as error:
             log.warning("the ledger knows nothing of an episode that ends: %s", error)
             return False

@@ -8,8 +8,8 @@ stored in the same transaction (`chronicle`), and leases of buffers that are pas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -67,9 +67,15 @@ class StoredLedger:
             loaded.chronicle.tell(event, loaded.ledger.apply(event))
         return loaded
 
-    async def apply(self, event: Event, also: Callable[[Connection], Any] | None = None) -> list[Command]:
+    async def apply(
+        self,
+        event: Event,
+        also: Callable[[Connection], Any] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> list[Command]:
         """Applies an event and commits it, together with `also`, in one transaction.
 
+        `details` are stored with what is decided about episodes, beside the ledger's own.
         An event that is refused changes nothing, stores nothing and leaves `also` undone. Raises ValueError on an impossible one.
         """
         if self.broken is not None:
@@ -79,6 +85,8 @@ class StoredLedger:
         if any(isinstance(command, Refuse) for command in commands):
             return commands
         told = self.chronicle.tell(event, commands)
+        if details:
+            told = [replace(d, details=d.details | {**details}) if d.episode_id else d for d in told]
         stored = event_to_json(event), [command_to_json(command) for command in commands]
 
         def write(connection: Connection) -> None:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
+_READS = 8
+"""Episodes that are read from the store at once: it has other readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Grading:
         self._settings = settings
         self._database = database
         self._renderers = renderers
+        self._reads = asyncio.Semaphore(_READS)
         self._graders = {name: _grader(given) for name, given in settings.items()}
 
     @classmethod
@@ -74,7 +77,8 @@ class Grading:
         names = self._names(model)
         if not names:
             raise GradingFailed(f"[graders] has none for the model {model!r}", final=True)
-        episode = await subject(self._database, self._renderers[model], episode_id)
+        async with self._reads:
+            episode = await subject(self._database, self._renderers[model], episode_id)
         answers = await asyncio.gather(*(self._ask(name, episode) for name in names), return_exceptions=True)
         components: dict[str, float] = {}
         failures: list[str] = []
