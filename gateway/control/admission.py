@@ -76,10 +76,6 @@ class Admission:
         """How many episodes of each group wait for a slot, first come first."""
         return {group_id: waiting.members for group_id, waiting in self._waiting[model].items()}
 
-    def waiting(self, model: str) -> dict[str, int]:
-        """The groups of a model that wait for a slot, in order, and how many of their members do."""
-        return {group_id: waiting.members for group_id, waiting in self._waiting[model].items()}
-
     async def _tell(self, model: str, event: Join, reason: str) -> None:
         refused = Decision("refused", event.group_id, event.episode_id, reason)
         await self._database.submit(lambda c: insert_decisions(c, model, [refused]))

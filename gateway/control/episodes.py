@@ -132,10 +132,6 @@ class Episodes:
         """How many episodes of each group wait for a slot, first come first."""
         return self._admission.waiting(model)
 
-    def waiting(self, model: str) -> dict[str, int]:
-        """The groups of a model that wait for a slot, in order, and how many of their members do."""
-        return self._admission.waiting(model)
-
     async def authenticate(self, key: str) -> LiveEpisode:
         """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode's run is over."""
         key_hash = _hash(key)
