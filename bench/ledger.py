@@ -31,6 +31,8 @@ from gateway.store.database import Database
 from scheduler.policies.staleness_events import Consume, Event, Join, Leased, Publish, Reward
 
 _AT_ONCE = 64
+_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+"""The gateway closes idle connections after 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class _Load:
         self._ledger = ledger
         self._plan = plan
         self._names = count()
+        self._training = asyncio.Lock()
         self.events = 0
 
     async def apply(self, *events: Event) -> None:
@@ -79,9 +82,9 @@ class _Load:
         """Rewards a group, and trains the batch if that made it whole."""
         await self.apply(*(Reward(member, float(n % 2)) for n, member in enumerate(members)))
         ledger = self._ledger.ledger
-        if ledger.complete(ledger.consumed):
-            buffer = ledger.consumed
-            await self.apply(Leased(buffer), Publish(buffer + 1), Consume(buffer))
+        async with self._training:
+            if ledger.complete(buffer := ledger.consumed):
+                await self.apply(Leased(buffer), Publish(buffer + 1), Consume(buffer))
 
 
 async def measure_alone(plan: Plan, folder: Path) -> Alone:
@@ -124,7 +127,10 @@ async def measure_gateway(plan: Plan, folder: Path, steps: Steps) -> dict[str, A
     )
     async with serve_gateway(weights.first, tables, folder) as gateway:
         steps.begin(f"a gateway: opening {plan.groups} groups")
-        async with GatewayClient(gateway.url) as client, httpx.AsyncClient(timeout=120.0) as http:
+        async with (
+            GatewayClient(gateway.url) as client,
+            httpx.AsyncClient(timeout=120.0, limits=_LIMITS) as http,
+        ):
             return await _Agents(plan, gateway, client, http, weights).run(
                 steps, next(folder.glob("gateway-*.db"))
             )

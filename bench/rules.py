@@ -166,12 +166,12 @@ class Weights:
 
 def main(
     rules: Annotated[str, typer.Option(help="Which, with commas.")] = ",".join(RULES),
-    batches: Annotated[int, typer.Option(min=2, help="Batches that each rule trains.")] = 12,
+    batches: Annotated[int, typer.Option(min=2, help="Batches that each rule trains.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Groups in a batch.")] = 8,
     group: Annotated[int, typer.Option(min=1, help="Episodes in a group.")] = 4,
     concurrency: Annotated[int, typer.Option(min=1, help="Agents at once.")] = 96,
     delay_s: Annotated[float, typer.Option(min=0.001, help="What a token takes the engine.")] = 0.01,
-    train_s: Annotated[float, typer.Option(min=0.0, help="What a token takes the trainer.")] = 0.0005,
+    train_s: Annotated[float, typer.Option(min=0.0, help="What a token takes the trainer.")] = 0.0015,
     median: Annotated[int, typer.Option(min=1, help="The median reply, in tokens.")] = 64,
     sigma: Annotated[float, typer.Option(min=0.0, help="Of the logarithm of the lengths.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the lengths.")] = 1,
@@ -221,7 +221,9 @@ async def _bench(rules: list[str], load: Load, steps: Steps) -> list[Result]:
 async def _measure(rule: str, load: Load, weights: Weights, gateway: Child, steps: Steps) -> Result:
     result, stop = Result(rule, RULES[rule]), asyncio.Event()
     lengths = load.lengths()
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(
+        max_connections=None, keepalive_expiry=2.0
+    )  # the gateway closes idle ones after 5 s
     async with GatewayClient(gateway.url) as client, httpx.AsyncClient(timeout=300.0, limits=limits) as http:
 
         async def reply(task: dict[str, Any], base_url: str, api_key: str) -> float:

@@ -109,7 +109,7 @@ class BoundedDemo(Demo):
         seconds = records[-1]["time"] - began
         staleness: Counter[int] = Counter()
         for record in records:
-            staleness.update({int(s): int(n) for s, n in record["staleness_tokens"].items()})
+            staleness.update({age: int(n) for key, n in record.items() if (age := _age(key)) is not None})
         return {
             "eta": self.eta,
             "seed": self.seed,
@@ -226,6 +226,11 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         }
         table.add_row(*(shown[key] for _, key in _COLUMNS))
     console.print(table)
+
+
+def _age(key: str) -> int | None:
+    prefix, _, age = key.partition("/")
+    return int(age) if prefix == "staleness_tokens" else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Runs an agent once per episode, `concurrency` at a time, and posts its rewards.
+"""Runs an agent once per episode, `concurrency` at a time, and posts its rewards, or has the gateway's graders compute them.
 
 Owns the episodes that it opens, from opening to reward or abandonment; neither the client nor the agent is its own.
 Invariants: an agent's failure never ends the runner; an episode is open for no longer than its agent's tries; a group that
@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -26,6 +26,20 @@ from gateway.types import EpisodeMode, EpisodeOpened
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_GIVEN_UP = frozenset(
+    (
+        "surplus",
+        "zero_variance",
+        "too_few_rewards",
+        "stale",
+        "no_room",
+        "retry",
+        "truncated",
+        "untrained_late",
+    )
+)
+"""Why the staleness ledger gives an episode up: no fault of its agent."""
 
 _COME_AGAIN = (429, 503)
 _RETRY_AFTER_S = 1.0
@@ -40,7 +54,7 @@ class GatewayUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutcome:
-    """What became of one episode: a reward that the gateway took, or an error."""
+    """What became of one episode: a reward that the gateway took, an abort, or an error."""
 
     task_id: str
     group_id: str
@@ -49,10 +63,21 @@ class EpisodeOutcome:
     reward: float | None
     components: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    aborted: str | None = None
+    """Why the gateway had no use for the episode any more; it has no reward then, and no error."""
     attempts: int = 0
     """How often the agent was started."""
     seconds: float = 0.0
     """From admission to reward or abandonment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How an episode ended: exactly one of them is there."""
+
+    reward: Reward | None = None
+    error: str | None = None
+    aborted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +93,8 @@ class _Stopped(Exception):
 class EpisodeRunner:
     """Runs `agent` on tasks, in groups of `group_size` episodes of the same task.
 
+    `spare`: how many more are started in each group; the gateway, which must allow as many (`[staleness] spare_members`), ends
+    what is left of them once it has `group_size` rewards.
     `retries`: how often a crashed agent is started again, in the same episode. `open_wait_s`: how long one request waits in
     the gateway for a slot, before it comes again. `unreachable_s`: how long a gateway may give no answer before the run
     fails. `on_outcome` is called at the end of every episode; what it raises ends the run. `model`: the trained model that the
@@ -80,6 +107,7 @@ class EpisodeRunner:
         agent: Agent,
         *,
         group_size: int = 1,
+        spare: int = 0,
         concurrency: int = 8,
         mode: EpisodeMode = "train",
         retries: int = 1,
@@ -89,11 +117,14 @@ class EpisodeRunner:
         on_outcome: Callable[[EpisodeOutcome], None] | None = None,
         model: str | None = None,
     ) -> None:
-        if group_size < 1 or concurrency < 1 or retries < 0:
-            raise ValueError("group_size and concurrency must be >= 1, retries >= 0")
+        if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
+            raise ValueError("group_size and concurrency must be >= 1, retries and spare >= 0")
+        if spare and mode == "eval":
+            raise ValueError("spare members are for training: every evaluation episode counts")
         self._client = client
         self._agent = agent
         self._group_size = group_size
+        self._spare = spare
         self._concurrency = concurrency
         self._mode: EpisodeMode = mode
         self._retries = retries
@@ -133,7 +164,7 @@ class EpisodeRunner:
         for task in tasks:
             self._groups += 1
             job = _Job(task, f"{task.task_id}-{self._run_id}-{self._groups}")
-            for _ in range(self._group_size):
+            for _ in range(self._group_size + self._spare):
                 yield job
 
     async def _drive(
@@ -170,26 +201,27 @@ class EpisodeRunner:
         try:
             opened = await self._open(job, stop)
         except GatewayRefused as refused:
+            if refused.code == "group_finished":
+                return EpisodeOutcome(task_id, job.group_id, None, None, aborted=refused.code)
             return EpisodeOutcome(task_id, job.group_id, None, None, error=f"open: {refused}")
         started = time.monotonic()
-        reward, error, attempts = await self._attempt(job.task, opened)
-        refusal = await self._report(opened.episode_id, reward, error)
-        if refusal:
-            reward, error = None, f"{error}; {refusal}" if error else refusal
+        answer, error, attempts = await self._attempt(job.task, opened)
+        ended = await self._end(opened.episode_id, answer, error)
         return EpisodeOutcome(
             task_id,
             job.group_id,
             opened.episode_id,
-            reward.reward if reward else None,
-            reward.components if reward else {},
-            error,
+            ended.reward.reward if ended.reward else None,
+            ended.reward.components if ended.reward else {},
+            ended.error,
+            ended.aborted,
             attempts,
             time.monotonic() - started,
         )
 
     async def _attempt(self, task: Task, opened: EpisodeOpened) -> tuple[Reward | None, str | None, int]:
         error, attempts = "", 0
-        while attempts <= self._retries:
+        while attempts <= self._retries and not (attempts and await self._is_closed(opened.episode_id)):
             attempts += 1
             try:
                 reward = await self._agent(task, opened.base_url, opened.api_key)
@@ -224,8 +256,17 @@ class EpisodeRunner:
             stopping.cancel()
             opening.cancel()
 
-    async def _report(self, episode_id: str, reward: Reward | None, error: str | None) -> str | None:
-        """Tells the gateway the end of an episode; answers why the gateway would not hear it."""
+    async def _is_closed(self, episode_id: str) -> bool:
+        """Whether the gateway has closed an episode; a crashed agent is started again only if it has not."""
+        try:
+            return bool((await self._client.episode(episode_id))["state"] == "closed")
+        except (GatewayRefused, httpx.TransportError):
+            return False
+
+    async def _end(self, episode_id: str, reward: Reward | None, error: str | None) -> _Ended:
+        """Tells the gateway the end of an episode: a reward, an error, or neither, and then it is graded."""
+        if error is None and reward is None:
+            return await self._grade(episode_id)
 
         def request() -> Awaitable[None]:
             if reward is None:
@@ -236,8 +277,28 @@ class EpisodeRunner:
         try:
             await self._insist(f"{step} episode {episode_id}", request)
         except GatewayRefused as refused:
-            return f"{step}: {refused}"
-        return None
+            if refused.code == "episode_closed":
+                row = await self._insist("look at an episode", lambda: self._client.episode(episode_id))
+                return _closed(row["reason"], error)
+            return _Ended(error="; ".join(filter(None, (error, f"{step}: {refused}"))))
+        return _Ended(reward, error)
+
+    async def _grade(self, episode_id: str) -> _Ended:
+        """Closes an episode and waits until the gateway has its reward."""
+
+        def request() -> Awaitable[dict[str, Any]]:
+            return self._client.close_episode(episode_id, self._open_wait_s)
+
+        state = "grading"
+        try:
+            while state == "grading":
+                fate = await self._insist(f"close episode {episode_id}", request)
+                state = fate["state"]
+        except GatewayRefused as refused:  # nothing would reward it: its slot is free at once
+            return await self._end(episode_id, None, f"close: {refused}")
+        if fate["reason"] == "rewarded":
+            return _Ended(Reward(fate["reward"], fate["components"] or {}))
+        return _closed(fate["reason"])
 
     async def _insist(
         self, step: str, request: Callable[[], Awaitable[T]], stop: asyncio.Event | None = None
@@ -262,6 +323,13 @@ class EpisodeRunner:
                     raise GatewayUnreachable(message) from error
                 pause_s, backoff_s = backoff_s, min(2 * backoff_s, _LAST_BACKOFF_S)
             await asyncio.sleep(pause_s * self._jitter.uniform(1.0, 1.5))
+
+
+def _closed(reason: str, error: str | None = None) -> _Ended:
+    """Of an episode that the gateway closed without a reward."""
+    if reason in _GIVEN_UP:
+        return _Ended(aborted=reason)
+    return _Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))
 
 
 def _keep_nothing(_index: int, _outcome: EpisodeOutcome) -> None:
