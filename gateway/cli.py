@@ -77,7 +77,15 @@ def run_episodes(
     admin_key: Annotated[
         str | None, typer.Option(envvar="HEADGATE_ADMIN_KEY", help="The gateway's admin key.")
     ] = None,
+    grade: Annotated[
+        bool,
+        typer.Option(help="What the command prints is no reward: the gateway's [graders] compute it."),
+    ] = False,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    spare: Annotated[
+        int,
+        typer.Option(min=0, help="More episodes per task, which race: for [staleness] spare_members."),
+    ] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once (and workers).")] = 8,
     mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
     model: Annotated[
@@ -93,6 +101,9 @@ def run_episodes(
 ) -> None:
     """Run an agent once per episode, with OPENAI_BASE_URL and OPENAI_API_KEY of its own, and post its reward.
 
+    An agent that has no reward (a function that returns None, a worker that writes {"reward": null}, a command with --grade) is
+    graded by the gateway.
+
     Examples:
 
       gateway episodes run --tasks tasks.jsonl --group-size 8 --concurrency 16 -- python my_agent.py
@@ -106,10 +117,18 @@ def run_episodes(
     _configure_logging(verbose)
     try:
         found = read_tasks(tasks)
-        chosen = _agent(agent, command or [], worker, concurrency, timeout)
+        chosen = _agent(agent, command or [], worker, concurrency, timeout, grade)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    kind = {"group_size": group_size, "concurrency": concurrency, "mode": _mode(mode), "model": model}
+    if spare and mode == "eval":
+        raise typer.BadParameter("spare episodes are for training: every evaluation counts")
+    kind = {
+        "group_size": group_size,
+        "spare": spare,
+        "concurrency": concurrency,
+        "mode": _mode(mode),
+        "model": model,
+    }
     try:
         summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
     except (GatewayUnreachable, GatewayRefused) as error:
@@ -126,7 +145,7 @@ async def _run(
     from gateway.client import EpisodeRunner, GatewayClient
     from gateway.progress import EpisodeProgress
 
-    total = None if forever else len(tasks) * kind["group_size"]
+    total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
     async with GatewayClient(url, admin_key) as client:
         with EpisodeProgress(total) as progress:
             runner = EpisodeRunner(client, agent, on_outcome=progress.add, **kind)
@@ -148,14 +167,22 @@ async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> Non
     await runner.run_forever(tasks, stop)
 
 
-def _agent(name: str | None, command: list[str], worker: bool, workers: int, timeout_s: float) -> Agent:
+def _agent(
+    name: str | None, command: list[str], worker: bool, workers: int, timeout_s: float, grade: bool
+) -> Agent:
     from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
 
     if (name is None) == (not command):
         raise ValueError("name an agent with --agent, or a command after `--`: one of the two")
+    if grade and (worker or name is not None):
+        raise ValueError(
+            '--grade is for a command: a function asks to be graded by None, a worker by {"reward": null}'
+        )
     if name is not None:
         return load_agent(name)
-    return WorkerAgent(command, workers, timeout_s) if worker else CommandAgent(command, timeout_s)
+    if worker:
+        return WorkerAgent(command, workers, timeout_s)
+    return CommandAgent(command, timeout_s, grade=grade)
 
 
 def _mode(value: str) -> EpisodeMode:

@@ -23,7 +23,7 @@ class EpisodeProgress:
         self._total = total
         self._started = time.monotonic()
         self._last_line = self._started
-        self._done = self._failed = 0
+        self._done = self._failed = self._aborted = 0
         self._sum = 0.0
         self._recent: float | None = None
         columns = (
@@ -48,7 +48,9 @@ class EpisodeProgress:
     def add(self, outcome: EpisodeOutcome) -> None:
         """One more episode has ended."""
         self._done += 1
-        if outcome.reward is None:
+        if outcome.aborted is not None:
+            self._aborted += 1
+        elif outcome.reward is None:
             self._failed += 1
             self._console.print(f"episode {outcome.episode_id} failed: {outcome.error}", markup=False)
         else:
@@ -58,11 +60,12 @@ class EpisodeProgress:
         self._show()
 
     def summary(self) -> dict[str, float]:
-        """The last line of a run."""
-        rewarded = self._done - self._failed
+        """The last line of a run. `aborted`: episodes for which the gateway had no use any more."""
+        rewarded = self._done - self._failed - self._aborted
         return {
             "episodes": self._done,
             "failed": self._failed,
+            "aborted": self._aborted,
             "reward_mean": self._sum / rewarded if rewarded else 0.0,
             "seconds": round(time.monotonic() - self._started, 3),
         }

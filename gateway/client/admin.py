@@ -85,9 +85,21 @@ class GatewayClient:
         components: dict[str, float] | None = None,
         final: bool = True,
     ) -> None:
-        """Posts a reward; a final one closes the episode."""
+        """Posts a reward; a final one closes the episode, with what was posted on its calls added."""
         body = {"reward": reward, "components": components, "final": final}
         await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
+
+    async def call_reward(self, episode_id: str, call_id: str, reward: float) -> None:
+        """Posts the reward of one call (its `id` as the agent saw it), in place of the one before; it counts in the episode's."""
+        await self._json("POST", f"/episodes/{episode_id}/calls/{call_id}/reward", json={"reward": reward})
+
+    async def close_episode(self, episode_id: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Says that an episode's run is over, so that the gateway's graders compute its reward; waits up to `wait_s` for that.
+
+        Answers `state` (`grading` or `closed`) and, once closed, `reason` (`rewarded`, or why not), `reward` and `components`.
+        """
+        path = f"/episodes/{episode_id}/close"
+        return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
 
     async def abandon(self, episode_id: str, reason: str) -> None:
         """Closes an episode that will never be rewarded, so that its slot is free at once."""
