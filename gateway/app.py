@@ -22,7 +22,7 @@ from gateway.errors import BadRequest
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import StoredLedger, check_settings
 from gateway.grading.grading import Grading
 from gateway.metrics import Metrics
 from gateway.render.renderer import ChatRenderer
@@ -68,6 +68,17 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
     return app
+
+
+async def check_store(settings: Settings) -> None:
+    """Raises ConfigError if the store cannot go on under these settings."""
+    database = await Database.open(settings.store)
+    try:
+        for name, model in settings.models.items():
+            if model.train:
+                await check_settings(database, settings.staleness_of(name), name)
+    finally:
+        await database.close()
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""`gateway`: serve agents, and run agents once per episode."""
+"""`gateway`: serve agents, run agents once per episode, and look at what became of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import asyncio
 import json
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from gateway.client import Agent, EpisodeRunner, Task
+    from gateway.client import Agent, EpisodeRunner, GatewayClient, Task
     from gateway.types import EpisodeMode
 
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.", no_args_is_help=True
 )
-episodes_app = typer.Typer(help="Run agents, once per episode.", no_args_is_help=True)
+episodes_app = typer.Typer(help="Run agents, once per episode; ask what became of one.", no_args_is_help=True)
 app.add_typer(episodes_app, name="episodes")
 
+Url = Annotated[str, typer.Option("--gateway", help="The gateway's URL.")]
+AdminKey = Annotated[
+    str | None, typer.Option("--admin-key", envvar="HEADGATE_ADMIN_KEY", help="The gateway's admin key.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
 
 
@@ -42,13 +47,14 @@ def serve(
         for name, model in settings.models.items():
             if model.path is not None and not model.path.is_dir():
                 raise ConfigError(f"{config}:\n  models.{name}.path: no such folder: {model.path}")
+        from gateway.app import check_store, create_app
+
+        asyncio.run(check_store(settings))
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 
     import uvicorn
-
-    from gateway.app import create_app
 
     _configure_logging(verbose)
     uvicorn.run(
@@ -60,6 +66,102 @@ def serve(
         access_log=False,
         timeout_graceful_shutdown=int(settings.server.shutdown_s),
     )
+
+
+@app.command()
+def staleness(
+    gateway: Url = "http://127.0.0.1:8000",
+    admin_key: AdminKey = None,
+    model: Annotated[str | None, typer.Option(help="A trained model. [default: the first]")] = None,
+) -> None:
+    """Show a running gateway's batches, the groups in them, who waits, and what was lost of late."""
+    from gateway.tables import show_staleness
+
+    show_staleness(_asked(gateway, admin_key, lambda client: client.staleness(model)))
+
+
+@episodes_app.command("why")
+def why(
+    episode_id: Annotated[str, typer.Argument(help="An episode, opened or refused.")],
+    gateway: Url = "http://127.0.0.1:8000",
+    admin_key: AdminKey = None,
+) -> None:
+    """Tell what became of an episode and its group, step by step, and why it was trained or not."""
+    from gateway.tables import show_why
+
+    show_why(_asked(gateway, admin_key, lambda client: client.why(episode_id)))
+
+
+@app.command()
+def export(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
+    model: Annotated[str | None, typer.Option(help="A trained model. [default: the first]")] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Batches A up to but without B; either may be left out.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every rewarded training episode, trained or not.")
+    ] = False,
+    format_: Annotated[str, typer.Option("--format", help="parquet is the only one.")] = "parquet",
+) -> None:
+    """Write the groups that were trained to a Parquet file, from the database; no gateway need run.
+
+    The schema is the feed's (gateway.types.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
+    datasets.load_dataset("parquet", data_files=FILE).
+    """
+    from gateway.feed.export import ExportError, Selection
+    from gateway.feed.export import export as write
+    from gateway.progress import GroupProgress
+    from gateway.settings import ConfigError, Settings
+
+    if format_ != "parquet":
+        raise typer.BadParameter("parquet is the only one", param_hint="--format")
+    if everything and batches is not None:
+        raise typer.BadParameter("--all takes every batch", param_hint="--batches")
+    first, until = _range(batches)
+    try:
+        settings = Settings.load(config)
+        name = model or settings.model_name
+        if name not in settings.models or not settings.models[name].train:
+            raise ConfigError(f"{config}: no trained model {name!r}")
+        with GroupProgress() as progress:
+            written = write(settings, Selection(name, first, until, everything), out, progress.show)
+    except (ConfigError, ExportError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"{out}: {written} groups")
+
+
+def _range(batches: str | None) -> tuple[int, int | None]:
+    first, colon, until = (batches or ":").partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(first or 0), int(until) if until else None
+    except ValueError as error:
+        raise typer.BadParameter("two numbers, as in 3:7", param_hint="--batches") from error
+
+
+def _asked(
+    url: str, admin_key: str | None, ask: Callable[[GatewayClient], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """What a running gateway answers; a refusal or silence ends the command."""
+    import httpx
+
+    from gateway.client import GatewayClient, GatewayRefused
+
+    async def asked() -> dict[str, Any]:
+        async with GatewayClient(url, admin_key) as client:
+            return await ask(client)
+
+    try:
+        return asyncio.run(asked())
+    except GatewayRefused as error:
+        typer.echo(str(error), err=True)
+    except httpx.TransportError as error:
+        typer.echo(f"no gateway answers at {url}: {error}", err=True)
+    raise typer.Exit(1)
 
 
 @episodes_app.command("run")

@@ -1,4 +1,5 @@
-"""What a person sees while episodes run: a bar with the mean reward and the failures, or lines where there is no terminal."""
+"""What a person sees while episodes run (a bar with the mean reward and the failures, or lines where there is no terminal), and
+while groups are written."""
 
 from __future__ import annotations
 
@@ -78,3 +79,26 @@ class EpisodeProgress:
             self._last_line = now
             total = f" of {self._total}" if self._total is not None else ""
             self._console.print(f"{self._done}{total} episodes, {state}")
+
+
+class GroupProgress:
+    """Shows how many groups of an export are written, on a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("groups"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("groups", total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """So many of so many are written."""
+        self._bar.update(self._task, completed=done, total=total)

@@ -274,9 +274,9 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
     version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
     if version != str(FEED_SCHEMA_VERSION):
         raise ValueError(f"feed schema {version or 'unknown'}: this build reads {FEED_SCHEMA_VERSION}")
-    groups: dict[str, tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
-    for row in _rows(table):
-        _, episodes = groups.setdefault(row["group_id"], (row, {}))
+    groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
+    for row in _rows(table):  # a group's name may be used again in a later batch
+        _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
         _, nodes = episodes.setdefault(row["episode_id"], (row["reward"], []))
         if row["node"] >= 0:
             nodes.append(_node(row))
@@ -288,7 +288,7 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
             tuple(Episode(eid, reward, tuple(nodes)) for eid, (reward, nodes) in episodes.items()),
             head["buffer"],
         )
-        for group_id, (head, episodes) in groups.items()
+        for (group_id, _), (head, episodes) in groups.items()
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
@@ -141,8 +142,18 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
+def newest_revision() -> str | None:
+    """The revision of the tables that this build reads and writes."""
+    return ScriptDirectory.from_config(_alembic()).get_current_head()
+
+
 def _migrate(connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parents[2] / "migrations"))
+    config = _alembic()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parents[2] / "migrations"))
+    return config

@@ -79,6 +79,16 @@ def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, 
     return [dict(row) for row in rows]
 
 
+def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
+    """Every rewarded training episode of a model, in the order of opening: id, group_id, version."""
+    query = (
+        select(EpisodeRow.id, EpisodeRow.group_id, EpisodeRow.version)
+        .where(EpisodeRow.model == model, EpisodeRow.mode == "train", EpisodeRow.reason == "rewarded")
+        .order_by(EpisodeRow.created_at, EpisodeRow.id)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
 def count_by_state(connection: Connection) -> dict[str, int]:
     """How many episodes there are of each state, mode and reason."""
     query = select(EpisodeRow.mode, EpisodeRow.state, EpisodeRow.reason, func.count()).group_by(

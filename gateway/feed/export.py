@@ -1,0 +1,123 @@
+"""The store's groups as a Parquet file of `gateway.types.FEED_SCHEMA`, for people and other programs.
+
+Reads the database directly and changes nothing in it, whether or not a gateway runs. The file is written aside and renamed, so
+it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+
+from gateway.feed.chronicle import Entry
+from gateway.feed.groups import GroupReader, as_of
+from gateway.settings import Settings
+from gateway.store import decisions, episodes
+from gateway.store import ledger as statements
+from gateway.store.database import newest_revision
+from gateway.types import FEED_SCHEMA, groups_to_arrow
+from scheduler.policies.lineage import orphans
+
+ROW_GROUP = 32
+"""Groups in one row group of the file: what is held in memory at once."""
+
+
+class ExportError(Exception):
+    """There is nothing to export, or the store cannot be read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is exported: the groups that batches `first` up to but without `until` were trained on; or all rewarded ones."""
+
+    model: str
+    first: int = 0
+    until: int | None = None
+    everything: bool = False
+
+
+def export(
+    settings: Settings,
+    chosen: Selection,
+    out: Path,
+    advance: Callable[[int, int], Any] = lambda _done, _all: None,
+) -> int:
+    """Writes `out`; answers the number of groups. `advance` is told how many of how many are written. Raises ExportError.
+
+    Trained groups come first, as their leases gave them (ORPHANED is as of now) and in the order in which they were trained;
+    then, with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with
+    `buffer` -1.
+    """
+    engine = create_engine(_url(settings))
+    aside = out.with_name(f"{out.name}.part")
+    try:
+        with engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA query_only = ON")
+            _check(connection)
+            reader = GroupReader(
+                chosen.model, settings.staleness_of(chosen.model), _orphans(connection, settings, chosen)
+            )
+            entries = list(_entries(connection, chosen))
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with pq.ParquetWriter(aside, FEED_SCHEMA, compression="zstd") as writer:
+                for start in range(0, len(entries), ROW_GROUP):
+                    some = entries[start : start + ROW_GROUP]
+                    writer.write_table(groups_to_arrow(reader.read(connection, some)))
+                    advance(start + len(some), len(entries))
+        os.replace(aside, out)
+    except OperationalError as error:
+        raise ExportError(f"{settings.store.url}: {error.orig}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+        engine.dispose()
+    return len(entries)
+
+
+def _url(settings: Settings) -> Any:
+    url = make_url(settings.store.url)
+    kind = url.get_backend_name()
+    if kind == "sqlite" and not Path(str(url.database)).is_file():
+        raise ExportError(f"[store] url: no database at {url.database}")
+    return url.set(drivername=kind)
+
+
+def _check(connection: Connection) -> None:
+    """The tables must be those of this build; it is the gateway's to bring them up to date."""
+    found, wanted = MigrationContext.configure(connection).get_current_revision(), newest_revision()
+    if found != wanted:
+        raise ExportError(
+            f"the database has the tables of revision {found or 'none'}, this build reads {wanted}: start the gateway on it once"
+        )
+
+
+def _orphans(connection: Connection, settings: Settings, chosen: Selection) -> Callable[[], frozenset[int]]:
+    newest = statements.newest_version(connection, chosen.model, "live")
+    if newest is None or settings.update.orphans != "drop":
+        return frozenset
+    lost = orphans(statements.parents(connection, chosen.model), newest["version"])
+    return lambda: lost
+
+
+def _entries(connection: Connection, chosen: Selection) -> Iterator[Entry]:
+    trained: set[str] = set()
+    for row in decisions.trained(connection, chosen.model, chosen.first, chosen.until):
+        entry = as_of(row)
+        trained.update(entry.rewarded)
+        yield entry
+    if chosen.everything:
+        others: dict[str, Entry] = {}
+        for episode in episodes.rewarded(connection, chosen.model):
+            if episode["id"] not in trained:
+                new = Entry(episode["group_id"], episode["version"])
+                others.setdefault(episode["group_id"], new).rewarded.append(episode["id"])
+        yield from others.values()
