@@ -19,6 +19,7 @@ TAIL_BYTES = 64 * 1024
 _LINE_BYTES = 1024 * 1024
 _QUOTED_LINES = 15
 _DRAIN_S = 1.0
+_EXIT_S = 5.0
 
 
 class WorkerFailed(Exception):
@@ -83,6 +84,8 @@ class LineWorker:
         except ValueError as error:
             raise WorkerFailed(f"{self._name} wrote a line that is too long") from error
         if not line.endswith(b"\n"):
+            with contextlib.suppress(TimeoutError):  # its streams end a moment before it does, and its status is worth telling
+                await asyncio.wait_for(process.wait(), _EXIT_S)
             await kill_group(process)
             said = quoted(await errors.end())
             raise WorkerFailed(f"{self._name} ended with {process.returncode}; {said}")

@@ -1,0 +1,94 @@
+"""Functions that grade, for tests: what they are to do is in the episode's metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+print('{"reward": 99}')  # whoever imports a module must bear what it prints
+
+Episode = dict[str, Any]
+
+
+def constant(episode: Episode) -> float:
+    """The number in the metadata."""
+    return episode["metadata"]["value"]
+
+
+def length(episode: Episode) -> int:
+    """How long the last reply is."""
+    return len(episode["final_text"])
+
+
+async def slowly(episode: Episode) -> float:
+    """As `constant`, but async."""
+    await asyncio.sleep(0)
+    return episode["metadata"]["value"]
+
+
+def process(episode: Episode) -> int:
+    """Which process this is."""
+    return os.getpid()
+
+
+def noisy(episode: Episode) -> float:
+    """Everything that could be taken for an answer, and reads all that could be taken for a question."""
+    lie = '{"reward": 98}'
+    print(lie, flush=True)
+    sys.stdout.write(lie + "\n")
+    os.write(1, lie.encode() + b"\n")
+    subprocess.run([sys.executable, "-c", f"print('{lie}')"], check=True)
+    assert sys.stdin.read() == ""
+    assert os.read(0, 10) == b""
+    return episode["metadata"]["value"]
+
+
+def behave(episode: Episode) -> Any:
+    """Does what the metadata says, one word an episode."""
+    given = episode["metadata"]
+    if "pid" in given:
+        Path(given["pid"]).write_text(str(os.getpid()))
+    match given["do"]:
+        case "raise":
+            raise LookupError("no idea")
+        case "exit":
+            sys.stderr.write("last words\n")
+            sys.exit(3)
+        case "die":
+            os.kill(os.getpid(), 9)
+        case "hang":
+            while True:
+                time.sleep(1)
+        case "text":
+            return "1.0"
+        case "nothing":
+            return None
+        case "nan":
+            return float("nan")
+    return 1.0
+
+
+def gated(episode: Episode) -> float:
+    """Notes that it was asked, and waits for the file `gate`, if one is named."""
+    given = episode["metadata"]
+    with Path(given["asked"]).open("a") as file:
+        file.write(json.dumps(episode) + "\n")
+    while "gate" in given and not Path(given["gate"]).exists():
+        time.sleep(0.01)
+    return given.get("value", 1.0)
+
+
+def fails_at_first(episode: Episode) -> float:
+    """Raises as often as the metadata says; the tries are lines of a file."""
+    given = episode["metadata"]
+    with Path(given["asked"]).open("a") as file:
+        file.write("x\n")
+    if len(Path(given["asked"]).read_text().split()) <= given["failures"]:
+        raise RuntimeError("not yet")
+    return 1.0

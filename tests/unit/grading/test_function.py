@@ -1,0 +1,143 @@
+"""Functions in worker processes: what they print, how they fail, how they die."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.grading.base import GradingFailed
+from gateway.grading.function import FunctionGrader
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def episode(**metadata: Any) -> dict[str, Any]:
+    return {"episode_id": "e", "metadata": metadata}
+
+
+@asynccontextmanager
+async def grader(name: str, workers: int = 1, timeout_s: float = 60.0) -> AsyncIterator[FunctionGrader]:
+    made = FunctionGrader(f"tests.graders:{name}", workers, timeout_s)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("name", ["constant", "slowly", "noisy"])
+async def test_the_answer_is_what_the_function_returns_whatever_it_prints(name: str) -> None:
+    async with grader(name) as one:
+        for value in (0.25, -3.0, True):
+            assert await one.grade(episode(value=value)) == float(value)
+
+
+async def test_a_worker_serves_many_episodes_and_ends_with_the_grader() -> None:
+    async with grader("process") as one:
+        pids = {await one.grade(episode()) for _ in range(5)}
+        (pid,) = (int(pid) for pid in pids)
+        assert alive(pid)
+    await until(lambda: not alive(pid))
+
+
+async def test_workers_share_the_episodes_and_no_more_than_asked_for_are_started() -> None:
+    async with grader("process", workers=2) as one:
+        pids = set(await asyncio.gather(*(one.grade(episode()) for _ in range(12))))
+    assert len(pids) <= 2
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        ("raise", "LookupError: no idea"),
+        ("text", "a number, not '1.0'"),
+        ("nothing", "a number, not None"),
+        ("nan", "a finite number, not nan"),
+    ],
+)
+async def test_a_worker_survives_what_the_function_does_wrong(do: str, words: str, tmp_path: Path) -> None:
+    async with grader("behave") as one:
+        first, second = tmp_path / "first", tmp_path / "second"
+        with pytest.raises(GradingFailed, match=words) as error:
+            await one.grade(episode(do=do, pid=str(first)))
+        assert not error.value.final
+        assert await one.grade(episode(do="work", pid=str(second))) == 1.0
+        assert first.read_text() == second.read_text()
+
+
+@pytest.mark.parametrize(("do", "words"), [("exit", r"(?s)ended with.*last words"), ("die", "ended with -9")])
+async def test_a_worker_that_dies_is_replaced(do: str, words: str, tmp_path: Path) -> None:
+    async with grader("behave") as one:
+        first, second = tmp_path / "first", tmp_path / "second"
+        with pytest.raises(GradingFailed, match=words):
+            await one.grade(episode(do=do, pid=str(first)))
+        assert await one.grade(episode(do="work", pid=str(second))) == 1.0
+        assert first.read_text() != second.read_text()
+
+
+async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(tmp_path: Path) -> None:
+    async with grader("behave", timeout_s=5.0) as one:
+        first, second = tmp_path / "first", tmp_path / "second"
+        with pytest.raises(GradingFailed, match="not done within 5 s"):
+            await one.grade(episode(do="hang", pid=str(first)))
+        await until(lambda: not alive(int(first.read_text())))
+        assert await one.grade(episode(do="work", pid=str(second))) == 1.0
+        assert first.read_text() != second.read_text()
+
+
+async def test_cancelling_a_grade_kills_its_worker_so_that_no_answer_is_taken_for_another(
+    tmp_path: Path,
+) -> None:
+    async with grader("behave") as one:
+        pid = tmp_path / "pid"
+        grading = asyncio.create_task(one.grade(episode(do="hang", pid=str(pid))))
+        await until(lambda: pid.exists() and bool(pid.read_text()))
+        grading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await grading
+        await until(lambda: not alive(int(pid.read_text())))
+        assert await one.grade(episode(do="work")) == 1.0
+
+
+async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = (
+        "import asyncio\n"
+        "from gateway.grading.function import FunctionGrader\n"
+        "grader = FunctionGrader('tests.graders:behave', 1, 600.0)\n"
+        f"asyncio.run(grader.grade({{'metadata': {{'do': 'hang', 'pid': {str(pid)!r}}}}}))\n"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    await until(lambda: pid.exists() and bool(pid.read_text()))
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not alive(int(pid.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tests.no_such_module:f", "No module named 'tests.no_such_module'"),
+        ("tests.graders:nobody", "there is no function nobody in tests.graders"),
+        ("tests.graders:Path.nobody", "there is no function"),
+    ],
+)
+async def test_a_function_that_cannot_be_imported_is_told_at_once(name: str, words: str) -> None:
+    one = FunctionGrader(name, 1, 60.0)
+    with pytest.raises(GradingFailed, match=words):
+        await one.check()
+    await one.close()

@@ -1,0 +1,121 @@
+"""URLs as graders, against a server on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from gateway.grading.base import GradingFailed
+from gateway.grading.url import UrlGrader
+from scheduler.cluster.local import free_port
+from tests.gateways import serve
+
+
+class Server:
+    """Answers what a test put into `answers`: a status and a body."""
+
+    def __init__(self) -> None:
+        self.answers: deque[tuple[int, str]] = deque()
+        self.asked: list[Any] = []
+        self.running = self.most = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        app.post("/grade")(self.grade)
+        return app
+
+    async def grade(self, request: Request) -> Response:
+        self.asked.append(await request.json())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.gate.wait()
+        self.running -= 1
+        status, body = self.answers.popleft() if self.answers else (200, '{"reward": 1}')
+        return Response(body, status, media_type="application/json")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[Server, str]]:
+    made, port = Server(), free_port()
+    async with serve(made.app(), port):
+        yield made, f"http://127.0.0.1:{port}/grade"
+
+
+async def test_the_episode_is_posted_and_the_reward_is_answered(server: tuple[Server, str]) -> None:
+    there, url = server
+    there.answers.append((200, '{"reward": -0.5, "why": "short"}'))
+    grader = UrlGrader(url, 1, 60.0)
+    given = {"episode_id": "e", "metadata": {"unicode": "ä"}}
+    assert await grader.grade(given) == -0.5
+    assert there.asked == [given]
+    await grader.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "final"),
+    [
+        (500, "boom", False),
+        (503, "", False),
+        (429, "slow down", False),
+        (400, "bad", True),
+        (404, "none", True),
+        (422, "no", True),
+        (302, "", True),
+        (200, "not json", False),
+        (200, "[1]", False),
+        (200, '{"score": 1}', False),
+        (200, '{"reward": "1"}', False),
+        (200, '{"reward": null}', False),
+        (200, '{"reward": NaN}', False),
+    ],
+)
+async def test_what_is_no_reward_and_what_another_try_would_not_change(
+    server: tuple[Server, str], status: int, body: str, final: bool
+) -> None:
+    there, url = server
+    there.answers.append((status, body))
+    grader = UrlGrader(url, 1, 60.0)
+    with pytest.raises(GradingFailed, match=rf"(?s)127\.0\.0\.1.*{status}|answered") as error:
+        await grader.grade({})
+    assert error.value.final == final
+    await grader.close()
+
+
+async def test_a_server_that_is_not_there_may_come_back() -> None:
+    grader = UrlGrader(f"http://127.0.0.1:{free_port()}/grade", 1, 60.0)
+    with pytest.raises(GradingFailed, match="Connect") as error:
+        await grader.grade({})
+    assert not error.value.final
+    await grader.close()
+
+
+async def test_a_server_that_is_silent_is_left(server: tuple[Server, str]) -> None:
+    there, url = server
+    there.gate.clear()
+    grader = UrlGrader(url, 1, 0.5)
+    with pytest.raises(GradingFailed, match=r"did not answer within 0\.5 s") as error:
+        await grader.grade({})
+    assert not error.value.final
+    there.gate.set()
+    await grader.close()
+
+
+async def test_no_more_requests_at_once_than_allowed(server: tuple[Server, str]) -> None:
+    there, url = server
+    there.gate.clear()
+    grader = UrlGrader(url, 2, 60.0)
+    grading = [asyncio.create_task(grader.grade({})) for _ in range(6)]
+    async with asyncio.timeout(60):
+        while there.running < 2:
+            await asyncio.sleep(0.01)
+    there.gate.set()
+    assert await asyncio.gather(*grading) == [1.0] * 6
+    assert there.most == 2
+    await grader.close()
