@@ -54,14 +54,13 @@ class StoredLedger:
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
         """Replays the stored events. Raises ConfigError if they were made under other settings."""
+        loaded = cls(database, _rule(settings, model), model)
         stored = await database.read(lambda c: statements.events(c, model))
         if not stored:
             row = {"type": _SETTINGS, **settings.model_dump(include=_BOUND)}
             await database.submit(lambda c: statements.insert_event(c, model, row, []))
         elif differing := different(stored[0], settings):
             raise ConfigError(_refusal(model, differing))
-        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}))
-        loaded = cls(database, rules.create(settings.rule, limits), model)
         for value in stored[1:]:
             event = event_from_json(value)
             loaded.chronicle.tell(event, loaded.ledger.apply(event))
@@ -134,10 +133,19 @@ def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, 
 
 
 async def check_settings(database: Database, settings: StalenessSettings, model: str) -> None:
-    """Raises ConfigError if the ledger of a model was begun with other settings."""
+    """Raises ConfigError if the ledger of a model cannot go on under these settings."""
+    _rule(settings, model)
     stored = await database.read(lambda c: statements.events(c, model, limit=1))
     if stored and (differing := different(stored[0], settings)):
         raise ConfigError(_refusal(model, differing))
+
+
+def _rule(settings: StalenessSettings, model: str) -> StalenessRule:
+    try:
+        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}))
+        return rules.create(settings.rule, limits)
+    except ValueError as error:
+        raise ConfigError(f"[staleness] of {model!r}: {error}") from error
 
 
 def _refusal(model: str, differing: dict[str, tuple[Any, Any]]) -> str:

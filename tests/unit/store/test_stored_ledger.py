@@ -1,0 +1,267 @@
+"""The stored ledger: what is committed is the whole truth, at every moment; and it goes on under its own settings alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.feed.groups import GroupReader
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import StoredLedger, check_settings
+from gateway.settings import ConfigError, FeedSettings, StalenessSettings, StoreSettings
+from gateway.store import ledger as statements
+from gateway.store.database import Database
+from scheduler.policies.staleness_events import (
+    CloseGroup,
+    Consume,
+    Drop,
+    Event,
+    Join,
+    Publish,
+    Refuse,
+    Reward,
+)
+
+MINE = StalenessSettings(batch=2, eta=1, min_members=1)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(store(tmp_path / "store.db"))
+    yield opened
+    await opened.close()
+
+
+def store(path: Path) -> StoreSettings:
+    return StoreSettings(url=f"sqlite+aiosqlite:///{path}")
+
+
+async def leases_of(database: Database, ledger: StoredLedger, lease_s: float = 1000.0) -> Leases:
+    reader = GroupReader("m", MINE)
+    return await Leases.load(database, ledger, FeedSettings(lease_s=lease_s), reader)
+
+
+# Settings
+
+
+async def test_a_ledger_of_an_older_build_goes_on_under_the_defaults_of_new_keys(database: Database) -> None:
+    old = {"type": "Settings", "eta": 1, "batch": 2, "min_members": 1}
+    await database.submit(lambda c: statements.insert_event(c, "m", old, []))
+    await check_settings(database, MINE, "m")
+    ledger = await StoredLedger.load(database, MINE, "m")
+    assert (ledger.ledger.settings.batch, ledger.ledger.settings.spare_groups) == (2, 0)
+    with pytest.raises(ConfigError, match=r"spare_groups = 0 \(now 1\)"):
+        await StoredLedger.load(database, MINE.model_copy(update={"spare_groups": 1}), "m")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("eta", 2), ("batch", 3), ("min_members", 2), ("rule", "areal"), ("spare_groups", 1), ("spare_members", 1),
+        ("drop_equal", True), ("late", "mask"), ("stuck_groups", 5),
+    ],
+)  # fmt: skip
+async def test_other_settings_are_refused_by_name(database: Database, key: str, value: Any) -> None:
+    await StoredLedger.load(database, MINE, "m")
+    other = MINE.model_copy(update={key: value})
+    for load in (StoredLedger.load, check_settings):
+        with pytest.raises(ConfigError) as error:
+            await load(database, other, "m")
+        assert f"{key} = {getattr(MINE, key)!r} (now {value!r});" in str(error.value)
+    await StoredLedger.load(database, other, "another")
+
+
+async def test_what_shapes_no_decision_may_change(database: Database) -> None:
+    await StoredLedger.load(database, MINE, "m")
+    await StoredLedger.load(database, MINE.model_copy(update={"stuck": "retry", "stuck_s": 5.0}), "m")
+
+
+async def test_a_rule_that_cannot_take_the_settings_is_a_wrong_configuration(database: Database) -> None:
+    with pytest.raises(ConfigError, match="slime"):
+        await check_settings(database, StalenessSettings(rule="slime", eta=0), "m")
+
+
+# Failures
+
+
+async def test_a_store_that_is_too_far_behind_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
+    slow = store(tmp_path / "store.db").model_copy(update={"max_pending": 1})
+    database = await Database.open(slow)
+    try:
+        ledger = await StoredLedger.load(database, MINE, "m")
+        pending = database.submit(lambda _: None)
+        with pytest.raises(Unavailable, match="too far behind"):
+            await ledger.apply(Join("g", "e", 1))
+        assert ledger.ledger.groups() == []
+        await pending
+        await ledger.apply(Join("g", "e", 1))
+        assert [group.group_id for group in ledger.ledger.groups()] == ["g"]
+    finally:
+        await database.close()
+
+
+async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_waits(
+    database: Database,
+) -> None:
+    ledger = await StoredLedger.load(database, MINE, "m")
+
+    def fails(_connection: Any) -> None:
+        raise KeyError("disk full")
+
+    waiting = asyncio.ensure_future(ledger.apply(Join("g", "e", 1), fails))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await database.settled()
+    assert ledger.broken is not None
+    with pytest.raises(Unavailable, match="restart the gateway"):
+        await ledger.apply(Join("g", "f", 1))
+
+
+# Restarts
+
+Step = tuple[str, Any]
+steps = st.one_of(
+    st.tuples(st.just("join"), st.integers(0, 4)),
+    st.tuples(st.just("join"), st.integers(0, 4)),
+    st.tuples(st.just("reward"), st.integers(0, 9)),
+    st.tuples(st.just("reward"), st.integers(0, 9)),
+    st.tuples(st.just("drop"), st.integers(0, 9)),
+    st.tuples(st.just("close"), st.integers(0, 4)),
+    st.tuples(st.sampled_from(["lease", "renew", "ack", "nack", "publish"]), st.none()),
+)
+
+
+class Running:
+    """A ledger and its leases, and the client that holds the newest lease."""
+
+    def __init__(self, database: Database, ledger: StoredLedger, leases: Leases) -> None:
+        self.database, self.ledger, self.leases = database, ledger, leases
+        self.lease: Any = None
+        self.joined = 0
+
+    @classmethod
+    async def open(cls, path: Path) -> Running:
+        database = await Database.open(store(path))
+        ledger = await StoredLedger.load(database, MINE, "m")
+        return cls(database, ledger, await leases_of(database, ledger))
+
+    async def do(self, step: Step) -> None:
+        try:
+            await self._do(*step)
+        except (ValueError, Conflict, NotFound):
+            return
+
+    async def _do(self, kind: str, which: Any) -> None:
+        event: Event
+        match kind:
+            case "join":
+                commands = await self.ledger.apply(Join(f"g{which}", f"e{self.joined}", 2))
+                self.joined += not isinstance(commands[0], Refuse)
+            case "reward" | "drop" | "close" | "publish":
+                event = {
+                    "reward": Reward(f"e{which}", 1.0), "drop": Drop(f"e{which}", "crashed"),
+                    "close": CloseGroup(f"g{which}", "members_missing"), "publish": Publish(self.ledger.ledger.version + 1),
+                }[kind]  # fmt: skip
+                await self.ledger.apply(event)
+            case "lease":
+                self.lease = await self.leases.lease("trainer")
+            case "renew" if self.lease:
+                await self.leases.renew(self.lease.lease_id, self.lease.fence)
+            case "ack" if self.lease:
+                await self.leases.ack(self.lease.lease_id, self.lease.fence, "checkpoint")
+            case "nack" if self.lease:
+                await self.leases.nack(self.lease.lease_id, self.lease.fence, "why not")
+
+    def state(self) -> Any:
+        """Everything that a restart must bring back; deadlines are compared by the test of deadlines."""
+        held = self.leases.held()
+        if held is not None:
+            del held["left_s"]
+        entries = {
+            g: (e.version, e.buffer, e.rewarded, e.joined) for g, e in self.ledger.chronicle._entries.items()
+        }
+        return self.ledger.ledger.to_json(), entries, held, self.leases._fence
+
+
+@settings(max_examples=12)
+@given(script=st.lists(steps, min_size=5, max_size=25))
+def test_a_crash_after_any_event_loses_nothing(
+    script: list[Step], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The store is copied while the ledger runs on, as a crash would leave it; each copy is opened again."""
+
+    async def run() -> None:
+        directory = tmp_path_factory.mktemp("crashes")
+        running = await Running.open(directory / "store.db")
+        try:
+            for number, step in enumerate(script):
+                await running.do(step)
+                copy = directory / f"{number}.db"
+                with sqlite3.connect(directory / "store.db") as source, sqlite3.connect(copy) as target:
+                    source.backup(target)
+                again = await Running.open(copy)
+                assert again.state() == running.state(), step
+                await again.database.close()
+        finally:
+            await running.database.close()
+
+    asyncio.run(run())
+
+
+async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    first = await Running.open(path)
+    first.lease = await first.leases.lease("trainer")
+    await first.database.close()
+    second = await Running.open(path)
+    await second.leases.renew(first.lease.lease_id, first.lease.fence)
+    with pytest.raises(Conflict, match="leased to 'trainer'"):
+        await second.leases.lease("another")
+    held = second.leases.held()
+    assert held is not None
+    assert 0 < held["left_s"] <= 1000.0
+    await second.database.submit(lambda c: c.exec_driver_sql("UPDATE leases SET deadline = deadline - 5000"))
+    await second.database.close()
+    third = await Running.open(path)
+    with pytest.raises(Conflict, match="not renewed in time"):
+        await third.leases.renew(first.lease.lease_id, first.lease.fence)
+    following = await third.leases.lease("another")
+    assert following.fence > first.lease.fence
+    rows = await third.database.read(
+        lambda c: c.exec_driver_sql("SELECT fence, state FROM leases ORDER BY fence").all()
+    )
+    assert [tuple(row) for row in rows] == [(first.lease.fence, "expired"), (following.fence, "held")]
+    await third.database.close()
+
+
+async def test_a_buffer_that_is_passed_over_ends_its_lease(database: Database) -> None:
+    ledger = await StoredLedger.load(database, MINE, "m")
+    leases = await leases_of(database, ledger)
+    lease = await leases.lease("trainer")
+    await ledger.apply(Publish(1))
+    assert leases.held() is None
+    with pytest.raises(NotFound, match="buffer 0 was passed over, the next to train is 1") as error:
+        await leases.renew(lease.lease_id, lease.fence)
+    assert error.value.code == "no_lease"
+    another = await leases.lease("another")
+    assert (another.buffer, another.fence > lease.fence) == (1, True)
+    states = await database.read(lambda c: c.exec_driver_sql("SELECT state FROM leases ORDER BY fence").all())
+    assert [state for (state,) in states] == ["skipped", "held"]
+
+
+async def test_a_ledger_reads_no_more_than_its_own_models_events(database: Database) -> None:
+    one = await StoredLedger.load(database, MINE, "m")
+    await one.apply(Join("g", "e", 1))
+    await one.apply(Reward("e", 1.0))
+    other = await StoredLedger.load(database, MINE, "n")
+    assert other.ledger.groups() == []
+    with pytest.raises(ValueError, match="not ready"):
+        await one.apply(Consume(0))
