@@ -14,9 +14,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
 
-from gateway.settings import StoreSettings
-from gateway.store import ledger, turns
+from gateway.feed.groups import GroupReader
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import StoredLedger
+from gateway.settings import FeedSettings, StalenessSettings, StoreSettings
+from gateway.store import decisions, ledger, turns
 from gateway.store.database import Database
+from gateway.store.decisions import Decision
 from gateway.store.models import Base
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
@@ -209,5 +213,50 @@ async def test_a_store_of_one_model_is_read_by_the_gateway_of_today(tmp_path: Pa
         assert await database.read(lambda c: ledger.newest_fence(c, "sums")) == 2
         assert await database.read(lambda c: ledger.parents(c, "sums", "live")) == {0: None, 1: 0, 2: 1}
         assert await database.read(lambda c: ledger.newest_fence(c, "another")) == 0
+    finally:
+        await database.close()
+
+
+def test_reasons_come_to_a_store_that_had_none_and_go_again(connection: Connection) -> None:
+    command.upgrade(config(connection), "0001")
+    former(connection, "sums")
+    command.upgrade(config(connection), "0002")
+    before = {
+        table: stored(connection, table) for table in ("episodes", "calls", "nodes", "leases", "versions")
+    }
+    command.upgrade(config(connection), "0003")
+    assert stored(connection, "leases") == [
+        {**row, "deadline": row["created_at"]} for row in before["leases"]
+    ]
+    assert stored(connection, "calls") == [{**row, "reward": None} for row in before["calls"]]
+    for table in ("episodes", "nodes", "versions"):
+        assert stored(connection, table) == before[table], table
+    told = [
+        Decision("admitted", "g", "ep-0", buffer=0, details={"version": 0}),
+        Decision("trained", "g", buffer=0, entry=0),
+    ]
+    decisions.insert_decisions(connection, "sums", told)
+    connection.execute(text("UPDATE calls SET reward = 0.5 WHERE id = 'call-1'"))
+    assert [row["kind"] for row in decisions.of_episode(connection, "ep-0")] == ["admitted", "trained"]
+    command.downgrade(config(connection), "0002")
+    assert {table: stored(connection, table) for table in before} == before
+    assert "decisions" not in tables(connection)
+
+
+async def test_a_lease_of_an_older_build_is_over(tmp_path: Path) -> None:
+    """It had no deadline that anyone could know after a restart: the next consumer gets the buffer."""
+    engine = create_engine(f"sqlite:///{tmp_path}/store.db")
+    with engine.begin() as connection:
+        command.upgrade(config(connection), "0001")
+        former(connection, "sums")
+        connection.execute(text("UPDATE leases SET state = 'held' WHERE fence = 2"))
+        connection.execute(text("DELETE FROM ledger_events"))
+    engine.dispose()
+    database = await Database.open(StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db"))
+    try:
+        bound = StalenessSettings()
+        stored_ledger = await StoredLedger.load(database, bound, "sums")
+        leases = await Leases.load(database, stored_ledger, FeedSettings(), GroupReader("sums", bound))
+        assert (await leases.lease("another")).fence == 3
     finally:
         await database.close()
