@@ -75,7 +75,7 @@ def test_a_spare_member_replaces_one_that_was_dropped() -> None:
 
 
 def test_a_group_whose_spare_members_never_come_ends_when_it_is_closed() -> None:
-    start = [*(Join("g", e, 3) for e in "abc"), Drop("c", "crash"), Reward("a"), Reward("b")]
+    start: list[Event] = [*(Join("g", e, 3) for e in "abc"), Drop("c", "crash"), Reward("a"), Reward("b")]
     book = play(LedgerSettings(0, 1, spare_members=2), *start)
     assert book.apply(CloseGroup("g", "no more")) == [Occupied("g", 0, 0), BufferReady(0)]
 
