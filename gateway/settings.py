@@ -153,7 +153,9 @@ class StalenessSettings(Section):
     stuck_s: Seconds = 60.0
 
     @model_validator(mode="after")
-    def _extras_are_staleflows(self) -> Self:
+    def _rule_takes_the_settings(self) -> Self:
+        if self.rule == "slime" and self.eta == 0:
+            raise ValueError('rule = "slime" needs eta >= 1: it is its update_weights_interval')
         extras = (self.spare_groups, self.spare_members, self.drop_equal, self.stuck != "wait")
         if self.rule != "staleflow" and (any(extras) or self.late != "cancel"):
             raise ValueError(

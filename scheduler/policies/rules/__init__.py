@@ -8,7 +8,7 @@ be trained. The bounds hold whatever happens.
 | staleflow | the bound | <= eta | <= (eta + 1) * (B + spare_groups) | its own batch |
 | synchronous | ignored, 0 | 0 | <= B | everybody |
 | one_step | ignored, 1 | <= 1 | <= 2 B | everybody, when the batch before it is trained |
-| slime | update_weights_interval, >= 1 | <= eta | <= 2 B (more if groups fail) | as one_step |
+| slime | update_weights_interval, >= 1 | <= eta | <= 2 B; < 3 B if groups fail | as one_step |
 | roll | async_generation_ratio | <= eta | <= (eta + 1) B | every younger group |
 | areal | max_staleness | not bounded | <= (eta + 1) B | nobody |
 | verl | staleness_threshold, in batches | not bounded | <= (eta + 1) B | nobody |

@@ -281,8 +281,10 @@ class GroupQueue(ABC):
         if group_id not in self._groups:
             raise ValueError(f"no group {group_id}")
         group = self._groups[group_id]
-        if group.state != "reserved" or group.settled():
+        if group.state != "reserved":
             return []
+        if group.settled():
+            return [Refuse("", "group_finished")]
         group.closed = True
         return self._finish(group)
 

@@ -260,6 +260,22 @@ def test_slime() -> None:
     )
 
 
+def test_slime_generates_one_batch_ahead_whatever_the_interval() -> None:
+    rule = new("slime", eta=3, batch=1)
+    follow(
+        rule,
+        [
+            starts("a", 0, 0),
+            (Reward("a"), [Occupied("a", 0, 0), BufferReady(0)]),
+            starts("b", 1, 0),
+            (Reward("b"), []),
+            waits("c"),  # batch 0 is not trained yet
+            (Consume(0), [Consumed(0, ("a",)), Occupied("b", 1, 0), BufferReady(1)]),
+            starts("c", 2, 0),
+        ],
+    )
+
+
 def test_slime_starts_a_wave_when_a_group_fails_and_aborts_what_is_left_of_it() -> None:
     rule = new("slime", eta=1, batch=3)
     follow(
@@ -355,7 +371,7 @@ def test_a_finished_group_that_waits_cannot_be_changed() -> None:
         [
             (Reward("a"), [Refuse("a", "episode_finished")]),
             (Join("a", "b", 1), [Refuse("b", "group_full")]),
-            (CloseGroup("a", "end"), []),
+            (CloseGroup("a", "end"), [Refuse("", "group_finished")]),
         ],
     )
     assert rule.to_json() == before

@@ -1,0 +1,405 @@
+"""Every competing rule under random events, held against a model that believes nothing but its commands."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from unittest import TestCase
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler.policies import rules
+from scheduler.policies.rules.base import StalenessRule
+from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.staleness_events import (
+    AbortEpisode,
+    Admit,
+    BufferReady,
+    CloseGroup,
+    Command,
+    Consume,
+    Consumed,
+    Drop,
+    Event,
+    Finish,
+    Grading,
+    GroupDropped,
+    Join,
+    Leased,
+    MemberDropped,
+    Occupied,
+    Publish,
+    Refuse,
+    Reward,
+    Skipped,
+    Unstick,
+    event_from_json,
+    event_to_json,
+)
+
+
+def staleness_bound(name: str, eta: int) -> int | None:
+    return {"synchronous": 0, "one_step": 1, "roll": eta, "slime": eta}.get(name)
+
+
+def live_bound(name: str, eta: int, batch: int) -> int:
+    """In groups. slime: a generated batch, and what is left of the waves of the next, less than two batches."""
+    if name == "slime":
+        return 3 * batch - 1
+    return {"synchronous": 1, "one_step": 2}.get(name, eta + 1) * batch
+
+
+@dataclass
+class Run:
+    """A group as its commands tell of it."""
+
+    size: int
+    version: int
+    occupied: int | None = None
+    over: bool = False
+    closed: bool = False
+    running: set[str] = field(default_factory=set)
+    rewarded: set[str] = field(default_factory=set)
+    joined: int = 0
+
+    def pending(self) -> bool:
+        return not self.over and self.occupied is None
+
+
+class Model:
+    """What the commands add up to, and what each of them must satisfy."""
+
+    def __init__(self, name: str, limits: LedgerSettings) -> None:
+        self.name = name
+        self.limits = limits
+        self.version = 0
+        self.consumed = 0
+        self.leased = False
+        self.groups: dict[str, Run] = {}
+        self.entries: list[str] = []
+        self.fates: Counter[str] = Counter()
+        self.admitted: set[str] = set()
+
+    def complete(self) -> bool:
+        return len(self.entries) == self.limits.batch
+
+    def live(self) -> int:
+        """Groups that run or wait to be trained."""
+        entered = 0 if self.version > self.consumed else len(self.entries)
+        return entered + sum(run.pending() for run in self.groups.values())
+
+    def see(self, command: Command) -> None:
+        match command:
+            case Admit(episode_id, group_id, buffer, version):
+                self.see_admit(episode_id, self.groups[group_id], buffer, version)
+            case Occupied(group_id, buffer, entry):
+                self.see_occupied(group_id, buffer, entry)
+            case GroupDropped(group_id, reason):
+                self.see_dropped(self.groups[group_id], reason)
+            case MemberDropped(episode_id):
+                self.fates[episode_id] += 1
+            case AbortEpisode(episode_id):
+                assert self.fates[episode_id] == 1
+            case BufferReady(buffer):
+                assert buffer == self.consumed
+                assert self.complete()
+            case Consumed(buffer, group_ids):
+                assert buffer == self.consumed
+                assert self.complete()
+                self.pass_over(buffer + 1, group_ids)
+            case Skipped(first, until, group_ids):
+                assert first == self.consumed < until == self.version
+                assert not (self.leased and self.complete())
+                self.pass_over(until, group_ids)
+            case Grading():
+                pass
+            case _:
+                pytest.fail(f"unexpected: {command}")
+
+    def see_admit(self, episode_id: str, run: Run, buffer: int, version: int) -> None:
+        if run.joined == 0:
+            assert version == self.version
+            assert buffer >= max(self.version, self.consumed)
+        assert run.pending()
+        assert version == run.version
+        run.running.add(episode_id)
+        run.joined += 1
+        self.admitted.add(episode_id)
+        assert self.live() <= live_bound(self.name, self.limits.eta, self.limits.batch)
+
+    def see_occupied(self, group_id: str, buffer: int, entry: int) -> None:
+        run = self.groups[group_id]
+        assert run.pending()
+        assert not run.running
+        assert (buffer, entry) == (self.consumed, len(self.entries))
+        assert not self.complete()
+        assert len(run.rewarded) >= min(self.limits.min_members, run.size)
+        bound = staleness_bound(self.name, self.limits.eta)
+        assert bound is None or 0 <= buffer - run.version <= bound
+        run.occupied = buffer
+        self.entries.append(group_id)
+        self.fates.update(run.rewarded)
+
+    def see_dropped(self, run: Run, reason: str) -> None:
+        assert run.pending()
+        enough = len(run.rewarded) >= min(self.limits.min_members, run.size)
+        match reason:
+            case "too_few_rewards":
+                assert not run.running
+                assert not enough
+            case "surplus":
+                assert self.name == "slime"
+            case _:
+                assert reason == "stale"
+                bound = staleness_bound(self.name, self.limits.eta)
+                # It was too old for every batch to come; Skipped is told after it.
+                coming = max(self.version, self.consumed + self.complete())
+                assert bound is not None
+                assert coming - run.version > bound
+        run.over = True
+        self.fates.update(run.running | run.rewarded)
+        run.running.clear()
+
+    def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
+        assert list(group_ids) == self.entries
+        for group_id in group_ids:
+            del self.groups[group_id]
+        self.consumed, self.leased, self.entries = first, False, []
+
+
+class RuleMachine(RuleBasedStateMachine):
+    name = ""
+
+    @initialize(eta=st.integers(0, 3), batch=st.integers(1, 3), members=st.integers(1, 3))
+    def start(self, eta: int, batch: int, members: int) -> None:
+        self.limits = LedgerSettings(max(eta, 1) if self.name == "slime" else eta, batch, members)
+        self.rule = rules.create(self.name, self.limits)
+        self.model = Model(self.name, self.limits)
+        self.events: list[Event] = []
+        self.names = 0
+
+    def new_name(self) -> str:
+        self.names += 1
+        return f"n{self.names}"
+
+    def apply(self, event: Event) -> list[Command]:
+        before = self.rule.to_json()
+        commands = self.rule.apply(event)
+        if any(isinstance(command, Refuse) for command in commands):
+            assert len(commands) == 1
+            assert self.rule.to_json() == before
+            return commands
+        self.events.append(event)
+        if isinstance(event, Leased):
+            self.model.leased = True
+        for command in commands:
+            self.model.see(command)
+        return commands
+
+    def running(self) -> list[str]:
+        return sorted(e for run in self.model.groups.values() if run.pending() for e in run.running)
+
+    def pending(self) -> list[str]:
+        return sorted(g for g, run in self.model.groups.items() if run.pending())
+
+    def settle(self, episode_id: str, rewarded: bool) -> None:
+        run = next(r for r in self.model.groups.values() if episode_id in r.running)
+        run.running.remove(episode_id)
+        if rewarded:
+            run.rewarded.add(episode_id)
+        self.apply(Reward(episode_id, 1.0) if rewarded else Drop(episode_id, "x"))
+
+    @rule(sizes=st.lists(st.sampled_from([1, 1, 1, 2, 3]), min_size=1, max_size=5))
+    def first_joins(self, sizes: list[int]) -> None:
+        for size in sizes:
+            group_id, episode_id = self.new_name(), self.new_name()
+            free = self.rule.free_slots()
+            self.model.groups[group_id] = Run(size, self.model.version)
+            commands = self.apply(Join(group_id, episode_id, size))
+            if free == 0:
+                assert commands == [Refuse(episode_id, "no_slot")]
+                del self.model.groups[group_id]
+            else:
+                assert isinstance(commands[0], Admit)
+
+    @precondition(lambda self: self.model.groups)
+    @rule(data=st.data())
+    def later_join(self, data: st.DataObject) -> None:
+        group_id = data.draw(st.sampled_from(sorted(self.model.groups)))
+        run = self.model.groups[group_id]
+        size = data.draw(st.sampled_from([run.size, run.size, run.size, run.size + 1]))
+        missing = run.pending() and run.joined < run.size and not run.closed
+        (command,) = self.apply(Join(group_id, self.new_name(), size))
+        assert isinstance(command, Admit) == (missing and size == run.size)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), rewarded=st.sampled_from([True, True, True, False]), most=st.integers(1, 4))
+    def some_settle(self, data: st.DataObject, rewarded: bool, most: int) -> None:
+        for episode_id in data.draw(st.permutations(self.running()))[:most]:
+            if episode_id in self.running():
+                self.settle(episode_id, rewarded)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def grade(self, data: st.DataObject) -> None:
+        self.apply(Finish(data.draw(st.sampled_from(self.running()))))
+
+    @precondition(lambda self: self.pending())
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        group_id = data.draw(st.sampled_from(self.pending()))
+        self.model.groups[group_id].closed = True
+        self.apply(CloseGroup(group_id, "x"))
+
+    @rule(order=st.sampled_from(["publish first", "consume first", "consume only"]))
+    def train(self, order: str) -> None:
+        buffer = self.model.consumed
+        if not self.model.complete():
+            with pytest.raises(ValueError, match="not complete"):
+                self.rule.apply(Consume(buffer))
+            return
+        self.apply(Leased(buffer))
+        if order == "publish first" and buffer >= self.model.version:
+            self.publish(buffer + 1)
+        self.apply(Consume(buffer))
+        if order == "consume first" and self.model.version <= buffer:
+            self.publish(buffer + 1)
+
+    @rule(step=st.integers(1, 3), leased=st.booleans(), rarely=st.integers(0, 3))
+    def publish_out_of_order(self, step: int, leased: bool, rarely: int) -> None:
+        if rarely > 0:
+            return
+        if leased:
+            self.apply(Leased(self.model.consumed))
+        first, kept = self.model.consumed, self.model.leased and self.model.complete()
+        self.publish(self.model.version + step)
+        assert self.model.consumed == (first if kept else max(first, self.model.version))
+
+    def publish(self, version: int) -> None:
+        self.model.version = version
+        self.apply(Publish(version))
+
+    @rule(ahead=st.integers(1, 3))
+    def impossible(self, ahead: int) -> None:
+        before = self.rule.to_json()
+        other = self.model.consumed + ahead
+        known = next(iter(self.running()), "?")
+        for event in (
+            Consume(other),
+            Leased(other),
+            Publish(self.model.version),
+            Reward("?"),
+            Reward(known, float("nan")),
+            CloseGroup("?", "x"),
+            Join("?", "?", 0),
+            Join("new", known, 1) if known != "?" else Drop("?", "x"),
+            Unstick(self.model.consumed, "retry"),
+        ):
+            with pytest.raises(ValueError, match=r"\w"):
+                self.rule.apply(event)
+        assert self.rule.to_json() == before
+
+    @invariant()
+    def the_model_agrees(self) -> None:
+        here, model = self.rule, self.model
+        assert (here.version, here.consumed) == (model.version, model.consumed)
+        assert list(here.entries(model.consumed)) == model.entries
+        assert here.complete(model.consumed) == model.complete()
+        assert not here.entries(model.consumed + 1)
+        assert not here.complete(model.consumed + 1)
+        known = {group.group_id: group for group in here.groups()}
+        assert {g for g, group in known.items() if group.state == "reserved"} == set(self.pending())
+        rows = here.buffers()
+        assert (rows[0].buffer, rows[0].occupied) == (model.consumed, len(model.entries))
+        assert sum(row.reserved for row in rows) == len(self.pending())
+        assert all(row.occupied + row.reserved <= self.limits.batch for row in rows)
+
+    @rule(consume_first=st.booleans())
+    def three_more_batches_could_be_trained(self, consume_first: bool) -> None:
+        """No deadlock: if all that runs ends well and the trainer works, batches follow."""
+        trial = copy.deepcopy(self.rule)
+        for _ in range(3):
+            generate(trial)
+            assert trial.complete(trial.consumed)
+            train(trial, consume_first)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        for group_id in self.pending():
+            self.model.groups[group_id].closed = True
+            self.apply(CloseGroup(group_id, "end"))
+        while running := self.running():
+            self.settle(running[0], rewarded=True)
+        # Groups that wait to be trained have no fate yet: go on until none is left, with groups that come after them.
+        for _ in range(10):
+            if not self.pending():
+                break
+            self.drain()
+        assert not self.pending()
+        assert self.model.fates == Counter(self.model.admitted)
+        replayed = rules.create(self.name, self.limits)
+        for value in json.loads(json.dumps([event_to_json(event) for event in self.events])):
+            replayed.apply(event_from_json(value))
+        assert replayed.to_json() == self.rule.to_json()
+
+    def drain(self) -> None:
+        """Fills batch `consumed` and trains it."""
+        buffer = self.model.consumed
+        if self.model.version < buffer:
+            self.publish(buffer)
+        while not self.model.complete() and self.rule.free_slots():
+            self.first_joins([1])
+            for episode_id in self.running():
+                self.settle(episode_id, rewarded=True)
+        assert self.model.complete()
+        self.train("publish first")
+
+
+def generate(trial: StalenessRule) -> None:
+    """Ends all that runs and starts what may start, until batch `consumed` is complete or nothing happens any more."""
+    if trial.version < trial.consumed:
+        trial.apply(Publish(trial.consumed))
+    for number in range(8 * trial.settings.batch * (trial.settings.eta + 2)):
+        if trial.complete(trial.consumed):
+            return
+        if trial.free_slots():
+            name = f"trial-{trial.consumed}-{number}"
+            assert isinstance(trial.apply(Join(name, name, 1))[0], Admit)
+        for group in trial.groups():
+            if group.state == "reserved":
+                trial.apply(CloseGroup(group.group_id, "trial"))
+                for episode_id in group.running():
+                    trial.apply(Reward(episode_id))
+
+
+def train(trial: StalenessRule, consume_first: bool) -> None:
+    buffer = trial.consumed
+    trial.apply(Leased(buffer))
+    steps: list[Event] = [Publish(max(buffer, trial.version) + 1), Consume(buffer)]
+    for step in reversed(steps) if consume_first else steps:
+        trial.apply(step)
+
+
+def machine(rule_name: str) -> type[TestCase]:
+    """The test case of one rule."""
+
+    class Machine(RuleMachine):
+        name = rule_name
+
+    case: type[TestCase] = Machine.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)  # type: ignore[attr-defined]
+    return case
+
+
+TestSynchronous = machine("synchronous")
+TestOneStep = machine("one_step")
+TestVerl = machine("verl")
+TestAreal = machine("areal")
+TestRoll = machine("roll")
+TestSlime = machine("slime")
