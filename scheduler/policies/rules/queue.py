@@ -359,8 +359,8 @@ class GroupQueue(ABC):
     def _expire(self) -> list[Command]:
         if self.max_age is None:
             return []
-        first = self.next_batch + self.complete(self.next_batch)
-        old = [g for g in self._groups.values() if g.state == "reserved" and g.version + self.max_age < first]
+        oldest = self.next_batch - self.max_age
+        old = [g for g in self._groups.values() if g.state == "reserved" and g.version < oldest]
         return self.give_up(old, "stale")
 
     def _pass(self, first: int) -> None:
