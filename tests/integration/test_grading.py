@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import json
 import random
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from fastapi import FastAPI, Request, Response
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from gateway.client import EpisodeRunner, Task
 from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
@@ -25,7 +29,7 @@ from tests.published import fake_weights, publish
 
 LONG_S = 60.0
 ONE_SLOT = {"batch": 1, "eta": 0, "min_members": 1}
-GATED = {"gated": {"function": "tests.graders:gated", "workers": 1}}
+GATED = {"gated": {"function": "tests.graders:gated", "workers": 1, "timeout_s": 600.0}}
 
 
 class Judge:
@@ -308,8 +312,11 @@ async def test_an_episode_that_is_not_needed_any_more_is_aborted_while_it_is_gra
         await gateway.admin.reward(fast, 1.0)
         fate = await waiting
         assert (fate["state"], fate["reason"], fate["reward"]) == ("closed", "surplus", None)
-        gate.touch()
         assert await fed(gateway) == {fast: 1.0}
+        other, _ = await gateway.open("other", mode="eval", metadata={"asked": str(asked)})
+        fate = await gateway.admin.close_episode(other, wait_s=LONG_S)
+        assert fate["reason"] == "rewarded", "the only worker does not wait for what nobody needs"
+        assert not gate.exists()
 
 
 async def test_an_episode_whose_group_was_given_up_is_closed_as_untrained(
@@ -385,6 +392,32 @@ async def test_the_driver_has_its_agents_graded(tiny_model: Path, tmp_path: Path
         good, bad = await runner.run(tasks)
         assert (good.reward, good.components, good.error) == (0.5, {"judge": 0.5}, None)
         assert (bad.reward, bad.error) == (None, "closed by the gateway: grading_failed")
+
+
+async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path: Path, judge: Judge) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"task_id": "a"}\n{"task_id": "b"}\n')
+    given = values(tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={"min_members": 1})
+    judge.answers.extend([(200, '{"reward": 0.5}'), (200, '{"reward": 0.25}')])
+    async with run_gateway(given) as gateway:
+        argv = ["episodes", "run", "--tasks", str(tasks), "--gateway", gateway.url, "--grade"]
+
+        async def invoke(*more: str) -> Result:
+            return await asyncio.to_thread(CliRunner().invoke, app, [*argv, *more])
+
+        done = await invoke("--", sys.executable, "-c", "print(7.0)")
+        assert done.exit_code == 0, done.output
+        summary = json.loads(done.output.splitlines()[-1])
+        assert {name: summary[name] for name in ("episodes", "failed", "aborted", "reward_mean")} == {
+            "episodes": 2,
+            "failed": 0,
+            "aborted": 0,
+            "reward_mean": 0.375,
+        }
+        for more in (("--agent", "tests.graders:slowly"), ("--worker", "--", "worker")):
+            refusal = await invoke(*more)
+            assert refusal.exit_code == 2
+            assert "--grade is for a command" in refusal.output.replace("\n", " ")
 
 
 async def test_a_driver_without_a_reward_and_without_graders_frees_its_slot(gateway: RunningGateway) -> None:
