@@ -18,6 +18,7 @@ from scheduler.policies.staleness import (
     Grading,
     GroupDropped,
     Join,
+    Leased,
     Ledger,
     LedgerSettings,
     MemberDropped,
@@ -26,6 +27,7 @@ from scheduler.policies.staleness import (
     Publish,
     Refuse,
     Reward,
+    Skipped,
 )
 
 
@@ -166,6 +168,26 @@ def test_a_group_in_a_complete_buffer_gives_up_another_in_an_earlier_one() -> No
     book = two_versions(1, Reward("u"))
     ready = [Occupied("v", 1, 0), BufferReady(1)]
     assert book.apply(Reward("v")) == [*lost("b", "surplus"), *ready, *lost("a", "no_room")]
+
+
+def test_nobody_moves_into_a_complete_buffer() -> None:
+    # n starts in a's place in buffer 1. Its window reaches buffer 2, but that is complete, so it does not make way for v there.
+    book = two_versions(1, Reward("u"), Drop("a", "x"), Join("n", "n", 1))
+    ready = [Occupied("v", 1, 0), BufferReady(1)]
+    assert book.apply(Reward("v")) == [*lost("n", "surplus"), *ready, *lost("b", "no_room")]
+
+
+def test_a_group_whose_last_open_buffer_is_skipped_has_no_room() -> None:
+    # v is in buffer 2, which is complete, and could only get into buffer 1.
+    book = two_versions(1, Reward("u"))
+    assert book.apply(Publish(2)) == [*lost("ab", "stale"), Skipped(1, 2, ()), *lost("v", "no_room")]
+
+
+def test_a_buffer_before_its_version_is_no_room_for_a_group() -> None:
+    # Buffer 0 waits for its Consume. Buffer 1 will be skipped, and v's window is buffer 2 alone.
+    start = [*solos("ab"), Reward("a"), Leased(0), Publish(2), *solos("uv")]
+    book = play(LedgerSettings(0, 1, spare_groups=1), *start)
+    assert book.apply(Reward("u")) == [Occupied("u", 2, 0), BufferReady(2), *lost("v", "no_room")]
 
 
 def test_a_version_without_room_is_aborted_and_others_go_on() -> None:
