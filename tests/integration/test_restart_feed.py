@@ -1,0 +1,263 @@
+"""A gateway that is killed with SIGKILL between any two events, or while one is on its way, goes on as if nothing had happened.
+
+Two truths that the gateway has no part in: what an uninterrupted run shows after every action, and what the client's acknowledged
+actions say must be in every batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.client.admin import GatewayClient, GatewayRefused
+from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.types import Group, Lease, TokenFlag
+from scheduler.cluster.local import free_port
+from tests.gateways import serve, settings_for
+from tests.integration.gateway_process import GatewayProcess
+from tests.published import fake_weights, publish
+
+Action = tuple[str, ...]
+
+SCRIPT: list[Action] = [
+    ("open", "a0", "a", "2"),
+    ("call", "a0"),
+    ("lease", "trainer"),
+    ("open", "b0", "b", "1"),
+    ("open", "a1", "a", "2"),
+    ("call", "b0"),
+    ("reward", "b0", "0.5"),
+    ("call", "a1"),
+    ("reward", "a1", "1.0"),
+    ("renew",),
+    ("reward", "a0", "0.25"),
+    ("publish", "1"),
+    ("ack",),
+    ("open", "c0", "c", "2"),
+    ("open", "d0", "d", "1"),
+    ("open", "c1", "c", "2"),
+    ("call", "c1"),
+    ("abandon", "d0"),
+    ("abandon", "c0"),
+    ("lease", "trainer"),
+    ("reward", "c1", "0.75"),
+    ("open", "e0", "e", "1"),
+    ("call", "e0"),
+    ("nack",),
+    ("reward", "e0", "0.0"),
+    ("lease", "another"),
+    ("ack",),
+    ("open", "b2", "b", "1"),
+    ("reward", "b2", "2.0"),
+]
+"""Batches of two groups, eta 1. `open` names an episode, its group and the group's size."""
+
+TRUTH = {
+    0: {"b": {"b0": 0.5}, "a": {"a0": 0.25, "a1": 1.0}},
+    1: {"c": {"c1": 0.75}, "e": {"e0": 0.0}},
+}
+"""What the trained batches hold, in order: groups as they finished, their rewarded episodes as they were opened."""
+
+
+class Driver:
+    """Does what a script says, and names episodes as the script does, whatever their ids are."""
+
+    def __init__(self, url: str, work: Path) -> None:
+        self.admin = GatewayClient(url)
+        self.http = httpx.AsyncClient(base_url=url, timeout=60)
+        self._work = work
+        self.keys: dict[str, str] = {}
+        self.ids: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.said: dict[str, int] = {}
+        self.lease: Lease | None = None
+
+    async def close(self) -> None:
+        await self.admin.close()
+        await self.http.aclose()
+
+    async def do(self, action: Action) -> None:
+        match action:
+            case ("open", name, group, size):
+                opened = await self.admin.open_episode(group, group, int(size))
+                self.ids[name], self.keys[name] = opened.episode_id, opened.api_key
+                self.names[opened.episode_id] = name
+            case ("call", name):
+                body = {"model": "any", "max_tokens": 6, "messages": [{"role": "user", "content": name}]}
+                headers = {"Authorization": f"Bearer {self.keys[name]}"}
+                answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+                self.said[name] = answer.raise_for_status().json()["usage"]["completion_tokens"]
+            case ("reward", name, value):
+                await self.admin.reward(self.ids[name], float(value))
+            case ("abandon", name):
+                await self.admin.abandon(self.ids[name], "crashed")
+            case ("lease", consumer):
+                self.lease = await self.admin.lease(consumer)
+            case ("publish", version):
+                source = self._work / f"source-{version}"
+                if not source.exists():
+                    publish(
+                        fake_weights(source, version),
+                        self._work / f"v{version}",
+                        int(version),
+                        int(version) - 1,
+                    )
+                path = str(self._work / f"v{version}")
+                assert (await self.admin.publish(int(version), path, wait_s=60))["state"] == "live"
+            case (kind,):
+                assert self.lease is not None
+                await self._of_lease(kind, self.lease)
+
+    async def _of_lease(self, kind: str, lease: Lease) -> None:
+        match kind:
+            case "renew":
+                await self.admin.renew(lease)
+            case "ack":
+                await self.admin.ack(lease, "checkpoint")
+                self.lease = None
+            case "nack":
+                await self.admin.nack(lease, "out of memory")
+                self.lease = None
+
+    async def again(self, action: Action) -> None:
+        """An action whose answer was lost: it is done once more, and that it was done already is no error."""
+        try:
+            await self.do(action)
+        except GatewayRefused as refusal:
+            if (action[0], refusal.code) == ("abandon", "episode_closed"):
+                return
+            if action[0] not in ("ack", "nack") or refusal.code != "no_lease":
+                raise
+            self.lease = None
+
+    # What it sees
+
+    async def view(self) -> dict[str, Any]:
+        """The ledger, what the lease gives, and every trained batch, without ids and times."""
+        shown = await self.admin.staleness()
+        if shown["lease"]:
+            assert self.lease is not None
+            assert shown["lease"].pop("lease_id") == self.lease.lease_id
+            assert 0 < shown["lease"].pop("left_s") <= self.lease.deadline_s
+        batches = [row["buffer"] for row in await self.admin.batches()]
+        leased = (await self.admin.leased_groups(self.lease)) if self.lease else None
+        stories = [(await self.admin.why(e))["verdict"] for e in self.ids.values()]
+        return {
+            "staleness": shown,
+            "leased": leased and (self.groups(leased.groups), leased.cursor, leased.complete),
+            "trained": {b: self.groups(await self.admin.batch_groups(b)) for b in batches},
+            "verdicts": dict(zip(self.ids, stories, strict=True)),
+        }
+
+    def groups(self, groups: tuple[Group, ...]) -> list[Any]:
+        return [
+            (group.group_id, group.version, group.buffer, [
+                (self.names[episode.episode_id], episode.reward, [
+                    (node.parent, node.at, *(array.tolist() for array in (node.ids, node.logprobs, node.versions, node.flags)))
+                    for node in episode.nodes
+                ]) for episode in group.episodes
+            ]) for group in groups
+        ]  # fmt: skip
+
+
+@asynccontextmanager
+async def run(model: Path, work: Path) -> AsyncIterator[tuple[GatewayProcess, Driver]]:
+    work.mkdir()
+    port = free_port()
+    values = settings_for(
+        model,
+        work,
+        engine={"launch": "external", "url": f"http://127.0.0.1:{port}"},
+        staleness={"batch": 2, "eta": 1, "min_members": 1},
+        feed={"lease_s": 3600},
+    )
+    gateway = GatewayProcess(values, work / "gateway.log")
+    driver = Driver(gateway.url, work)
+    async with serve(create_fake_app(FakeEngine("none")), port):
+        try:
+            await gateway.start()
+            yield gateway, driver
+        finally:
+            gateway.kill()
+            await driver.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> list[dict[str, Any]]:
+    """What every action's end looked like in a run without a kill; filled by the first test that needs it."""
+    return []
+
+
+async def expected(model: Path, work: Path, views: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not views:
+        async with run(model, work) as (_, driver):
+            for action in SCRIPT:
+                await driver.do(action)
+                views.append(await driver.view())
+            check_truth(driver, views[-1])
+    return views
+
+
+def check_truth(driver: Driver, view: dict[str, Any]) -> None:
+    """The batches hold what the client's actions say, and no token that it was not told of."""
+    held = {
+        buffer: {
+            group_id: {name: reward for name, reward, _ in members} for group_id, _, _, members in groups
+        }
+        for buffer, groups in view["trained"].items()
+    }
+    assert held == TRUTH
+    assert [list(batch) for batch in held.values()] == [list(batch) for batch in TRUTH.values()]
+    for buffer, groups in view["trained"].items():
+        for _, version, own, members in groups:
+            assert version <= own == buffer <= version + 1
+            for name, _, nodes in members:
+                versions, flags = ([x for node in nodes for x in node[i]] for i in (4, 5))
+                assert len(versions) == driver.said[name]
+                assert all(v >= buffer - 1 for v in versions)
+                assert not any(f & TokenFlag.LATE for f in flags)
+
+
+async def test_killed_after_every_event(
+    tiny_model: Path, tmp_path: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
+    views = await expected(tiny_model, tmp_path / "whole", uninterrupted)
+    async with run(tiny_model, tmp_path / "killed") as (gateway, driver):
+        for action, view in zip(SCRIPT, views, strict=True):
+            await driver.do(action)
+            gateway.kill()
+            await gateway.start()
+            assert await driver.view() == view, action
+        check_truth(driver, views[-1])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_killed_while_an_event_is_on_its_way(
+    tiny_model: Path, tmp_path: Path, uninterrupted: list[dict[str, Any]], seed: int
+) -> None:
+    """Of what a client may send twice. Whether the first was taken or not, the second leaves what one would have left."""
+    draw = random.Random(seed)
+    views = await expected(tiny_model, tmp_path / "whole", uninterrupted)
+    async with run(tiny_model, tmp_path / "killed") as (gateway, driver):
+        for action, view in zip(SCRIPT, views, strict=True):
+            if action[0] in ("reward", "abandon", "ack", "nack", "renew"):
+                first = asyncio.create_task(driver.do(action))
+                await asyncio.sleep(draw.uniform(0.0, 0.015))
+                gateway.kill()
+                await asyncio.wait({first})
+                await gateway.start()
+                if first.exception() is None:
+                    assert await driver.view() == view, action
+                    continue
+                assert isinstance(first.exception(), httpx.TransportError)
+                await driver.again(action)
+            else:
+                await driver.do(action)
+            assert await driver.view() == view, action
