@@ -20,11 +20,6 @@ from trainer.feed import Feed
 from trainer.learner import Learner
 from trainer.weights.filesystem import WeightsDirectory
 
-NOT_THE_SAME = (
-    "training the recorded batches again gave other weights than were published"
-    " ([run] deterministic = true would avoid it)"
-)
-
 
 class Impossible(Exception):
     """Why the learner cannot be brought to the newest version."""
@@ -42,7 +37,7 @@ async def replay(learner: Learner, feed: Feed, weights: WeightsDirectory, publis
             groups = await feed.record(buffer)
             await asyncio.to_thread(learner.train, groups)
         if not await asyncio.to_thread(model.holds, weights.path(used), learner.model):
-            raise Impossible(NOT_THE_SAME)
+            raise Impossible(_other_weights(learner.settings.run.deterministic))
     except (GatewayRefused, LeaseLost, FeedBroken, OSError) as error:
         await _put_back(learner, first)
         raise Impossible(f"the batches since then cannot be trained again: {error}") from error
@@ -62,6 +57,13 @@ async def _check_line(
         parent = await feed.parent(version) if version <= published else weights.parent(version)
         if parent != version - 1:
             raise Impossible(f"version {version} was made of version {parent}")
+
+
+def _other_weights(deterministic: bool) -> str:
+    said = "training the recorded batches again gave other weights than were published"
+    if deterministic:
+        return f"{said}, so the settings, the machine or PyTorch are not what they were"
+    return f"{said} ([run] deterministic = true would avoid it)"
 
 
 async def _put_back(learner: Learner, version: int) -> None:

@@ -11,13 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
-from gateway.client import EpisodeRunner, Task
-from gateway.client.agents import FunctionAgent
 from tests.gateways import RunningGateway
 from tests.several import gateway_of
+from tests.unit.trainer.rollouts import episodes
 from trainer.batch import Batch
 from trainer.cluster import Watched, rollout_process, watch
 from trainer.errors import GatewayAhead, StepTimeout
@@ -37,41 +35,15 @@ class ProbelessLearner(Learner):
 
 
 def settings_of(
-    gateway: RunningGateway, model: Path, tmp_path: Path, name: str | None = None, **run: Any
+    gateway: RunningGateway, model: Path, tmp_path: Path, name: str | None = None, every: int = 1, **run: Any
 ) -> Settings:
     return Settings.parse({
         "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **run},
         "gateway": {"url": gateway.url, "answer_s": 10, "model": name},
         "model": {"path": model},
         "optimizer": {"lr": 1e-3},
+        "checkpoint": {"every": every},
     })  # fmt: skip
-
-
-@asynccontextmanager
-async def episodes(gateway: RunningGateway, model: str | None = None) -> AsyncIterator[None]:
-    """Groups of two episodes without end; the reward is the parity of the answer's length."""
-
-    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-        body = {
-            "model": model or "any",
-            "max_tokens": 8,
-            "messages": [{"role": "user", "content": task["q"]}],
-        }
-        headers = {"Authorization": f"Bearer {api_key}"}
-        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as http:
-            answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
-        return float(len(answer["choices"][0]["message"]["content"] or "") % 2)
-
-    agent = FunctionAgent(solve)
-    runner = EpisodeRunner(gateway.admin, agent, group_size=2, concurrency=8, open_wait_s=0.5, model=model)
-    stop = asyncio.Event()
-    tasks = [Task(f"t{i}", {"q": f"question {i}"}) for i in range(50)]
-    work = asyncio.create_task(runner.run_forever(tasks, stop), name="episodes")
-    try:
-        yield
-    finally:
-        stop.set()
-        await work
 
 
 @asynccontextmanager

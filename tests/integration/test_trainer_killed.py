@@ -1,0 +1,212 @@
+"""A trainer that is killed with SIGKILL again and again learns what one learns that is never interrupted, to the bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gateway.engines.fake import FakeEngine, create_fake_app
+from scheduler.cluster.local import free_port
+from tests.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.integration.trainer_process import POINTS, REPLAY, Point, start
+from tests.tiny import logprobs
+from tests.unit.trainer.rollouts import episodes
+from trainer.learner import Learner
+from trainer.settings import Settings
+from trainer.weights.filesystem import WeightsDirectory
+
+STEPS = len(POINTS) + 5
+BATCH = 3
+RANDOM_KILLS = 3
+ANYWHERE_S = 0.4
+LIMIT_S = 120.0
+TRAINER = """
+[run]
+dir = "{work}/run"
+steps = {steps}
+device = "cpu"
+threads = 1
+deterministic = true
+[gateway]
+url = "{url}"
+[model]
+path = "{model}"
+[optimizer]
+lr = 1e-3
+[batch]
+tokens = 64
+[checkpoint]
+every = {every}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+class ScoringEngine(FakeEngine):
+    """Samples as the fake does, but scores the probe as the weights do that it was given, and keeps what it was given."""
+
+    def __init__(self, weights: str) -> None:
+        self.given: dict[str, str] = {}
+        """Of every version's directory, the manifest when it was loaded."""
+        super().__init__(weights)
+
+    def _take(self, weights: str) -> None:
+        super()._take(weights)
+        self.weights = Path(weights)
+        note_manifest(self.weights, self.given)
+
+    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
+        values = await asyncio.to_thread(logprobs, self.weights, list(ids))
+        found = zip(ids[1:], values, strict=True)
+        return [None, *({str(token): {"logprob": value, "rank": 1}} for token, value in found)]
+
+
+def note_manifest(weights: Path, noted: dict[str, str]) -> None:
+    """Remembers what a number names, and fails if it named something else before."""
+    if not (weights / "manifest.json").exists():
+        return
+    manifest = (weights / "manifest.json").read_text()
+    assert noted.setdefault(weights.name, manifest) == manifest, f"{weights.name} has two contents"
+
+
+@asynccontextmanager
+async def world(model: Path, work: Path) -> AsyncIterator[tuple[RunningGateway, ScoringEngine]]:
+    """A gateway, its engine, and agents that go on whatever becomes of the trainer."""
+    async with AsyncExitStack() as stack:
+        engine, port = ScoringEngine(str(model)), free_port()
+        await stack.enter_async_context(serve(create_fake_app(engine), port))
+        values = settings_for(
+            model,
+            work,
+            engine={"launch": "external", "url": f"http://127.0.0.1:{port}"},
+            staleness={"batch": BATCH, "eta": 1, "min_members": 1},
+        )
+        gateway = await stack.enter_async_context(run_gateway(values, in_process=False))
+        await stack.enter_async_context(episodes(gateway, open_wait_s=20.0))
+        yield gateway, engine
+
+
+async def run_once(
+    config: Path, point: Point | None, kill_when: Callable[[], Awaitable[None]] | None = None
+) -> int | None:
+    """One life of the trainer, which ends at a point, when `kill_when` returns, or at the end of the run: how it ended."""
+    process = await asyncio.to_thread(start, config, config.with_suffix(".log"), point)
+    try:
+        if kill_when is not None:
+            await kill_when()
+            process.kill()
+        await asyncio.to_thread(process.join, LIMIT_S)
+        return process.exitcode
+    finally:
+        process.kill()
+
+
+def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> Callable[[], Awaitable[None]]:
+    """Returns a random while after the trainer has leased a buffer."""
+
+    def fence() -> int:
+        return (gateway.model.leases.held() or {"fence": 0})["fence"]
+
+    before = fence()
+
+    async def returns() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while fence() in (0, before):
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(chance.expovariate(1 / ANYWHERE_S))
+
+    return returns
+
+
+def newest(directory: Path) -> int:
+    """The highest version in a directory of versions; 0 if none."""
+    return max((int(d.name[1:]) for d in directory.glob("v*")), default=0)
+
+
+async def live_through_every_kill(
+    config: Path, run: Path, gateway: RunningGateway, noted: dict[str, str]
+) -> None:
+    """One life for each point, those of a replay as soon as there is one to do; some that end anywhere; and the last."""
+    points, replays = list(POINTS), list(REPLAY)
+    chance = random.Random(4)
+    while points or replays:
+        behind = newest(run / "weights") > newest(run / "checkpoints")
+        if not points and not behind:
+            break
+        name = replays.pop() if behind and replays else points.pop()
+        killed = await run_once(config, {**POINTS, **REPLAY}[name])
+        assert killed == -signal.SIGKILL, f"{name}: {config.with_suffix('.log').read_text()[-3000:]}"
+        for weights in (run / "weights").glob("v*"):
+            note_manifest(weights, noted)
+    for _ in range(RANDOM_KILLS):
+        ended = await run_once(config, None, some_time_after_a_lease(gateway, chance))
+        assert ended in (-signal.SIGKILL, 0), config.with_suffix(".log").read_text()[-3000:]
+    assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_one_learns(
+    tiny_model: Path, tmp_path: Path, every: int
+) -> None:
+    async with world(tiny_model, tmp_path) as (gateway, engine):
+        config, run = tmp_path / "trainer.toml", tmp_path / "run"
+        names = {"work": tmp_path, "steps": STEPS, "url": gateway.url, "model": tiny_model, "every": every}
+        config.write_text(TRAINER.format(**names))
+        await live_through_every_kill(config, run, gateway, engine.given)
+        await check_the_account(gateway)
+        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(STEPS)]
+    for weights in (run / "weights").glob("v*"):
+        note_manifest(weights, engine.given)
+    contents = {json.loads(m)["files"]["model.safetensors"]["sha256"] for m in engine.given.values()}
+    assert len(engine.given) == len(contents) == STEPS, "every step taught something"
+    said = config.with_suffix(".log").read_text()
+    assert ("nothing lost, nothing trained twice" in said) == (every > 1)
+    trained = [group.group_id for batch in batches for group in batch]
+    assert len(trained) == len(set(trained)) == STEPS * BATCH
+    final = load_file(run / "checkpoints" / f"v{STEPS:06d}" / "model.safetensors")
+    await asyncio.to_thread(
+        check_weights, Settings.load(config), tmp_path / "straight", batches, engine.given, final
+    )
+
+
+async def check_the_account(gateway: RunningGateway) -> None:
+    """Every version was made of the one before, every batch was consumed, and nothing was passed over."""
+    status = await gateway.admin.status()
+    assert (status["version"], status["consumed"], status["orphaned_versions"]) == (STEPS, STEPS, [])
+    parents = [(await gateway.admin.weights(v))["parent"] for v in range(1, STEPS + 1)]
+    assert parents == list(range(STEPS))
+
+
+def check_weights(
+    settings: Settings, work: Path, batches: Sequence[Any], noted: dict[str, str], final: dict[str, Any]
+) -> None:
+    """Trains the recorded batches in order, without interruption, and compares every version, to the bit."""
+    straight = Learner.open(
+        settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})})
+    )
+    written = WeightsDirectory(work, settings.model.path)
+    for version, batch in enumerate(batches, start=1):
+        straight.train(batch)
+        ours = written.write(version, version - 1, straight.model, straight.probe)
+        manifest, theirs = json.loads((ours / "manifest.json").read_text()), json.loads(noted[ours.name])
+        assert (manifest["files"], manifest["probe"]) == (theirs["files"], theirs["probe"]), ours.name
+    parameters = straight.model.state_dict()
+    assert final.keys() == parameters.keys()
+    for name, value in final.items():
+        assert torch.equal(value, parameters[name]), name

@@ -1,0 +1,110 @@
+"""A trainer in a process of its own that kills itself with SIGKILL at a named point, as nothing in the trainer can.
+
+The process is forked from one that has imported everything, so that a start costs no seconds. `POINTS` names where a process may
+die: at the first time that a function is called or has returned, or while its request is on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+LOADED = ["pytest", "trainer.run", "torch.utils.tensorboard", "transformers.models.qwen3.modeling_qwen3"]
+UNDERWAY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Point:
+    """The owner's attribute at which a process dies; `of` limits it to a directory that is written or removed."""
+
+    owner: str
+    attribute: str
+    when: Literal["before", "underway", "after"]
+    of: str = ""
+
+
+POINTS = {
+    "lease held": Point("trainer.feed:Feed", "lease", "after"),
+    "some groups accumulated": Point("trainer.learner:Learner", "take", "after"),
+    "gradient whole": Point("trainer.learner:Learner", "step", "before"),
+    "stepped": Point("trainer.learner:Learner", "step", "after"),
+    "checkpoint aside": Point("trainer.weights.filesystem:Aside", "__exit__", "before", "checkpoints"),
+    "checkpoint written": Point("trainer.weights.filesystem:Aside", "__exit__", "after", "checkpoints"),
+    "checkpoint half removed": Point("trainer.weights.filesystem:shutil", "rmtree", "before", "checkpoints"),
+    "weights aside": Point("trainer.weights.filesystem:Aside", "__exit__", "before", "weights"),
+    "weights written": Point("trainer.weights.filesystem:Aside", "__exit__", "after", "weights"),
+    "weights half removed": Point("trainer.weights.filesystem:shutil", "rmtree", "before", "weights"),
+    "publishing": Point("gateway.client:GatewayClient", "publish", "underway"),
+    "published": Point("trainer.feed:Feed", "publish", "after"),
+    "acknowledging": Point("gateway.client:GatewayClient", "ack", "underway"),
+    "acknowledged": Point("trainer.feed:Feed", "ack", "after"),
+}
+REPLAY = {
+    "replaying": Point("trainer.learner:Learner", "train", "before"),
+    "replayed": Point("trainer.learner:Learner", "train", "after"),
+}
+"""Points that a process passes only if there are versions after its checkpoint."""
+
+
+def start(config: Path, log: Path, point: Point | None) -> multiprocessing.process.BaseProcess:
+    """`trainer run CONFIG`, its output at the end of `log`. Blocks until the process runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LOADED)
+    process = context.Process(target=_main, args=(config, log, point), daemon=True)
+    process.start()
+    return process
+
+
+def _main(config: Path, log: Path, point: Point | None) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
+    print(f"-- {point}")
+    from trainer.cli import app
+
+    if point is not None:
+        _arm(point)
+    app(["run", str(config)])
+
+
+def _arm(point: Point) -> None:
+    module, _, name = point.owner.partition(":")
+    owner = getattr(sys.modules[module], name)
+    inner = getattr(owner, point.attribute)
+    wrap = _async if inspect.iscoroutinefunction(inner) else _plain
+    setattr(owner, point.attribute, wrap(inner, point))
+
+
+def _plain(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
+    def wrapped(first: Any, *arguments: Any, **named: Any) -> Any:
+        path = getattr(first, "target", first)
+        if point.of and path.parent.name != point.of:
+            return inner(first, *arguments, **named)
+        if point.when == "before":
+            _die()
+        inner(first, *arguments, **named)
+        _die()
+
+    return wrapped
+
+
+def _async(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
+    async def wrapped(*arguments: Any, **named: Any) -> Any:
+        running = asyncio.ensure_future(inner(*arguments, **named))
+        await (asyncio.sleep(UNDERWAY_S) if point.when == "underway" else running)
+        _die()
+
+    return wrapped
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

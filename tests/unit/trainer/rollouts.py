@@ -1,0 +1,53 @@
+"""Agents for the trainer's tests: they ask one question after the other, and know what they earn by the answer's text."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from gateway.client import EpisodeRunner, Task
+from gateway.client.agents import FunctionAgent
+from tests.gateways import RunningGateway
+
+
+@asynccontextmanager
+async def episodes(
+    gateway: RunningGateway, model: str | None = None, open_wait_s: float = 0.5
+) -> AsyncIterator[None]:
+    """Groups of two episodes without end; the reward is a checksum of the answer.
+
+    Every episode asks at a length of its own, for a fake engine answers prompts of one length alike, and equal rewards teach
+    nothing.
+    """
+    number = itertools.count()
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        body = {
+            "model": model or "any",
+            "max_tokens": 8,
+            "messages": [{"role": "user", "content": task["q"] + "!" * (next(number) % 32)}],
+        }
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as http:
+            answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
+        text = answer["choices"][0]["message"]["content"] or ""
+        return zlib.crc32(text.encode()) / 2**32
+
+    agent = FunctionAgent(solve)
+    runner = EpisodeRunner(
+        gateway.admin, agent, group_size=2, concurrency=8, open_wait_s=open_wait_s, model=model
+    )
+    stop = asyncio.Event()
+    tasks = [Task(f"t{i}", {"q": f"question {i}"}) for i in range(50)]
+    work = asyncio.create_task(runner.run_forever(tasks, stop), name="episodes")
+    try:
+        yield
+    finally:
+        stop.set()
+        await work

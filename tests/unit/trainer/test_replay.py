@@ -1,0 +1,225 @@
+"""Going on from a checkpoint that is older than the newest version: the recorded batches again, or a new line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gateway.client import GatewayRefused
+from gateway.types import Group, LeasedGroups
+from tests.gateways import RunningGateway
+from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.test_run import settings_of, trainer_of
+from trainer import model
+from trainer.errors import LeaseLost
+from trainer.feed import Feed
+from trainer.learner import Learner
+from trainer.run import Clock, Trainer
+from trainer.settings import Settings
+
+EVERY = 4
+
+
+async def train(trainer: Trainer, *, until: str = "ack") -> None:
+    """A step without a checkpoint, up to `until`: write, publish or ack."""
+    await trainer.feed.lease()
+    trainer.learner.step(await trainer.stream(Clock()))
+    if until == "write":
+        learner = trainer.learner
+        trainer.weights.write(learner.version, learner.parent, learner.model, learner.probe)
+        return
+    await trainer.publish()
+    if until == "ack":
+        await trainer.ack()
+
+
+async def killed_after(gateway: RunningGateway, settings: Settings, *untils: str) -> Learner:
+    """What a trainer leaves behind that is killed after its last of so many steps; answers the state that is lost."""
+    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+        for until in untils:
+            await train(trainer, until=until)
+        return trainer.learner
+
+
+def same_weights(left: Learner, right: Learner) -> bool:
+    pairs = zip(left.model.parameters(), right.model.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture(autouse=True)
+async def _agents(gateway: RunningGateway) -> AsyncIterator[None]:
+    async with episodes(gateway):
+        yield
+
+
+@pytest.mark.parametrize("last", ["write", "publish", "ack"])
+async def test_batches_since_the_checkpoint_are_trained_again_and_nothing_is_published_for_it(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY, steps=4)
+    lost = await killed_after(gateway, settings, "ack", "ack", last)
+    manifest = (settings.run.dir / "weights" / "v000003" / "manifest.json").read_text()
+    async with trainer_of(gateway, settings) as trainer:
+        learner = trainer.learner
+        assert (learner.version, learner.parent, learner.steps) == (3, 2, 3)
+        assert same_weights(learner, lost)
+        taught = not model.holds(tiny_model, learner.model)
+        assert taught
+        assert "nothing lost, nothing trained twice" in " ".join(capsys.readouterr().err.split())
+        async with asyncio.timeout(120):
+            await trainer.train()
+    assert (settings.run.dir / "weights" / "v000003" / "manifest.json").read_text() == manifest
+    status = await gateway.admin.status()
+    assert (status["version"], status["consumed"], status["orphaned_versions"]) == (4, 4, [])
+    records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
+    assert [record["buffer"] for record in records] == [3]
+    assert [d.name for d in sorted((settings.run.dir / "checkpoints").iterdir())] == ["v000000", "v000004"]
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "told"), [(False, "deterministic = true would avoid"), (True, "settings, the machine")]
+)
+async def test_other_weights_than_were_published_begin_a_new_line(
+    gateway: RunningGateway,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    deterministic: bool,
+    told: str,
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
+    await killed_after(gateway, settings, "ack", "ack")
+    run = settings.run.model_copy(update={"deterministic": deterministic})
+    optimizer = settings.optimizer.model_copy(update={"lr": 1e-4})
+    changed = settings.model_copy(update={"optimizer": optimizer, "run": run})
+    try:
+        async with trainer_of(gateway, changed) as trainer:
+            assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 0, 0)
+            assert model.holds(trainer.weights.path(3), model.load(tiny_model)), "back at the checkpoint"
+            assert trainer.learner.saved is not None
+            assert trainer.learner.saved.version == 3
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told in " ".join(capsys.readouterr().err.split())
+    status = await gateway.admin.status()
+    assert (status["version"], status["orphaned_versions"]) == (3, [1, 2])
+
+
+async def test_a_record_that_is_gone_begins_a_new_line(
+    gateway: RunningGateway,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
+    await killed_after(gateway, settings, "ack", "ack")
+    known = Feed.record
+
+    async def record(self: Feed, buffer: int) -> tuple[Group, ...]:
+        if buffer == 1:
+            raise GatewayRefused(404, "no batch 1 was trained", "no_batch", None)
+        return await known(self, buffer)
+
+    monkeypatch.setattr(Feed, "record", record)
+    async with trainer_of(gateway, settings) as trainer:
+        assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 0, 0)
+        assert model.holds(trainer.weights.path(3), model.load(tiny_model)), "back at the checkpoint"
+    assert "no batch 1 was trained" in " ".join(capsys.readouterr().err.split())
+
+
+async def test_a_checkpoint_that_was_removed_is_not_replayed_over(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=2)
+    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+        await trainer.train()
+    shutil.rmtree(settings.run.dir / "checkpoints" / "v000002")
+    async with trainer_of(gateway, settings) as trainer:
+        assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 0, 0)
+
+
+async def test_a_line_that_was_left_is_not_replayed_over(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
+    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+        await train(trainer)
+        trainer.learner.restore(trainer.learner.checkpoints / "v000000")
+        trainer.learner.renumber(2)
+        await trainer.publish()
+    async with trainer_of(gateway, settings) as trainer:
+        assert (trainer.learner.version, trainer.learner.parent) == (3, 0)
+
+
+async def test_an_acknowledgement_names_the_newest_checkpoint(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[str] = []
+    known = Feed.ack
+
+    async def ack(self: Feed, checkpoint: str) -> None:
+        named.append(Path(checkpoint).name)
+        assert Path(checkpoint).is_dir()
+        await known(self, checkpoint)
+
+    monkeypatch.setattr(Feed, "ack", ack)
+    settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=5)
+    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+        await trainer.train()
+    assert named == ["v000000", "v000002", "v000002", "v000004", "v000005"], "the last step ends with one"
+
+
+async def test_a_lease_that_is_lost_in_the_middle_loses_and_doubles_no_group(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    seen: list[list[str]] = []
+    known = Feed.groups
+
+    async def groups(self: Feed, cursor: int) -> LeasedGroups:
+        fetched = await known(self, cursor)
+        seen.append([group.group_id for group in fetched.groups])
+        # What a restart of the gateway, or a renewal that came too late, does to a lease; and the feed is cut up.
+        await gateway.admin.nack(self.held, "lost")
+        if len(fetched.groups) < 2 or cursor:
+            return fetched
+        seen[-1:] = [seen[-1][:1]]
+        return LeasedGroups(fetched.groups[:1], 1, False)
+
+    monkeypatch.setattr(Feed, "groups", groups)
+    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+        lease = await trainer.feed.lease()
+        await trainer._work(lease, Clock())
+        assert trainer.feed.held.fence > lease.fence
+    record = await gateway.admin.batch_groups(0)
+    assert [name for portion in seen for name in portion] == [group.group_id for group in record]
+    assert len([portion for portion in seen if portion]) == 2
+
+
+async def test_a_lease_that_is_gone_for_good_takes_its_gradient_with_it(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    settings = values.model_copy(update={"batch": values.batch.model_copy(update={"tokens": 16})})
+    known: Any = Learner.take
+
+    def take(self: Learner, batch: Any, groups: Any) -> None:
+        known(self, batch, groups)
+        if groups:
+            assert any(p.grad is not None for p in self.model.parameters())
+            raise LeaseLost("gone")
+
+    monkeypatch.setattr(Learner, "take", take)
+    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+        with pytest.raises(LeaseLost):
+            await trainer._work(await trainer.feed.lease(), Clock())
+        assert all(p.grad is None for p in trainer.learner.model.parameters())
+        assert trainer.learner.version == 0
