@@ -74,10 +74,14 @@ class Endings:
         def write(connection: Connection) -> None:
             statements.begin_grading(connection, live.id)
 
-        if live.mode == "eval":
-            await self._database.submit(write)
-        elif not await self._applied(live.model, Finish(live.id), write):
-            live.aborted = live.aborted or _UNTRAINED
+        try:
+            if live.mode == "eval":
+                await self._database.submit(write)
+            elif not await self._applied(live.model, Finish(live.id), write):
+                live.aborted = live.aborted or _UNTRAINED
+        except Exception:
+            self._let_go(live)
+            raise
         if live.aborted:
             await self._commit(live, {"reason": live.aborted}, None)
         else:
@@ -148,8 +152,12 @@ class Endings:
                     values["reason"] = live.aborted or _UNTRAINED
                 await self._database.submit(write)
         finally:
-            self.over.pop(live.id, None)
-            live.ended.set()
+            self._let_go(live)
+
+    def _let_go(self, live: LiveEpisode) -> None:
+        """The store knows how it ended; or, if that could not be committed, a restart takes it over as it was."""
+        self.over.pop(live.id, None)
+        live.ended.set()
 
     async def _applied(
         self,

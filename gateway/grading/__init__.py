@@ -1,4 +1,13 @@
-"""Graders: what computes a reward when an episode is closed without one (`[graders.NAME]` in the configuration).
+"""Graders: what computes a reward when an episode is closed without one.
+
+    [graders.right]
+    function = "my_package.graders:right"     # imported by worker processes, in the folder in which the gateway is started
+    workers = 4
+
+    [graders.short]
+    url = "http://127.0.0.1:9000/grade"       # POST, the episode as JSON
+    weight = 0.1
+    models = ["actor"]
 
 A grader is a Python function, run in worker processes (`function`), or a URL (`url`). Either is given the episode (`subject`):
 
