@@ -181,12 +181,12 @@ def run_episodes(
     ] = None,
     grade: Annotated[
         bool,
-        typer.Option(help="What the command prints is no reward: the gateway's [graders] compute it."),
+        typer.Option(help="What the command prints is no reward: the gateway's graders compute it."),
     ] = False,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
     spare: Annotated[
         int,
-        typer.Option(min=0, help="More episodes per task, which race: for [staleness] spare_members."),
+        typer.Option(min=0, help="More episodes per task, which race: for spare_members in the staleness settings."),
     ] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once (and workers).")] = 8,
     mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
