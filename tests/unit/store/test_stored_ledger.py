@@ -86,7 +86,7 @@ async def test_what_shapes_no_decision_may_change(database: Database) -> None:
 
 async def test_a_rule_that_cannot_take_the_settings_is_a_wrong_configuration(database: Database) -> None:
     with pytest.raises(ConfigError, match="slime"):
-        await check_settings(database, StalenessSettings(rule="slime", eta=0), "m")
+        await check_settings(database, StalenessSettings(rule="slime").model_copy(update={"eta": 0}), "m")
 
 
 # Failures
