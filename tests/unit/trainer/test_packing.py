@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -133,6 +134,17 @@ def test_a_micro_batch_leaves_as_soon_as_nothing_more_fits() -> None:
     assert [*packer.flush()] == []
 
 
-def test_rows_of_like_length_meet_where_a_group_ends() -> None:
-    groups = [rows_of_lengths(3, 9, 3), rows_of_lengths(3, 9, 3)]
-    assert [batch.ids.shape for batch in micro_batches(groups, 20)] == [(2, 4), (2, 10), (2, 4)]
+def test_rows_wait_among_rows_of_like_length() -> None:
+    groups = [rows_of_lengths(3, 19, 3), rows_of_lengths(19, 4, 3)]
+    assert [batch.ids.shape for batch in micro_batches(groups, 40)] == [(2, 20), (4, 5)]
+
+
+@given(st.lists(st.integers(1, 30), max_size=30), st.integers(16, 64), st.data())
+def test_the_cut_does_not_depend_on_the_portions(
+    lengths: list[int], tokens: int, data: st.DataObject
+) -> None:
+    rows = rows_of_lengths(*lengths)
+    ends = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=5)))
+    portions = [rows[a:b] for a, b in itertools.pairwise([0, *ends, len(rows)])]
+    whole, parts = micro_batches([rows], tokens), micro_batches(portions, tokens)
+    assert [batch.ids.tolist() for batch in parts] == [batch.ids.tolist() for batch in whole]
