@@ -80,6 +80,7 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--gateway", url,
         "--tasks", str(rollout.tasks),
         "--group-size", str(rollout.group_size),
+        "--spare", str(rollout.spare),
         "--concurrency", str(rollout.concurrency),
         "--agent", rollout.agent,
     ]  # fmt: skip

@@ -116,6 +116,8 @@ class RolloutSettings(Section):
     tasks: Path
     """JSON lines."""
     group_size: int = Field(8, ge=1, le=1024)
+    spare: int = Field(0, ge=0, le=1024)
+    """Further episodes of every group, which race: for the gateway's `[staleness] spare_members`."""
     concurrency: int = Field(64, ge=1, le=65_536)
 
 
