@@ -186,7 +186,9 @@ def run_episodes(
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
     spare: Annotated[
         int,
-        typer.Option(min=0, help="More episodes per task, which race: for spare_members in the staleness settings."),
+        typer.Option(
+            min=0, help="More episodes per task, which race: for spare_members in the staleness settings."
+        ),
     ] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once (and workers).")] = 8,
     mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
