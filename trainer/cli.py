@@ -22,10 +22,9 @@ def run_command(config: Config) -> None:
     """Train: lease batches, update the model, publish the weights; stop with ctrl-c or a kill, go on with the same command.
 
     Forward and backward begin with a batch's first groups, before it is whole. A start goes on from the newest checkpoint under
-    [run] dir. With [checkpoint] every above 1 it first trains the batches since then again, from the gateway's record, and
-    compares the result with the weights that were published last: with [run] deterministic = true nothing is lost. If they
-    differ, or newer checkpoints were removed, the checkpoint's weights become a new version, and the versions between are
-    orphaned.
+    run.dir. With checkpoint.every above 1 it first trains the batches since then again, from the gateway's record, and compares
+    the result with the weights that were published last: with run.deterministic = true nothing is lost. If they differ, or
+    newer checkpoints were removed, the checkpoint's weights become a new version, and the versions between are orphaned.
     """
     with _plain_errors():
         from trainer.run import run
