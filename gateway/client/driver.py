@@ -45,7 +45,7 @@ _COME_AGAIN = (429, 503)
 _RETRY_AFTER_S = 1.0
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 5.0
-_STOP_GRACE_S = 1.0
+_STOP_GRACE_S = 5.0
 
 
 class GatewayUnreachable(Exception):
@@ -146,7 +146,7 @@ class EpisodeRunner:
     async def run_forever(self, tasks: Sequence[Task], stop: asyncio.Event) -> None:
         """The tasks again and again, each pass in another order, until `stop` is set; then finishes what it began.
 
-        An episode that still waits for a slot is given up within a second. Raises GatewayUnreachable.
+        An episode that still waits for a slot is given up within seconds. Raises GatewayUnreachable.
         """
         if not tasks:
             raise ValueError("there are no tasks")
@@ -322,7 +322,19 @@ class EpisodeRunner:
                     message = f"step '{step}': no answer for {self._unreachable_s:g} s: {error!r}"
                     raise GatewayUnreachable(message) from error
                 pause_s, backoff_s = backoff_s, min(2 * backoff_s, _LAST_BACKOFF_S)
-            await asyncio.sleep(pause_s * self._jitter.uniform(1.0, 1.5))
+            await _rest(pause_s * self._jitter.uniform(1.0, 1.5), stop)
+
+
+async def _rest(seconds: float, stop: asyncio.Event | None) -> None:
+    """Sleeps; a stop ends the sleep, for a group that was begun meanwhile wants all its members."""
+    if stop is None or stop.is_set():
+        await asyncio.sleep(seconds)
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return
 
 
 def _closed(reason: str, error: str | None = None) -> _Ended:

@@ -208,8 +208,23 @@ async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: Gatewa
     await until(lambda: gateway.requests["open"] > 10)
     assert not running.done()
     stop.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await running
+
+
+async def test_a_stop_wakes_a_member_that_was_sent_away(gateway: FakeGateway, client: GatewayClient) -> None:
+    """Its group was begun by another meanwhile, and a group that is half begun would hold its slot for long."""
+    gateway.refusals.append((429, 3600.0))
+    stop = asyncio.Event()
+    runner = EpisodeRunner(client, FunctionAgent(value), group_size=2, concurrency=2)
+    tasks = TASKS[:1]
+    running = asyncio.create_task(runner.run_forever(tasks, stop), name="runner")
+    await until(lambda: len(gateway.opened) >= 1)
+    stop.set()
+    async with asyncio.timeout(30):
+        await running
+    begun = Counter(opened["group_id"] for opened in gateway.opened)
+    assert begun[gateway.opened[0]["group_id"]] == 2
 
 
 async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, client: GatewayClient) -> None:
