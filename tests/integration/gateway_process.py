@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -10,18 +9,10 @@ from typing import Any
 
 import httpx
 
+from tests.forks import forks
 from tests.integration.support import until
 
 START_S = 120.0
-LOADED = [
-    "pytest",
-    "uvicorn",
-    "gateway.app",
-    "renderers",
-    "renderers.base",
-    "transformers.models.auto.tokenization_auto",
-]
-"""What the process is forked with, so that a start costs no seconds."""
 
 
 class GatewayProcess:
@@ -35,9 +26,7 @@ class GatewayProcess:
 
     async def start(self) -> None:
         """Returns once calls would be served."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(LOADED)
-        self._process = process = context.Process(target=_main, args=(self._values, self._log), daemon=True)
+        self._process = process = forks().Process(target=_main, args=(self._values, self._log), daemon=True)
         process.start()
 
         async with httpx.AsyncClient(base_url=self.url, timeout=5.0) as http:

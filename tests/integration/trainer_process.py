@@ -7,6 +7,7 @@ die: at the first time that a function is called or has returned, or while its r
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import multiprocessing
 import os
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-LOADED = ["pytest", "trainer.run", "torch.utils.tensorboard", "transformers.models.qwen3.modeling_qwen3"]
+from tests.forks import forks
+
 UNDERWAY_S = 0.02
 
 
@@ -56,9 +58,7 @@ REPLAY = {
 
 def start(config: Path, log: Path, point: Point | None) -> multiprocessing.process.BaseProcess:
     """`trainer run CONFIG`, its output at the end of `log`. Blocks until the process runs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LOADED)
-    process = context.Process(target=_main, args=(config, log, point), daemon=True)
+    process = forks().Process(target=_main, args=(config, log, point), daemon=True)
     process.start()
     return process
 
@@ -78,7 +78,7 @@ def _main(config: Path, log: Path, point: Point | None) -> None:
 
 def _arm(point: Point) -> None:
     module, _, name = point.owner.partition(":")
-    owner = getattr(sys.modules[module], name)
+    owner = getattr(importlib.import_module(module), name)
     inner = getattr(owner, point.attribute)
     wrap = _async if inspect.iscoroutinefunction(inner) else _plain
     setattr(owner, point.attribute, wrap(inner, point))
