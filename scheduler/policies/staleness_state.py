@@ -6,11 +6,23 @@ when a group is over, nor which buffers a new group may use: that is the ledger'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scheduler.policies.staleness_events import BufferReady, Command, Moved, Occupied
+from scheduler.policies.staleness_events import (
+    BufferReady,
+    Command,
+    Drop,
+    Finish,
+    Grading,
+    MemberDropped,
+    Moved,
+    Occupied,
+    Refuse,
+    Reward,
+)
 
 GroupState = Literal["reserved", "occupied", "dropped"]
 MemberState = Literal["open", "grading", "rewarded", "dropped"]
@@ -79,6 +91,31 @@ class GroupRow:
     """The rewards of members whose `Reward` told a value."""
     late: bool = False
     """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
+
+    def take(self, event: Finish | Reward | Drop) -> list[Command]:
+        """What an event does to its member, whatever the group makes of it; the answer [Refuse] alone changes nothing.
+
+        Raises ValueError, and changes nothing, if a reward is not finite.
+        """
+        episode_id, state = event.episode_id, self.members[event.episode_id]
+        if isinstance(event, Reward) and not math.isfinite(event.value or 0.0):
+            raise ValueError(f"a reward is a finite number, not {event.value}: {episode_id}")
+        if self.state != "reserved":
+            return [Refuse(episode_id, "group_finished")]
+        if state != "open" and (state != "grading" or isinstance(event, Finish)):
+            return [Refuse(episode_id, "episode_finished")]
+        match event:
+            case Finish():
+                self.members[episode_id] = "grading"
+                return [Grading(episode_id)]
+            case Reward(_, value):
+                self.members[episode_id] = "rewarded"
+                if value is not None:
+                    self.values[episode_id] = value
+                return []
+            case Drop(_, reason):
+                self.members[episode_id] = "dropped"
+                return [MemberDropped(episode_id, reason)]
 
     def settled(self, spare_members: int = 0) -> bool:
         """`size` members are rewarded, or no member is missing or underway."""

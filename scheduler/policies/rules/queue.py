@@ -27,7 +27,6 @@ Memory: as in `staleness.Ledger`.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import insort
 from dataclasses import asdict, dataclass
@@ -49,7 +48,6 @@ from scheduler.policies.staleness_events import (
     GroupDropped,
     Join,
     Leased,
-    MemberDropped,
     Occupied,
     Publish,
     Refuse,
@@ -253,29 +251,12 @@ class GroupQueue(ABC):
     # Finish
 
     def _settle(self, event: Finish | Reward | Drop) -> list[Command]:
-        episode_id = event.episode_id
-        if episode_id not in self._group_of:
-            raise ValueError(f"no episode {episode_id}")
-        if isinstance(event, Reward) and not math.isfinite(event.value or 0.0):
-            raise ValueError(f"a reward is a finite number, not {event.value}: {episode_id}")
-        group = self._groups[self._group_of[episode_id]]
-        if group.state != "reserved":
-            return [Refuse(episode_id, "group_finished")]
-        state = group.members[episode_id]
-        if state != "open" and (state != "grading" or isinstance(event, Finish)):
-            return [Refuse(episode_id, "episode_finished")]
-        match event:
-            case Finish():
-                group.members[episode_id] = "grading"
-                return [Grading(episode_id)]
-            case Reward(_, value):
-                group.members[episode_id] = "rewarded"
-                if value is not None:
-                    group.values[episode_id] = value
-                return self._finish(group)
-            case Drop(_, reason):
-                group.members[episode_id] = "dropped"
-                return [MemberDropped(episode_id, reason), *self._finish(group)]
+        if event.episode_id not in self._group_of:
+            raise ValueError(f"no episode {event.episode_id}")
+        group = self._groups[self._group_of[event.episode_id]]
+        told = group.take(event)
+        over = not any(isinstance(command, Refuse | Grading) for command in told)
+        return told + self._finish(group) if over else told
 
     def _close(self, group_id: str) -> list[Command]:
         if group_id not in self._groups:
