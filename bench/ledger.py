@@ -31,6 +31,9 @@ from gateway.store.database import Database
 from scheduler.policies.staleness_events import Consume, Event, Join, Leased, Publish, Reward
 
 _AT_ONCE = 64
+_WINDOW = 20
+"""Batches among which the gateway's open groups are spread, so that one is trained every few seconds."""
+_OPENERS = 4
 _LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 """The gateway closes idle connections after 5 s."""
 
@@ -122,7 +125,7 @@ async def measure_gateway(plan: Plan, folder: Path, steps: Steps) -> dict[str, A
     weights = Weights(folder / "weights")
     tables = (
         "[engine]\nlaunch = 'fake'\n"
-        f"[staleness]\neta = 1\nbatch = {plan.groups // 2}\nmin_members = 1\n"
+        f"[staleness]\neta = {_WINDOW - 1}\nbatch = {max(1, plan.groups // _WINDOW)}\nmin_members = 1\n"
         "[episodes]\nidle_s = 3600.0\n"
     )
     async with serve_gateway(weights.first, tables, folder) as gateway:
@@ -148,7 +151,6 @@ class _Agents:
         self._http = http
         self._weights = weights
         self._names = count()
-        self._stop = asyncio.Event()
 
     async def run(self, steps: Steps, database: Path) -> dict[str, Any]:
         waiting: asyncio.Queue[list[tuple[str, str]]] = asyncio.Queue()
@@ -163,6 +165,7 @@ class _Agents:
         tasks = [
             asyncio.create_task(self._work(waiting), name=f"agent-{n}") for n in range(self._plan.concurrency)
         ]
+        tasks += [asyncio.create_task(self._refill(waiting), name=f"opener-{n}") for n in range(_OPENERS)]
         tasks.append(asyncio.create_task(self._train(), name="trainer"))
         before, cpu, started = _events(database), self._gateway.cpu_s(), time.perf_counter()
         done, _ = await asyncio.wait(tasks, timeout=self._plan.seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -191,6 +194,10 @@ class _Agents:
                 for call in range(self._plan.calls):
                     await self._ask(key, f"call {call}")
                 await self._client.reward(episode, float(number_ % 2))
+
+    async def _refill(self, waiting: asyncio.Queue[list[tuple[str, str]]]) -> None:
+        """A new group for every one that was trained: an opening waits until the ledger has a slot."""
+        while True:
             waiting.put_nowait(await self._open())
 
     async def _ask(self, key: str, text: str) -> None:

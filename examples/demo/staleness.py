@@ -192,7 +192,7 @@ def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, An
         )
         bottom = [b + s for b, s in zip(bottom, shares, strict=True)]
     ages.set(xlabel="eta", ylabel="share of trained tokens", xticks=list(places), xticklabels=names)
-    ages.legend(title="staleness")
+    ages.legend(title="staleness", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for shift, key in ((-0.2, "trainer_idle"), (0.2, "engine_idle")):
         idle.bar([p + shift for p in places], [row[key] for row in rows], 0.4, label=key.replace("_", " "))
     idle.set(xlabel="eta", ylabel="share of the time", ylim=(0, 1), xticks=list(places), xticklabels=names)
