@@ -66,7 +66,6 @@ from scheduler.policies.staleness_events import (
     Moved,
     Publish,
     Refuse,
-    RefuseReason,
     Reward,
     Skipped,
     StuckAction,
@@ -196,20 +195,11 @@ class Ledger:
             group = GroupRow(event.group_id, event.size, self.version, buffer)
             self._groups[event.group_id] = group
             self._entries.reserve(group, buffer)
-        elif reason := self._join_refusal(group, event.size):
+        elif reason := group.join_refusal(event.size, self.settings.spare_members):
             return [Refuse(event.episode_id, reason)]
         group.members[event.episode_id] = "open"
         self._group_of[event.episode_id] = event.group_id
         return [Admit(event.episode_id, event.group_id, group.buffer, group.version)]
-
-    def _join_refusal(self, group: GroupRow, size: int) -> RefuseReason | None:
-        if group.state != "reserved":
-            return "group_finished"
-        if group.size != size:
-            return "size_differs"
-        if len(group.members) == group.size + self.settings.spare_members:
-            return "group_full"
-        return "group_closed" if group.closed else None
 
     # Occupy
 

@@ -21,6 +21,7 @@ from scheduler.policies.staleness_events import (
     Moved,
     Occupied,
     Refuse,
+    RefuseReason,
     Reward,
 )
 
@@ -116,6 +117,16 @@ class GroupRow:
             case Drop(_, reason):
                 self.members[episode_id] = "dropped"
                 return [MemberDropped(episode_id, reason)]
+
+    def join_refusal(self, size: int, spare_members: int = 0) -> RefuseReason | None:
+        """Why no further member may join as one of a group of `size`; None: it may."""
+        if self.state != "reserved":
+            return "group_finished"
+        if self.size != size:
+            return "size_differs"
+        if len(self.members) == self.size + spare_members:
+            return "group_full"
+        return "group_closed" if self.closed else None
 
     def settled(self, spare_members: int = 0) -> bool:
         """`size` members are rewarded, or no member is missing or underway."""

@@ -51,7 +51,6 @@ from scheduler.policies.staleness_events import (
     Occupied,
     Publish,
     Refuse,
-    RefuseReason,
     Reward,
     Skipped,
     Unstick,
@@ -234,7 +233,7 @@ class GroupQueue(ABC):
             if self.free_slots() == 0:
                 return [Refuse(event.episode_id, "no_slot")]
             group = self._start(event)
-        elif reason := _join_refusal(group, event.size):
+        elif reason := group.join_refusal(event.size):
             return [Refuse(event.episode_id, reason)]
         group.members[event.episode_id] = "open"
         self._group_of[event.episode_id] = event.group_id
@@ -362,13 +361,3 @@ class GroupQueue(ABC):
             reserved,
             self.leased and buffer == self.consumed,
         )
-
-
-def _join_refusal(group: QueuedGroup, size: int) -> RefuseReason | None:
-    if group.state != "reserved":
-        return "group_finished"
-    if group.size != size:
-        return "size_differs"
-    if len(group.members) == group.size:
-        return "group_full"
-    return "group_closed" if group.closed else None
