@@ -42,7 +42,7 @@ demo: setup engine ## train a small model behind an unmodified agent, from nothi
 demo-seeds: setup engine ## the demo for three seeds, and a control run with frozen weights
 	$(BIN)/python -m examples.demo.seeds
 
-report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (an hour)
+report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness
 
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice

@@ -1,6 +1,6 @@
 """The demo's task under several bounds on staleness: what a looser bound buys in time, and what it costs in reward.
 
-    python -m examples.demo.staleness                          # what `make report-staleness` does; over an hour on two cores
+    python -m examples.demo.staleness                          # what `make report-staleness` does; about 45 minutes on two cores
     python -m examples.demo.staleness --etas 0,2 --seeds 1 --steps 10 --plot runs/staleness.png
 
 One run of the demo per bound and seed, one after the other, on real vLLM, each in a folder of its own. Definitions:
