@@ -40,7 +40,7 @@ class TokenFlag(IntFlag):
 
     NONE = 0
     CONSTRAINED = 1
-    """A grammar or a forced tool limited the choice."""
+    """A grammar, a forced tool, a bias or a penalty shaped the choice."""
     TRUNCATED = 2
     """top-p, top-k or min-p cut the distribution."""
     GREEDY = 4
@@ -176,6 +176,15 @@ class EpisodeOpened:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an engine holds a reply to, token by token."""
+
+    kind: Literal["json", "regex", "ebnf", "structural_tag"]
+    value: str
+    """A JSON schema, a regular expression, an EBNF grammar or a structural tag (xgrammar's form), as text."""
+
+
 @dataclass(slots=True)
 class Sampling:
     """Sampling parameters as an engine takes them. `max_tokens` counts what is still to be sampled."""
@@ -185,19 +194,39 @@ class Sampling:
     max_tokens: int = 16
     seed: int | None = None
     stop_token_ids: list[int] = field(default_factory=list)
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    top_logprobs: int = 0
+    """How many alternatives to each token are asked for; they are delivered, not recorded."""
+    grammar: Grammar | None = None
 
     @property
-    def pinned(self) -> bool:
-        """The sampler has a state that no other engine, and no second request, can take over: a seeded generator."""
-        return self.seed is not None and self.temperature > 0
+    def pinned(self) -> str:
+        """What state the sampler has that no other engine, and no second request, can take over; empty: none."""
+        if self.grammar is not None:
+            return "a grammar"
+        if self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0:
+            return "penalties"
+        if self.min_tokens:
+            return "min_tokens"
+        return "a seed" if self.seed is not None and self.temperature > 0 else ""
 
     def flags(self) -> TokenFlag:
         """The flags that these parameters put on every token that they sample."""
         flags = TokenFlag.NONE
         if self.temperature == 0.0:
             flags |= TokenFlag.GREEDY
-        if self.top_p < 1.0:
+        if self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0:
             flags |= TokenFlag.TRUNCATED
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        if self.grammar is not None or self.logit_bias or self.min_tokens or penalties:
+            flags |= TokenFlag.CONSTRAINED
         return flags
 
 

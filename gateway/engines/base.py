@@ -39,6 +39,8 @@ class TokenChunk:
     labels: tuple[tuple[str, int], ...] | None = None
     """With the finish: how many of the request's tokens were sampled under which label, in order, by the engine's own account.
     None: the engine gives no account."""
+    top: list[list[tuple[int, float]]] | None = None
+    """For each token the likeliest ids and their log-probabilities, if `top_logprobs` asked for them."""
 
 
 class Engine(Protocol):

@@ -33,6 +33,7 @@ from gateway.errors import EngineError, EngineUnreachable
 from gateway.types import FinishReason
 
 _GENERATE = "/generate"
+_GRAMMARS = {"json": "json_schema", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _IDLE_S = "60"
 """How long the engine may take to let go of what was aborted."""
@@ -192,6 +193,7 @@ class StreamReader:
             logprobs=[row[0] for row in rows],
             finish=finish,
             labels=_labels(meta) if finish else None,
+            top=_top(meta, new),
         )
 
 
@@ -205,7 +207,12 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": -1,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "min_new_tokens": sampling.min_tokens,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
         "max_new_tokens": sampling.max_tokens,
         # Stop tokens are heeded with the model's own ones or not at all.
         "stop_token_ids": sampling.stop_token_ids,
@@ -214,13 +221,19 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     }
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
-    body = {
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): value for token, value in sampling.logit_bias.items()}
+    if sampling.grammar is not None:
+        params[_GRAMMARS[sampling.grammar.kind]] = sampling.grammar.value
+    body: dict[str, Any] = {
         "rid": _rid(request.request_id),
         "input_ids": list(request.prompt),
         "sampling_params": params,
         "return_logprob": True,
         "stream": True,
     }
+    if sampling.top_logprobs:
+        body["top_logprobs_num"] = sampling.top_logprobs
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
     return body
@@ -233,6 +246,14 @@ def _finish(reason: dict[str, Any]) -> FinishReason:
     if reason["type"] == "stop" and isinstance(reason.get("matched"), str):
         raise failure({"message": reason["matched"]})
     return _FINISH[reason["type"]]
+
+
+def _top(meta: dict[str, Any], new: int) -> list[list[tuple[int, float]]] | None:
+    """The alternatives to the newest tokens, if they were asked for."""
+    rows = meta.get("output_top_logprobs")
+    if not rows or not new:
+        return None
+    return [[(entry[1], entry[0]) for entry in row or ()] for row in rows[-new:]]
 
 
 def _labels(meta: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:

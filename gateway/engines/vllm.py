@@ -16,10 +16,11 @@ import orjson
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.engines.http import EngineHTTP, failure
 from gateway.errors import EngineError, EngineUnreachable
-from gateway.types import FinishReason
+from gateway.types import FinishReason, Sampling
 
 _GENERATE = "/inference/v1/generate"
 _ID_PREFIX = "generate-tokens-"
+_GRAMMARS = {"json": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -96,14 +97,19 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
-        "logprobs": 0,
+        "logprobs": sampling.top_logprobs,
         "stop_token_ids": sampling.stop_token_ids,
         "ignore_eos": True,  # the gateway says which tokens end a turn
         "detokenize": False,
         "stream_interval": request.interval,
     }
+    params.update({name: value for name, value in _optional(sampling).items() if value})
     if sampling.seed is not None:
         params["seed"] = sampling.seed
+    if sampling.repetition_penalty != 1.0:
+        params["repetition_penalty"] = sampling.repetition_penalty
+    if sampling.grammar is not None:
+        params["structured_outputs"] = {_GRAMMARS[sampling.grammar.kind]: sampling.grammar.value}
     body = {
         "request_id": request.request_id,
         "token_ids": list(request.prompt),
@@ -113,6 +119,18 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
     return body
+
+
+def _optional(sampling: Sampling) -> dict[str, Any]:
+    """What is sent only if it asks for something: bodies are many, and neutral values cost."""
+    return {
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "min_tokens": sampling.min_tokens,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": {str(token): value for token, value in sampling.logit_bias.items()},
+    }
 
 
 def _chunk(event: dict[str, Any]) -> TokenChunk:
@@ -130,7 +148,12 @@ def _chunk(event: dict[str, Any]) -> TokenChunk:
         logprobs=[entry["logprob"] for entry in content or ()],
         finish=_FINISH[finish] if finish else None,
         labels=_labels(choice.get("weight_versions")) if finish else None,
+        top=_top(content) if content and content[0].get("top_logprobs") else None,
     )
+
+
+def _top(content: list[dict[str, Any]]) -> list[list[tuple[int, float]]]:
+    return [[(top["token_id"], top["logprob"]) for top in entry["top_logprobs"]] for entry in content]
 
 
 def _labels(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], ...] | None:

@@ -166,7 +166,7 @@ class Call:
         if self.finish is None and len(self.turn.ids) >= self.sampling.max_tokens:
             self.finish = "length"
         if self.finish is None and self.sampling.pinned and not self._ending:
-            raise EngineError(f"{slot.name} gave a seeded call back")
+            raise EngineError(f"{slot.name} gave a call with {self.sampling.pinned} back")
 
     def _lost(self, slot: Slot, error: EngineError, failures: int) -> None:
         """The engine failed the call. Raises if the call cannot go on."""
@@ -180,7 +180,8 @@ class Call:
             return
         if self.delivered:
             message = (
-                f"the engine of a seeded call died, and part of its reply was delivered ({error.message})"
+                f"the engine of a call with {self.sampling.pinned} died, and part of its reply was delivered"
+                f" ({error.message})"
             )
             raise EngineError(message, code="call_lost") from error
         self.turn.restart()

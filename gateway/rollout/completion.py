@@ -200,5 +200,5 @@ class Completion:
 
     async def _stop_engine(self) -> None:
         """The last reader has left: the engine stops at once, and the tokens are kept if they can be continued."""
-        self._given_up = self._call.sampling.pinned and not self._whole
+        self._given_up = bool(self._call.sampling.pinned) and not self._whole
         await self._call.stop(_Deserted("nobody reads the reply"))

@@ -183,7 +183,8 @@ class EnginePool:
         slot, run = found
         if run.pinned:
             raise Conflict(
-                "a seeded call cannot leave its engine: its sampler has a state", code="call_pinned"
+                f"a call with {run.call.sampling.pinned} cannot leave its engine: its sampler has a state",
+                code="call_pinned",
             )
         if engine == slot.name:
             return
@@ -243,7 +244,7 @@ class EnginePool:
                 "model": self.model,
                 "engine": found[0].name if (found := self.run_of(call.call_id)) else None,
                 "tokens": len(call.turn.ids),
-                "pinned": call.sampling.pinned,
+                "pinned": bool(call.sampling.pinned),
             }
             for call in self.calls.values()
         ]

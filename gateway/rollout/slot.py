@@ -28,7 +28,7 @@ class Run:
     def __init__(self, call: Call, request_id: str, began: float) -> None:
         self.call = call
         self.request_id = request_id
-        self.pinned = call.sampling.pinned
+        self.pinned = bool(call.sampling.pinned)
         self.began = self.last_token_at = began
         self.cut_reason = ""
         self.scope = asyncio.timeout(None)
