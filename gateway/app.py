@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api import batches, chat, engines, episodes, errors, health, models, staleness, weights
 from gateway.api.context import Services
 from gateway.api.errors import error_response
+from gateway.control.callers import Callers
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost, ModelEngines
 from gateway.control.models import LocalModel, Models, TrainedModel
@@ -67,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
+    app.add_middleware(EpisodePrefix)
     return app
 
 
@@ -113,7 +115,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         replies = Replies(database)
         stack.push_async_callback(replies.close)
         log.info("ready: %s", settings.server.url)
-        yield Services(settings, database, host, models, episodes_, replies, Metrics())
+        callers = Callers(episodes_)
+        yield Services(settings, database, host, models, episodes_, callers, replies, Metrics())
 
 
 def _engines(settings: Settings) -> dict[str, ModelEngines]:
@@ -178,7 +181,7 @@ class BodyLimit:
         )
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         size = 0
 
@@ -191,3 +194,23 @@ class BodyLimit:
             return message
 
         await self._app(scope, limited, send)
+
+
+class EpisodePrefix:
+    """Takes `/e/{episode_id}` off a path: whoever calls there names the episode. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path.startswith("/e/"):
+            named, slash, rest = path[3:].partition("/")
+            scope = {
+                **scope,
+                "path": slash + rest,
+                "raw_path": (slash + rest).encode(),
+                "headgate.episode": named,
+            }
+        await self._app(scope, receive, send)

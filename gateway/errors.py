@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class GatewayError(Exception):
@@ -134,3 +134,18 @@ class ProbeFailed(EngineError):
 def jittered(seconds: float) -> float:
     """A `retry_after`, so that those who were refused together do not come back together."""
     return seconds * (0.5 + secrets.randbelow(1000) / 1000)
+
+
+def validation_error(errors: Any) -> BadRequest:
+    """The first of pydantic's errors, as one of ours."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    if first["type"] in ("json_invalid", "json_type"):
+        return BadRequest(f"the body is not JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return BadRequest(
+            f"Unrecognized request argument supplied: {where}", code="unknown_parameter", param=where
+        )
+    return BadRequest(
+        f"{where}: {first['msg']}" if where else first["msg"], code="invalid_value", param=where or None
+    )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import orjson
 from fastapi import Depends, Request
 
+from gateway.control.callers import Callers
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost
 from gateway.control.models import Models
@@ -28,6 +29,7 @@ class Services:
     host: ControlHost
     models: Models
     episodes: Episodes
+    callers: Callers
     replies: Replies
     metrics: Metrics
 
@@ -41,6 +43,11 @@ def bearer(request: Request) -> str:
     """The key in the Authorization header; empty if there is none."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def credentials(request: Request) -> str:
+    """The caller's key: as OpenAI's clients send it, or as Anthropic's do."""
+    return bearer(request) or request.headers.get("x-api-key", "").strip()
 
 
 def asked_object(body: bytes) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The one place where errors become HTTP, in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`."""
+"""The one place where errors become HTTP: in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, or in Anthropic's.
+
+Which of them depends on the route alone, so that a client is always answered in the form that it speaks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from gateway.errors import BadRequest, Busy, Conflict, GatewayError
+from gateway.errors import BadRequest, Busy, Conflict, GatewayError, validation_error
 
 log = logging.getLogger(__name__)
 
@@ -28,29 +31,37 @@ def error_body(error: GatewayError) -> dict[str, Any]:
     }
 
 
-def error_response(error: GatewayError) -> Response:
-    """SDKs retry 409 and 429: only what may succeed later says so."""
+def anthropic_error_body(error: GatewayError) -> dict[str, Any]:
+    """An error as Anthropic's API has it; it has no place for a code or a parameter, so the message names them."""
+    return {
+        "type": "error",
+        "error": {"type": _ANTHROPIC.get(error.status, "api_error"), "message": error.message},
+    }
+
+
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_response(error: GatewayError, path: str) -> Response:
+    """The answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later says so."""
     headers = {}
     if isinstance(error, Busy):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, Conflict):
         headers["x-should-retry"] = "false"
-    return Response(orjson.dumps(error_body(error)), error.status, headers, "application/json")
-
-
-def validation_error(errors: Any) -> BadRequest:
-    """The first of pydantic's errors, as one of ours."""
-    first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    if first["type"] in ("json_invalid", "json_type"):
-        return BadRequest(f"the body is not JSON: {first['msg']}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
-        return BadRequest(
-            f"Unrecognized request argument supplied: {where}", code="unknown_parameter", param=where
-        )
-    return BadRequest(
-        f"{where}: {first['msg']}" if where else first["msg"], code="invalid_value", param=where or None
-    )
+    body = anthropic_error_body(error) if "/v1/messages" in path else error_body(error)
+    return Response(orjson.dumps(body), error.status, headers, "application/json")
 
 
 def install(app: FastAPI) -> None:
@@ -59,7 +70,7 @@ def install(app: FastAPI) -> None:
     def counted(request: Request, error: GatewayError) -> Response:
         metrics = request.app.state.services.metrics
         metrics.errors.labels(str(error.status), error.code or "").inc()
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)

@@ -1,17 +1,19 @@
-"""Responses that notice when the client goes away, streaming or not, and tell the reply that they read, if any. Pure ASGI."""
+"""Responses that notice when the client goes away, streaming or not, and tell the replies that they read. Pure ASGI."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
+from typing import Any
 
+import orjson
 from fastapi import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.errors import error_body, error_response
+from gateway.api.errors import error_body
 from gateway.errors import GatewayError
-from gateway.rollout.reply import Reader
+from gateway.rollout.reply import Choices
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _SSE_HEADERS = [
@@ -19,23 +21,39 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+Failure = Callable[[GatewayError], bytes]
+"""The event that says how a stream failed: clients raise on it."""
+
+
+def openai_failure(error: GatewayError) -> bytes:
+    """As clients of chat completions and completions expect it."""
+    return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
 
 class WholeAnswer(Response):
-    """An answer that takes a while; the work on it is cancelled when the client goes away."""
+    """An answer that takes a while: JSON, or a response of its own. The work on it is cancelled when the client goes away."""
 
-    def __init__(self, work: Callable[[], Awaitable[Response]], reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[Response | dict[str, Any]]],
+        choices: Choices | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
-        self._reader = reader
+        self._choices = choices
         self._work = work
+        self._answer_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
 
         async def answer() -> None:
-            await (await self._work())(scope, receive, send)
+            made = await self._work()
+            if not isinstance(made, Response):
+                made = Response(orjson.dumps(made), 200, self._answer_headers, "application/json")
+            await made(scope, receive, send)
 
-        await _until_gone(answer, receive, self._reader)
+        await _until_gone(answer, receive, self._choices)
 
 
 class EventStream(Response):
@@ -49,77 +67,84 @@ class EventStream(Response):
         self,
         events: Callable[[], AsyncIterator[bytes]],
         keep_alive_s: float,
-        dump: DumpError,
-        reader: Reader | None = None,
+        failure: Failure,
+        choices: Choices | None = None,
+        headers: Mapping[str, str] | None = None,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
+        """`events` yields whole events, any number at once."""
         super().__init__()
-        self._reader = reader
+        self._choices = choices
         self._events = events
         self._keep_alive_s = keep_alive_s
-        self._dump = dump
+        self._keep_alive = keep_alive
+        self._failure = failure
+        given = (headers or {}).items()
+        self._sse_headers = [*_SSE_HEADERS, *((name.encode(), value.encode()) for name, value in given)]
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
 
         async def stream() -> None:
-            keeper = asyncio.create_task(self._keep_alive(send), name="keep-alive")
             try:
                 await self._send_events(send)
             except GatewayError as error:
-                keeper.cancel()
                 if not self._started:
-                    await error_response(error)(scope, receive, send)
-                    return
-                await self._write(send, b"data: " + self._dump(error_body(error)) + b"\n\n")
-            finally:
-                keeper.cancel()
-                await asyncio.wait({keeper})
+                    raise
+                await self._write(send, self._failure(error))
             if self._started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        await _until_gone(stream, receive, self._reader)
+        async def received() -> Message:
+            while True:
+                try:
+                    async with asyncio.timeout(self._keep_alive_s):
+                        return await receive()
+                except TimeoutError:
+                    await self._write(send, self._keep_alive)
+
+        await _until_gone(stream, received, self._choices)
 
     async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events()) as events:  # type: ignore[type-var]
-            async for event in events:
-                await self._write(send, event)
-
-    async def _keep_alive(self, send: Send) -> None:
-        while True:
-            await asyncio.sleep(self._keep_alive_s)
-            await self._write(send, KEEP_ALIVE)
+            async for some in events:
+                if self._started:
+                    await send({"type": "http.response.body", "body": some, "more_body": True})
+                else:
+                    await self._write(send, some)
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self._sse_headers})
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-DumpError = Callable[[object], bytes]
+async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, choices: Choices | None) -> None:
+    """Does the work; ends it when the client goes away."""
+    scope, gone, done = asyncio.timeout(None), False, False
 
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if not done:
+            scope.reschedule(0.0)
 
-async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, reader: Reader | None) -> None:
-    gone = asyncio.create_task(_disconnected(receive), name="watch-client")
-
-    async def respond() -> None:
-        await work()
-        if reader is not None:
-            reader.delivered = not gone.done()
-
-    async with reader or nullcontext():
-        task = asyncio.create_task(respond(), name="respond")
+    async with choices or nullcontext():
+        watcher = asyncio.create_task(watch(), name="watch-client")
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            async with scope:
+                await work()
+                done = True
+            if choices is not None:
+                choices.delivered = not gone
+        except TimeoutError:
+            if not gone:
+                raise
         finally:
-            gone.cancel()
-            task.cancel()
-            await asyncio.wait({task, gone})
-        if not task.cancelled():
-            task.result()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            done = True
+            watcher.cancel()
+            await asyncio.wait({watcher})

@@ -16,11 +16,10 @@ from contextlib import aclosing
 from typing import Any
 
 import httpx
-import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.stream import EventStream, WholeAnswer
+from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.control.episodes import LiveEpisode
 from gateway.errors import GatewayError
 from gateway.rollout.upstream import Upstream, UpstreamCall
@@ -75,7 +74,7 @@ class Relay(Response):
         return Response(content, answer.status_code, {**headers, "content-type": kind})
 
     def _stream(self, answer: httpx.Response) -> Response:
-        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, orjson.dumps)
+        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, openai_failure)
 
     async def _events(self, answer: httpx.Response) -> AsyncIterator[bytes]:
         pending, finished = b"", False

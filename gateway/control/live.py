@@ -29,6 +29,8 @@ class LiveEpisode:
     seen_at: float
     key_hash: str = ""
     """Empty until the key was seen, for an episode that was open before the gateway's start."""
+    agent: str = ""
+    """The agent key under which it was opened; empty: through the admin API, with a key of its own."""
     calls: set[Completion | UpstreamCall] = field(default_factory=set)
     posted: float | None = None
     """A reward that is not final."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.types import FinishReason, Sampling
+from gateway.types import FinishReason, Int32Array, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class GenerateRequest:
     """One request to an engine."""
 
     request_id: str
-    prompt: Sequence[int]
+    prompt: Sequence[int] | Int32Array
     sampling: Sampling
     interval: int = 1
     """Tokens that may be gathered into one chunk: more cost less, fewer come sooner."""

@@ -1,7 +1,8 @@
 """HTTP as engines speak it: JSON in, JSON or server-sent events out, and every failure as one of the gateway's errors.
 
 Owns one engine's connections. A status that blames the request is EngineRefused; 503, and whatever breaks the connection, is
-EngineUnreachable; any other failure EngineError.
+EngineUnreachable; any other failure EngineError. aiohttp is used as it is: every token passes here, and httpx's layers around it
+would cost more than all that is done with the token.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
-from httpx_aiohttp import AiohttpTransport
 
 from gateway.errors import EngineError, EngineRefused, EngineUnreachable
 
-# vLLM and SGLang close idle connections after 5 s by default: leave before they do.
-# 0 is no limit to aiohttp; None would be its default of 100, and others would wait behind long streams.
-_LIMITS = httpx.Limits(max_connections=0, max_keepalive_connections=None, keepalive_expiry=4.0)
+_KEEP_ALIVE_S = 4.0
+"""vLLM and SGLang close idle connections after 5 s by default: leave before they do."""
 _CONNECT_S = 30.0
 """An engine that is gone refuses at once, and a silent host is noticed by its health checks: this is for busy machines."""
 _CONTROL_S = 600.0
 """The longest that a call that is no generation may take; loading weights is the longest of them."""
 _BLAMES_THE_REQUEST = {400, 413, 422}
-_JSON = {"content-type": "application/json"}
+_JSON = {"content-type": "application/json", "accept-encoding": "identity"}
+_READ_BYTES = 2**20
+"""What may wait in a connection before its sender is slowed down: the whole of a long reply fits."""
 
 
 class EngineHTTP:
@@ -31,33 +32,32 @@ class EngineHTTP:
 
     def __init__(self, name: str, base_url: str, silence_s: float) -> None:
         self._name = name
-        self._silence = httpx.Timeout(silence_s, connect=_CONNECT_S, pool=_CONNECT_S)
-        self._client = httpx.AsyncClient(
-            base_url=base_url,
-            timeout=httpx.Timeout(_CONTROL_S, connect=_CONNECT_S, pool=_CONNECT_S),
-            limits=_LIMITS,
-            transport=AiohttpTransport(limits=_LIMITS),
-        )
+        self._base_url = base_url.rstrip("/")
+        self._silence = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
+        self._opened: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> bytes:
         """Posts a JSON object; answers the body."""
-        content = None if body is None else orjson.dumps(body)
+        content = None if body is None else _dump(body)
         with self._translated(path):
-            response = await self._client.post(path, params=params, content=content, headers=_JSON)
-            if response.is_error:
-                raise self._refusal(path, response.status_code, response.content)
-            return response.content
+            async with self._session.post(
+                self._base_url + path, params=params, data=content, headers=_JSON
+            ) as response:
+                answer = await response.read()
+                if not response.ok:
+                    raise self._refusal(path, response.status, answer)
+                return answer
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Posts a JSON object; yields the events of the answer, until `[DONE]`."""
         with self._translated(path):
-            async with self._client.stream(
-                "POST", path, content=orjson.dumps(body), headers=_JSON, timeout=self._silence
+            async with self._session.post(
+                self._base_url + path, data=_dump(body), headers=_JSON, timeout=self._silence
             ) as response:
-                if response.is_error:
-                    raise self._refusal(path, response.status_code, await response.aread())
+                if not response.ok:
+                    raise self._refusal(path, response.status, await response.read())
                 rest = b""
-                async for data in response.aiter_raw():
+                async for data in response.content.iter_any():
                     *events, rest = (rest + data).split(b"\n\n")
                     for event in events:
                         if event == b"data: [DONE]":
@@ -67,14 +67,30 @@ class EngineHTTP:
 
     async def well(self, path: str, timeout_s: float) -> bool:
         """Whether a GET is answered with 200."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            return (await self._client.get(path, timeout=timeout_s)).status_code == 200
-        except httpx.HTTPError:
+            async with self._session.get(self._base_url + path, timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._client.aclose()
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Opened at its first use, as it belongs to the event loop that runs then."""
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=_READ_BYTES,
+                auto_decompress=False,
+            )
+        return self._opened
 
     def _translated(self, path: str) -> _Translated:
         return _Translated(f"engine {self._name}, {path}")
@@ -84,6 +100,11 @@ class EngineHTTP:
         if status == 503:
             return EngineUnreachable(text)
         return EngineRefused(text) if status in _BLAMES_THE_REQUEST else EngineError(text)
+
+
+def _dump(body: Any) -> bytes:
+    """Token ids may be arrays."""
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def failure(error: Mapping[str, Any]) -> EngineError:
@@ -102,7 +123,7 @@ class _Translated:
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, httpx.TimeoutException):
+        if isinstance(error, TimeoutError):
             raise EngineUnreachable(f"{self._where}: no answer in time ({error})") from error
-        if isinstance(error, httpx.HTTPError):
+        if isinstance(error, (aiohttp.ClientError, OSError)):
             raise EngineUnreachable(f"{self._where}: {error or type(error).__name__}") from error

@@ -227,7 +227,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         params[_GRAMMARS[sampling.grammar.kind]] = sampling.grammar.value
     body: dict[str, Any] = {
         "rid": _rid(request.request_id),
-        "input_ids": list(request.prompt),
+        "input_ids": request.prompt,
         "sampling_params": params,
         "return_logprob": True,
         "stream": True,

@@ -112,7 +112,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         params["structured_outputs"] = {_GRAMMARS[sampling.grammar.kind]: sampling.grammar.value}
     body = {
         "request_id": request.request_id,
-        "token_ids": list(request.prompt),
+        "token_ids": request.prompt,
         "sampling_params": params,
         "stream": True,
     }

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from gateway.errors import BadRequest
 from gateway.settings import ModelSettings
+from gateway.types import Int32Array
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -73,16 +74,23 @@ class ChatRenderer:
             )
         )
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text that is given as it is."""
+        return cast("list[int]", self.backend.encode(text).ids)
+
     def bridge(
-        self, prompt: Sequence[int], sampled: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]
+        self, history: Int32Array, sampled_from: int, new: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int] | None:
-        """The prompt that extends `prompt` + `sampled` by new messages, or None where the template rewrites history."""
+        """The ids that extend `history` by new messages, or None where the template rewrites history."""
+        known = history.tolist()
         rendered = self._guarded(
             lambda: self._renderer.bridge_to_next_turn(
-                list(prompt), list(sampled), _plain(new), tools=_functions(tools)
+                known[:sampled_from], known[sampled_from:], _plain(new), tools=_functions(tools)
             )
         )
-        return None if rendered is None else list(rendered.token_ids)
+        if rendered is None or list(rendered.token_ids[: len(known)]) != known:
+            return None
+        return list(rendered.token_ids[len(known) :])
 
     def reasoning_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside a reasoning block that the template opened."""

@@ -1,8 +1,8 @@
 """One call's life behind the API: generating, aborted, continued, until it is whole.
 
-A call owns the tokens that were sampled for it. A task of its own reads the engine at the engine's pace; whoever delivers the
-tokens reads them from the call at the client's pace (`Call.grown`). So a slow client never holds up a weight update; what it has
-not read yet is at most the call's `max_tokens`.
+A call owns the tokens that were sampled for it. A task of its own reads the engine at the engine's pace and tells a listener of
+what has come, at once and in the same task: a token wakes nobody else. Clients read what the listener makes of it at a pace of
+their own, so a slow one never holds up a weight update; what it has not read yet is at most the call's `max_tokens`.
 
 Invariants:
 - the turn only grows, except that a pinned call whose engine died is begun anew, and only while nothing of it was delivered;
@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
+
+import numpy as np
 
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import EngineError, EngineRefused, EngineUnreachable, GatewayError
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.trajectories.turn import Turn
-from gateway.types import FinishReason, Sampling
+from gateway.types import FinishReason, Int32Array, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Call:
     def __init__(
         self,
         call_id: str,
-        prompt: Sequence[int],
+        prompt: Int32Array,
         sampling: Sampling,
         pool: EnginePool,
         *,
@@ -50,6 +52,8 @@ class Call:
         self.prompt = prompt
         self.sampling = sampling
         self.turn = Turn(call_id)
+        self.top: list[list[tuple[int, float]]] = []
+        """The alternatives to each token, if they were asked for."""
         self.finish: FinishReason | None = None
         self.delivered = False
         """Something of the turn has left for a client."""
@@ -63,7 +67,8 @@ class Call:
         self._interval = interval
         self._pool = pool
         self._max_failures = max_failures
-        self._changed = asyncio.Event()
+        self._listener: Callable[[], None] = lambda: None
+        self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
         self._stopped_by: GatewayError | None = None
@@ -78,29 +83,32 @@ class Call:
         """Whether it has been in an engine: it is not refused any more, it is only slow."""
         return self.turn.engine != ""
 
-    def start(self) -> None:
-        """Starts to generate; after a `stop`, goes on from the last token."""
-        self._ending, self._stopped_by = False, None
-        self._task = asyncio.create_task(self._generate(), name=f"call-{self.call_id}")
-        self._task.add_done_callback(lambda _: self._changed.set())
+    def start(self, listener: Callable[[], None]) -> None:
+        """Starts to generate; after a `stop`, goes on from the last token. `listener` hears of every growth and every restart."""
+        self._ending, self._stopped_by, self._listener = False, None, listener
+        self._over.clear()
+        self._task = task = asyncio.create_task(self._generate(), name=f"call-{self.call_id}")
 
-    async def grown(self, known: int) -> bool:
-        """Waits until there are more than `known` tokens or the call is over; answers whether it goes on.
+        def ended(_: asyncio.Task[None]) -> None:
+            if self._task is task:
+                self._over.set()
 
-        Raises what ended the call, if it was an error. Returns as well when the call was begun anew.
-        """
+        task.add_done_callback(ended)
+
+    def enough(self) -> None:
+        """The listener needs no more tokens: `wait` returns, and the call is not begun anew; its run goes on until `stop`."""
+        self._ending = True
+        self._over.set()
+
+    async def wait(self) -> None:
+        """Until the call is over, or its listener has enough. Raises what ended the call, if it was an error."""
         assert self._task is not None
-        restarts = self.restarts
-        while len(self.turn.ids) <= known and not self._task.done() and restarts == self.restarts:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._task.done() and len(self.turn.ids) <= known:
+        await self._over.wait()
+        if self._task.done():
             if self._stopped_by is not None:
                 raise self._stopped_by
             if not self._task.cancelled():
                 self._task.result()
-            return False
-        return True
 
     async def stop(self, reason: GatewayError | None = None) -> None:
         """Ends the call, wherever it is; the engine stops working on it. Idempotent. `reason` is raised from `grown`."""
@@ -117,7 +125,9 @@ class Call:
         """Tokens have arrived from the engine."""
         if chunk.ids:
             self.turn.append(chunk.ids, chunk.logprobs)
-            self._changed.set()
+            if chunk.top is not None:
+                self.top += chunk.top
+            self._listener()
         if chunk.finish is None:
             return
         self.turn.end_run(chunk.labels)
@@ -152,7 +162,7 @@ class Call:
         self.turn.engine, self.target, self.avoid, self.patient_until = slot.name, "", set(), 0.0
         request = GenerateRequest(
             f"{self.call_id}.{self.restarts}.{sampled}",
-            [*self.prompt, *self.turn.ids],
+            self._tokens(),
             replace(self.sampling, max_tokens=self.sampling.max_tokens - sampled),
             self._interval,
             cache_salt=f"v{slot.version}",
@@ -168,11 +178,19 @@ class Call:
         if self.finish is None and self.sampling.pinned and not self._ending:
             raise EngineError(f"{slot.name} gave a call with {self.sampling.pinned} back")
 
+    def _tokens(self) -> Int32Array:
+        """The prompt and what was sampled so far."""
+        if not self.turn.ids:
+            return self.prompt
+        return np.concatenate([self.prompt, np.asarray(self.turn.ids, np.int32)])
+
     def _lost(self, slot: Slot, error: EngineError, failures: int) -> None:
         """The engine failed the call. Raises if the call cannot go on."""
         log.warning("call %s: %s failed after %d tokens: %s", *self._who(), len(self.turn.ids), error)
         if isinstance(error, EngineUnreachable):
             self._pool.on_trouble(slot)
+        if self._ending:
+            return
         if isinstance(error, EngineRefused) or failures >= self._max_failures:
             raise error
         self.avoid = {slot.name}
@@ -185,8 +203,9 @@ class Call:
             )
             raise EngineError(message, code="call_lost") from error
         self.turn.restart()
+        self.top.clear()
         self.restarts += 1
-        self._changed.set()
+        self._listener()
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
         """The weights changed under the run: only the engine knows which of its tokens came before."""

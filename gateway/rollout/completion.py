@@ -121,13 +121,11 @@ class Completion:
         """Until everything was sampled, or nobody reads any more."""
         if self._whole:
             return
-        self._call.start()
+        self._call.start(self._take)
         try:
-            while not self._segmenter.stopped and await self._call.grown(self._segmenter.consumed):
-                self._take()
+            await self._call.wait()
         except _Deserted:
             return
-        self._take()
         if self._segmenter.stopped:
             await self._call.stop()
             self._call.turn.truncate(self._segmenter.consumed)
@@ -135,7 +133,12 @@ class Completion:
         self._whole = self._call.finish is not None
 
     def _take(self) -> None:
-        """New tokens become pieces, and, in a stream, a delivery; what a stop string ends is kept for the last one."""
+        """New tokens become pieces, and, in a stream, a delivery; what a stop string ends is kept for the last one.
+
+        Called for every chunk of tokens, by the call's own task.
+        """
+        if self._segmenter.stopped:
+            return
         if self._call.restarts != self._restarts:
             self._restarts = self._call.restarts
             self._segmenter, self._pieces = self._segment(self._prompt.ids), []
@@ -143,7 +146,9 @@ class Completion:
         if ids and self.details.first_token_s is None:
             self.details.first_token_s = time.time() - self.details.received_at
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
-        if self._pieces and self.details.stream and not self._segmenter.stopped:
+        if self._segmenter.stopped:
+            self._call.enough()
+        elif self._pieces and self.details.stream:
             self._call.delivered = True
             self._deliver()
 
@@ -151,11 +156,11 @@ class Completion:
         self.reply.deliver(self.reply.compose(self._pieces, *self._tokens()))
         self._pieces = []
 
-    def _tokens(self) -> tuple[Sequence[int], Sequence[float]]:
+    def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
         """What was taken since the last delivery."""
         turn, start, end = self._call.turn, self._delivered, self._segmenter.consumed
         self._delivered = end
-        return turn.ids[start:end], turn.logprobs[start:end]
+        return turn.ids[start:end], turn.logprobs[start:end], self._call.top[start:end] or None
 
     async def _commit(self) -> None:
         """Records the turn, and then delivers the rest."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -44,6 +44,13 @@ class RequestKey:
         key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
         named = bool(idempotency_key)
         return cls(episode_id, key if named else content, content, named or retries > 0)
+
+    def choice(self, index: int) -> RequestKey:
+        """Of one of the choices that the request asks for."""
+        if index == 0:
+            return self
+        name = hashlib.blake2b(f"{self.name}:{index}".encode(), digest_size=16).hexdigest()
+        return replace(self, name=name)
 
     @property
     def stored(self) -> str:

@@ -26,6 +26,8 @@ class Delivery:
     pieces: Sequence[Piece]
     ids: Sequence[int]
     logprobs: Sequence[float]
+    top: Sequence[Sequence[tuple[int, float]]] | None = None
+    """For each token the likeliest ids and their log-probabilities, if they were asked for; the record does not have them."""
 
 
 class Reply:
@@ -48,7 +50,13 @@ class Reply:
         self._text: dict[str, list[str]] = {"reasoning": [], "content": []}
         self._moved = asyncio.Event()
 
-    def compose(self, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> Delivery:
+    def compose(
+        self,
+        pieces: Sequence[Piece],
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        top: Sequence[Sequence[tuple[int, float]]] | None = None,
+    ) -> Delivery:
         """Makes pieces part of the message; nobody sees them before `deliver`."""
         for piece in pieces:
             if piece.tool_call is not None:
@@ -56,7 +64,7 @@ class Reply:
                 self.tool_calls.append({"id": self._tool_call_id(), "type": "function", "function": function})
             else:
                 self._text[piece.kind].append(piece.text)
-        return Delivery(pieces, ids, logprobs)
+        return Delivery(pieces, ids, logprobs, top)
 
     def deliver(self, delivery: Delivery) -> None:
         """Shows a delivery to every reader."""
@@ -118,37 +126,74 @@ class Reply:
 
 
 class Reader:
-    """One client's way through a reply: a context to stay in while the client is there."""
+    """One client of a reply."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.news = asyncio.Event()
+
+    async def leave(self, delivered: bool) -> None:
+        """The client needs the reply no more; `delivered`: it was there when the last piece was sent."""
+        reply = self.reply
+        reply.readers.discard(self)
+        reply.delivered = reply.delivered or delivered
+        reply.move()
+        if not reply.readers and not reply.over and reply.deserted is not None:
+            await reply.deserted()
+
+
+News = list[tuple[int, Delivery]]
+"""(choice, what is new of it)."""
+
+
+class Choices:
+    """The replies to one request, and one client's way through them: a context to stay in while the client is there."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self.replies = [reader.reply for reader in readers]
         self.delivered = False
         """To be set once everything has been sent to a client who was still there."""
+        self._readers = readers
+        self._news = readers[0].news
+        for reader in readers:
+            reader.news = self._news
 
-    async def __aenter__(self) -> Reader:
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the one prompt that all replies answer."""
+        return self.replies[0].prompt_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of all replies."""
+        return sum(reply.completion_tokens for reply in self.replies)
+
+    async def __aenter__(self) -> Choices:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        reply = self.reply
-        reply.readers.discard(self)
-        reply.delivered = reply.delivered or self.delivered
-        reply.move()
-        if not reply.readers and not reply.over and reply.deserted is not None:
-            await reply.deserted()
+        await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
-    async def __aiter__(self) -> AsyncIterator[Delivery]:
-        """Every delivery from the first on, as soon as it is there. Raises what ended the reply, if it failed."""
-        reply, known = self.reply, 0
+    async def __aiter__(self) -> AsyncIterator[News]:
+        """What is new, as soon as it is there, from each reply's first delivery on. Raises what ended a reply that failed."""
+        known = [0] * len(self.replies)
         while True:
-            while known < len(reply.log):
-                yield reply.log[known]
-                known += 1
-            if reply.over:
-                break
-            self.news.clear()
-            await self.news.wait()
-        if reply.failure is not None:
-            raise reply.failure
+            self._news.clear()
+            news: News = []
+            over, failure = True, None
+            for index, reply in enumerate(self.replies):
+                if known[index] < len(reply.log):
+                    news += [(index, delivery) for delivery in reply.log[known[index] :]]
+                    known[index] = len(reply.log)
+                over = over and reply.over
+                failure = failure or reply.failure
+            if news:
+                yield news
+            if failure is not None:
+                raise failure
+            if over:
+                return
+            if not news:
+                await self._news.wait()

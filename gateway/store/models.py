@@ -15,6 +15,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -24,6 +25,7 @@ _NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
+_NOTHING = text("''")
 
 
 class Base(DeclarativeBase):
@@ -53,6 +55,10 @@ class EpisodeRow(Base):
     components: Mapped[dict[str, float] | None] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
     closed_at: Mapped[float | None] = mapped_column(Float)
+    agent: Mapped[str] = mapped_column(String(255), default="", server_default=_NOTHING)
+    """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
+    notice: Mapped[str] = mapped_column(String(64), default="", server_default=_NOTHING)
+    """What people should know about how it was opened, such as that its conversation could not be told from others."""
 
 
 class NodeRow(Base):
@@ -83,6 +89,7 @@ class CallRow(Base):
     __table_args__ = (
         Index("ix_calls_episode", "episode_id"),
         Index("ix_calls_request_key", "episode_id", "request_key"),
+        Index("ix_calls_digest", "digest"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -120,6 +127,28 @@ class ExchangeRow(Base):
     status: Mapped[int] = mapped_column(Integer)
     response: Mapped[str] = mapped_column(Text)
     """The body as it came; of a stream, the events."""
+
+
+class AnswerRow(Base):
+    """An answer that its client may come back for (`store`), in the API's own form."""
+
+    __tablename__ = "answers"
+    __table_args__ = (Index("ix_answers_episode", "episode_id", "created_at"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
+    api: Mapped[str] = mapped_column(String(16))
+    model: Mapped[str] = mapped_column(String(255))
+    previous: Mapped[str] = mapped_column(String(64))
+    """The answer that this one continues; empty: none."""
+    messages: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    """What it adds to the conversation before it, in the form of chat completions, its own message last."""
+    input: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    """What the client said, as it said it."""
+    answer: Mapped[dict[str, Any]] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(Float)
+    deleted_at: Mapped[float | None] = mapped_column(Float)
+    """It is not shown any more; those that continue it still can be."""
 
 
 class LedgerEventRow(Base):

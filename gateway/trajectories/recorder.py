@@ -6,10 +6,11 @@ the store in one step without an await between, so the tree's order is the store
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.trajectories.conversation import digests
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.tree import START, Place, TokenTree
 from gateway.trajectories.turn import Span, Turn
 from gateway.types import (
     UNUSABLE_LOGPROB,
@@ -30,6 +31,9 @@ from gateway.types import (
 )
 
 LOGPROBS_MODE = "processed_logprobs"
+_LONG = 4_000
+"""Characters from which on rendering leaves the event loop."""
+T = TypeVar("T")
 _EMPTY_IDS: Int32Array = np.empty(0, np.int32)
 _EMPTY_LOGPROBS: Float32Array = np.empty(0, np.float32)
 _EMPTY_FLAGS: UInt8Array = np.empty(0, np.uint8)
@@ -42,8 +46,13 @@ class Prompt:
     ids: Int32Array
     digest_of: list[Message]
     tools: Sequence[Tool]
-    bridged: bool
-    """The prompt extends a recorded turn token by token."""
+    after: Place = START
+    """The recorded turn that the prompt extends token by token; the root if it extends none."""
+
+    @property
+    def bridged(self) -> bool:
+        """Whether it extends a recorded turn."""
+        return self.after is not START
 
 
 @dataclass(slots=True)
@@ -83,22 +92,37 @@ class Recorder:
         self._lineages[episode_id] = _Lineage(TokenTree())
 
     async def prepare(self, episode_id: str, messages: list[Message], tools: Sequence[Tool]) -> Prompt:
-        """The prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering."""
+        """The prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering.
+
+        Raises BadRequest if the template refuses them.
+        """
         lineage = await self._lineage(episode_id)
         chain = digests(messages, tools) if lineage.ends else []
         for known in range(len(chain) - 2, 0, -1):
             end = lineage.ends.get(chain[known])
             if end is None:
                 continue
-            history = lineage.tree.path(end)
-            split = end.length - len(lineage.tree.nodes[end.node].ids)
-            ids = self._renderer.bridge(
-                history[:split].tolist(), history[split:].tolist(), messages[known:], tools
+            history, new = lineage.tree.path(end), messages[known:]
+            sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
+            suffix = await _aside(
+                new,
+                lambda: self._renderer.bridge(history, sampled_from, new, tools),  # noqa: B023
             )
-            if ids is not None:
-                return Prompt(np.asarray(ids, np.int32), messages, tools, True)
+            if suffix is not None:
+                ids = np.concatenate([history, np.asarray(suffix, np.int32)])
+                return Prompt(ids, messages, tools, end)
             break
-        return Prompt(np.asarray(self._renderer.render(messages, tools), np.int32), messages, tools, False)
+        rendered = await _aside(messages, lambda: self._renderer.render(messages, tools))
+        return Prompt(np.asarray(rendered, np.int32), messages, tools)
+
+    async def given(self, prompt: str | Sequence[int]) -> Prompt:
+        """A prompt that the caller made itself."""
+        ids = (
+            await _aside([{"content": prompt}], lambda: self._renderer.encode(prompt))
+            if isinstance(prompt, str)
+            else prompt
+        )
+        return Prompt(np.asarray(ids, np.int32), [], ())
 
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
@@ -107,8 +131,9 @@ class Recorder:
         lineage = await self._lineage(episode_id)
         nodes = self._nodes(lineage.tree, prompt, turn, details)
         places = [lineage.tree.add(node) for node in nodes]
-        digest = digests([*prompt.digest_of, reply], prompt.tools)[-1] if reply is not None else b""
-        if digest:
+        digest = b""
+        if reply is not None and prompt.digest_of:
+            digest = digests([*prompt.digest_of, reply], prompt.tools)[-1]
             lineage.ends[digest] = places[-1]
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         try:
@@ -140,7 +165,7 @@ class Recorder:
 
     @staticmethod
     def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:
-        place = tree.find(prompt.ids)
+        place = tree.find(prompt.ids, prompt.after)
         rest = prompt.ids[place.length :]
         nodes: list[Node] = []
         index, parent, at = len(tree.nodes), place.node, place.at
@@ -181,6 +206,18 @@ class Recorder:
             "first_token_s": details.first_token_s,
             "seconds": time.time() - details.received_at,
         }
+
+
+def _characters(content: Any) -> int:
+    if isinstance(content, list):
+        return sum(len(part.get("text", "")) for part in content)
+    return len(content or "")
+
+
+async def _aside(messages: Sequence[Message], work: Callable[[], T]) -> T:
+    """Renders long messages in a thread."""
+    size = sum(_characters(message.get("content")) for message in messages)
+    return work() if size < _LONG else await asyncio.to_thread(work)
 
 
 def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetails) -> Node:

@@ -37,6 +37,7 @@ class TokenTree:
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
         self.nodes: list[Node] = []
         self._starts: list[int] = []
+        self._children: dict[int, list[int]] = {}
         for node in nodes:
             self.add(node)
 
@@ -52,6 +53,7 @@ class TokenTree:
             start = self._starts[node.parent] + node.at
         self.nodes.append(node)
         self._starts.append(start)
+        self._children.setdefault(node.parent, []).append(node.index)
         return Place(node.index, len(node.ids), start + len(node.ids))
 
     def path(self, place: Place) -> Int32Array:
@@ -64,16 +66,26 @@ class TokenTree:
             index, at = node.parent, node.at
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
-    def find(self, ids: Int32Array) -> Place:
-        """The place of the longest prefix of `ids` that the tree holds."""
-        matched: list[int] = []
-        best = START
-        for node, start in zip(self.nodes, self._starts, strict=True):
-            reached = node.parent == ROOT or matched[node.parent] >= node.at
-            count = _common(node.ids, ids[start:]) if reached else -1
-            matched.append(count)
-            if count > 0 and start + count > best.length:
-                best = Place(node.index, count, start + count)
+    def find(self, ids: Int32Array, after: Place = START) -> Place:
+        """The place of the longest prefix of `ids` that the tree holds; `after` is one of them that is known.
+
+        Looks only at what hangs below `after`, so that the next turn of a long conversation costs what that of a short one does.
+        """
+        best = after
+        known = after.at
+        if after.node != ROOT:
+            known += _common(self.nodes[after.node].ids[after.at :], ids[after.length :])
+            best = Place(after.node, known, after.length + known - after.at)
+        branches = [(index, after.at, known) for index in self._children.get(after.node, ())]
+        while branches:
+            index, least, most = branches.pop()
+            node, start = self.nodes[index], self._starts[index]
+            if node.parent != ROOT and not least <= node.at <= most:
+                continue
+            count = _common(node.ids, ids[start:])
+            if start + count > best.length or (start + count == best.length and count and index < best.node):
+                best = Place(index, count, start + count)
+            branches += [(child, 0, count) for child in self._children.get(index, ())]
         return best
 
 

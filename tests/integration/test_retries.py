@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.api.chat import WHOLE_INTERVAL
+from gateway.api.generation import WHOLE_INTERVAL
 from gateway.engines.fake import create_fake_app, identity, next_token
 from scheduler.cluster.local import free_port
 from tests.gateways import RunningGateway, run_gateway, serve, settings_for

@@ -1,0 +1,233 @@
+"""From what a request asks for to the replies that its answer is made of: the way that every dialect goes.
+
+identify the caller -> parse (the dialect's) -> find the model and the episode -> render -> open one reply per choice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from gateway.api.context import Services, credentials
+from gateway.control.callers import Caller
+from gateway.control.live import LiveEpisode
+from gateway.control.models import LocalModel
+from gateway.dialects.asked import Asked, Tool
+from gateway.errors import BadRequest
+from gateway.render.renderer import ChatRenderer
+from gateway.render.segmenter import Segmenter
+from gateway.rollout.call import Call
+from gateway.rollout.completion import Completion, Segment
+from gateway.rollout.replies import RequestKey
+from gateway.rollout.reply import Choices, Reader
+from gateway.trajectories.recorder import Prompt, TurnDetails
+from gateway.types import Int32Array, Sampling
+
+WHOLE_INTERVAL = 16
+"""Tokens per chunk from the engine while nobody reads along."""
+EPISODE_HEADER = "x-headgate-episode"
+_PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was opened for a request."""
+
+    choices: Choices
+    episode: LiveEpisode
+    model: LocalModel
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Say whose call it was."""
+        return {EPISODE_HEADER: self.episode.id}
+
+
+async def identify(request: Request, gateway: Services) -> Caller:
+    """Who calls. Raises NotAuthenticated, NotFound or Conflict."""
+    named = request.scope.get("headgate.episode") or request.headers.get(EPISODE_HEADER, "")
+    return await gateway.callers.identify(credentials(request), named)
+
+
+async def generate(
+    request: Request, gateway: Services, caller: Caller, model: LocalModel, asked: Asked, body: bytes
+) -> Generation:
+    """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
+    received_at = time.time()
+    episode = await gateway.callers.episode(caller, asked.messages, asked.tools)
+    key = _request_key(request, episode, body)
+    opening = _Opening(gateway, caller, episode, model, asked, received_at)
+    readers: list[Reader] = []
+    try:
+        for index in range(asked.n):
+            begin = opening.begin(index, key.choice(index))
+            readers.append(
+                await gateway.replies.open(key.choice(index), episode.calls, begin, opening.segment)
+            )
+    except BaseException:
+        for reader in readers:
+            await reader.leave(False)
+        raise
+    return Generation(Choices(readers), episode, model)
+
+
+class _Opening:
+    """What the choices of one request have in common: above all the prompt, which is rendered once."""
+
+    def __init__(
+        self,
+        gateway: Services,
+        caller: Caller,
+        episode: LiveEpisode,
+        model: LocalModel,
+        asked: Asked,
+        received_at: float,
+    ) -> None:
+        self._gateway = gateway
+        self._caller = caller
+        self._episode = episode
+        self._model = model
+        self._asked = asked
+        self._received_at = received_at
+        self._prompt: Prompt | None = None
+        self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
+        self.segment: Segment = _segment(asked, model.renderer)
+
+    def begin(self, index: int, key: RequestKey) -> Callable[[], Awaitable[Completion]]:
+        """What makes the reply of one choice, if it is not there already."""
+
+        async def begin() -> Completion:
+            prompt = await self._prepared()
+            sampling = sampling_of(self._asked, self._gateway, self._model, self._episode, prompt)
+            if sampling.seed is not None:
+                sampling.seed += index  # else all choices would be the same
+            details = TurnDetails(
+                self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
+            )
+            details.mask_reason = self._model.mask_reason(self._episode.model)
+            details.request_key = key.stored
+            call_id = self._id if index == 0 else f"{self._id}-{index}"
+            return _completion(
+                self._gateway, self._model, self._episode.id, call_id, prompt, details, self.segment
+            )
+
+        return begin
+
+    async def _prepared(self) -> Prompt:
+        if self._prompt is None:
+            asked, recorder = self._asked, self._model.recorder
+            if asked.prompt is not None:
+                self._prompt = await recorder.given(asked.prompt)
+            else:
+                self._prompt = await recorder.prepare(self._episode.id, asked.messages, _tools(asked))
+            # it may have been closed meanwhile
+            await self._gateway.callers.episode(self._caller, asked.messages, asked.tools)
+        return self._prompt
+
+
+def _request_key(request: Request, episode: LiveEpisode, body: bytes) -> RequestKey:
+    """A retry count that is none counts as zero."""
+    try:
+        retries = int(request.headers.get("x-stainless-retry-count", "0"))
+    except ValueError:
+        retries = 0
+    return RequestKey.of(episode.id, body, request.headers.get("idempotency-key", ""), retries)
+
+
+def _tools(asked: Asked) -> list[Tool]:
+    return [] if asked.tool_choice == "none" else asked.tools
+
+
+def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
+    def segment(prompt: Int32Array) -> Segmenter:
+        if asked.prompt is not None:
+            return Segmenter(renderer, reasoning=False, stop=asked.stop)
+        reasoning = renderer.reasoning_open(prompt[-8:].tolist())
+        return Segmenter(renderer, reasoning=reasoning, tools=_tools(asked), stop=asked.stop)
+
+    return segment
+
+
+def _completion(
+    gateway: Services,
+    model: LocalModel,
+    episode_id: str,
+    call_id: str,
+    prompt: Prompt,
+    details: TurnDetails,
+    segment: Segment,
+) -> Completion:
+    limits = gateway.settings.calls
+    call = Call(
+        call_id,
+        prompt.ids,
+        details.used,
+        model.pool,
+        interval=1 if details.stream else WHOLE_INTERVAL,
+        episode_id=episode_id,
+        max_failures=limits.max_failures,
+    )
+    return Completion(
+        *(episode_id, call, prompt, details, segment),
+        recorder=model.recorder,
+        metrics=gateway.metrics,
+        grace_s=limits.grace_s,
+    )
+
+
+def sampling_of(
+    asked: Asked, gateway: Services, model: LocalModel, episode: LiveEpisode, prompt: Prompt
+) -> Sampling:
+    """The parameters to use; in training episodes the configuration may override what was asked for."""
+    limits, longest = gateway.settings.sampling, model.settings.max_model_len
+    room = longest - len(prompt.ids)
+    if len(prompt.ids) == 0:
+        raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
+    if room < 1 or (asked.max_tokens or 1) > room:
+        message = (
+            f"this model's context is {longest} tokens: the messages take {len(prompt.ids)}"
+            f" and the reply was asked to take up to {asked.max_tokens or 'the rest'}"
+        )
+        raise BadRequest(message, code="context_length_exceeded", param="messages")
+    _check_ids(asked, model, prompt)
+    if asked.response_format is not None or asked.tool_choice not in ("auto", "none"):
+        name = "tool_choice" if asked.response_format is None else "response_format"
+        raise BadRequest(
+            f"the parameter {name!r} is not supported yet", code="unsupported_parameter", param=name
+        )
+    temperature = limits.default_temperature if asked.temperature is None else asked.temperature
+    top_p = 1.0 if asked.top_p is None else asked.top_p
+    seed = asked.seed
+    if episode.mode == "train" and model.name == episode.model:
+        temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
+        seed = seed if limits.seed == "keep" else None
+    return Sampling(
+        temperature,
+        top_p,
+        asked.max_tokens or room,
+        seed,
+        sorted(model.renderer.marks.stop),
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        min_tokens=asked.min_tokens,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        logit_bias=asked.logit_bias,
+        top_logprobs=asked.top_logprobs,
+    )
+
+
+def _check_ids(asked: Asked, model: LocalModel, prompt: Prompt) -> None:
+    """Engines fail on tokens that their model does not have."""
+    vocabulary = model.renderer.vocabulary
+    if any(not 0 <= token < vocabulary for token in asked.logit_bias):
+        message = f"logit_bias names a token outside the vocabulary of {vocabulary}"
+        raise BadRequest(message, code="invalid_value", param="logit_bias")
+    if asked.prompt is not None and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
+        message = f"the prompt has a token outside the vocabulary of {vocabulary}"
+        raise BadRequest(message, code="invalid_value", param="prompt")

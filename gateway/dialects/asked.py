@@ -1,0 +1,115 @@
+"""What a request asks for, whatever dialect it was said in. A value: dialects make it, `api/generation.py` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.errors import BadRequest
+
+Message = dict[str, Any]
+"""In the form of chat completions."""
+Tool = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Asked:
+    """None stands for what was not said."""
+
+    api: str
+    """chat, completions, responses or messages: as calls are recorded."""
+    model: str
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
+    tool_choice: str = "auto"
+    """auto, none, required, or `function:NAME` for one that must be called."""
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    """As chat completions have it; None: free text."""
+    prompt: list[int] | str | None = None
+    """Given as it is, in place of messages: the legacy completions."""
+    n: int = 1
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    recorded: dict[str, Any] = field(default_factory=dict)
+    """What is stored about the request beside its messages and tools."""
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raises BadRequest if a message is none of those that a text model can be given."""
+    if not messages:
+        raise BadRequest("the conversation has no messages", code="invalid_value", param="messages")
+    for i, message in enumerate(messages):
+        _check_message(message, f"messages.{i}")
+
+
+def check_tools(tools: Sequence[Any]) -> None:
+    """Raises BadRequest if a tool is not a function with a name."""
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function" or not _named(function):
+            raise BadRequest(
+                "a tool must be a function with a name", code="invalid_value", param=f"tools.{i}"
+            )
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict):
+        raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        text = f"{where}.role: {role!r} is none of {', '.join(_ROLES)}"
+        raise BadRequest(text, code="invalid_value", param=f"{where}.role")
+    if isinstance(content, list):
+        for j, part in enumerate(content):
+            _check_part(part, f"{where}.content.{j}")
+    elif content is not None and not isinstance(content, str):
+        text = f"{where}.content: must be a string or a list of parts"
+        raise BadRequest(text, code="invalid_value", param=f"{where}.content")
+    _check_tool_calls(message.get("tool_calls"), where)
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise BadRequest("a tool message needs a tool_call_id", code="invalid_value", param=where)
+    if role in ("user", "system", "developer") and content is None:
+        raise BadRequest("the message has no content", code="invalid_value", param=f"{where}.content")
+
+
+def _check_part(part: Any, where: str) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return
+    if kind != "text" or not isinstance(part.get("text"), str):
+        message = f"a content part of type {kind!r} is not supported: this model reads text"
+        raise BadRequest(message, code="unsupported_content", param=where)
+
+
+def _check_tool_calls(calls: Any, where: str) -> None:
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise BadRequest(f"{where}.tool_calls: must be a list", code="invalid_value", param=where)
+    for j, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not _named(function):
+            param = f"{where}.tool_calls.{j}"
+            raise BadRequest("a tool call needs a function with a name", code="invalid_value", param=param)
+
+
+def _named(function: dict[str, Any]) -> bool:
+    return isinstance(function.get("name"), str) and bool(function["name"])

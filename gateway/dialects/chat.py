@@ -1,0 +1,291 @@
+"""Chat completions, as OpenAI's API has them: the request, the answer, and the answer's events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.dialects.asked import Asked, check_messages, check_tools
+from gateway.errors import BadRequest, validation_error
+from gateway.render.renderer import ChatRenderer
+from gateway.rollout.reply import Choices, Delivery, Reply
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The parameters that are supported, and those that are accepted because they change nothing here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    messages: list[Any]
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    """Not in OpenAI's API, but in vLLM's, as are `min_p`, `min_tokens` and `repetition_penalty`."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stop: Stop | list[Stop] | None = Field(None)
+    tools: list[Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "service_tier": (None, "auto", "default"),
+    "reasoning_effort": (None,),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "functions": (None, []),
+    "function_call": (None,),
+    "verbosity": (None,),
+}
+"""Parameters that are known and not supported, with the values that ask for nothing."""
+_NOT_RECORDED = {"messages", "tools"}
+
+
+def parse(values: dict[str, Any]) -> tuple[ChatRequest, Asked]:
+    """A request's body. Raises BadRequest that names what is wrong or not supported."""
+    for name, neutral in _NEUTRAL.items():
+        if values.pop(name, None) not in neutral:
+            raise BadRequest(
+                f"the parameter '{name}' is not supported by this gateway",
+                code="unsupported_parameter",
+                param=name,
+            )
+    try:
+        request = ChatRequest.model_validate(values)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+    check_messages(request.messages)
+    check_tools(request.tools or ())
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest("top_logprobs needs logprobs", code="invalid_value", param="top_logprobs")
+    return request, _asked(request, values)
+
+
+def _asked(request: ChatRequest, values: dict[str, Any]) -> Asked:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    tools = request.tools or []
+    return Asked(
+        "chat",
+        request.model,
+        request.messages,
+        tools,
+        tool_choice(request.tool_choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        response_format=_response_format(request.response_format),
+        n=request.n or 1,
+        stream=bool(request.stream),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        stop=stop,
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        min_tokens=request.min_tokens or 0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        logit_bias=request.logit_bias or {},
+        logprobs=bool(request.logprobs),
+        top_logprobs=request.top_logprobs or 0,
+        recorded={name: value for name, value in values.items() if name not in _NOT_RECORDED},
+    )
+
+
+def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> str:
+    """In `Asked`'s form. Raises BadRequest if what must be called is not there."""
+    if asked is None:
+        return "auto"
+    if isinstance(asked, str):
+        if asked == "required" and not tools:
+            raise BadRequest("tool_choice 'required' needs tools", code="invalid_value", param="tool_choice")
+        return asked
+    function = asked.get("function")
+    name = function.get("name") if asked.get("type") == "function" and isinstance(function, dict) else None
+    if name is None:
+        message = "tool_choice supports 'auto', 'none', 'required' and a named function"
+        raise BadRequest(message, code="unsupported_parameter", param="tool_choice")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise BadRequest(
+            f"tool_choice names {name!r}, which is none of the tools",
+            code="invalid_value",
+            param="tool_choice",
+        )
+    return f"function:{name}"
+
+
+def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+    if asked is None or asked.get("type") == "text":
+        return None
+    if asked.get("type") not in ("json_object", "json_schema"):
+        message = "response_format supports the types 'text', 'json_object' and 'json_schema'"
+        raise BadRequest(message, code="unsupported_parameter", param="response_format")
+    return asked
+
+
+class ChatAnswer:
+    """The replies to a request, in OpenAI's form, for one client."""
+
+    def __init__(self, choices: Choices, request: ChatRequest, renderer: ChatRenderer) -> None:
+        self._choices = choices
+        self._request = request
+        self._renderer = renderer
+        self._tool_calls_sent = [0] * len(choices.replies)
+        self._begun = [False] * len(choices.replies)
+        first = choices.replies[0]
+        head = {"id": first.call_id, "created": int(first.received_at), "model": request.model}
+        self._head = b"data: " + orjson.dumps({**head, "object": "chat.completion.chunk"})[:-1]
+        self._whole_head = {**head, "object": "chat.completion"}
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        entries: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
+        async for news in self._choices:
+            if self._request.logprobs:
+                for index, delivery in news:
+                    entries[index] += self._logprobs(delivery)
+        choices = [
+            self._choice(index, reply, entries[index]) for index, reply in enumerate(self._choices.replies)
+        ]
+        return {**self._whole_head, "choices": choices, "usage": self._usage()}
+
+    def _choice(self, index: int, reply: Reply, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"refusal": None, **reply.message()},
+            "logprobs": {"content": entries, "refusal": None} if self._request.logprobs else None,
+            "finish_reason": reply.finish_reason,
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events, each a `data:` line; what has come together is yielded together."""
+        async for news in self._choices:
+            yield b"".join([self._events(index, delivery) for index, delivery in news])
+        last = [
+            self._event(i, {}, finish=reply.finish_reason) for i, reply in enumerate(self._choices.replies)
+        ]
+        options = self._request.stream_options
+        if options is not None and options.include_usage:
+            usage = orjson.dumps({"choices": [], "usage": self._usage()})
+            last.append(self._head + b"," + usage[1:] + b"\n\n")
+        yield b"".join([*last, b"data: [DONE]\n\n"])
+
+    def _events(self, index: int, delivery: Delivery) -> bytes:
+        events = []
+        if not self._begun[index]:
+            self._begun[index] = True
+            events.append(self._event(index, {"role": "assistant", "content": ""}))
+        if not self._request.logprobs and len(delivery.pieces) == 1 and delivery.pieces[0].kind == "content":
+            text = orjson.dumps(delivery.pieces[0].text)  # nearly every event of nearly every stream
+            events.append(
+                b"%b%b%d%b%b%b" % (self._head, _BEFORE_INDEX, index, _BEFORE_TEXT, text, _AFTER_TEXT)
+            )
+            return b"".join(events)
+        logprobs = self._logprobs(delivery) if self._request.logprobs else None
+        for delta in self._deltas(index, delivery) or ([{}] if logprobs else []):
+            events.append(self._event(index, delta, logprobs))
+            logprobs = None
+        return b"".join(events)
+
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: list[dict[str, Any]] | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
+            "finish_reason": finish,
+        }
+        return self._head + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
+
+    def _deltas(self, choice: int, delivery: Delivery) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        for piece in delivery.pieces:
+            if piece.tool_call is not None:
+                index = self._tool_calls_sent[choice]
+                self._tool_calls_sent[choice] += 1
+                call = self._choices.replies[choice].tool_calls[index]
+                deltas.append({"tool_calls": [{"index": index, **call}]})
+            else:
+                name = "reasoning_content" if piece.kind == "reasoning" else "content"
+                deltas.append({name: piece.text})
+        return deltas
+
+    def _logprobs(self, delivery: Delivery) -> list[dict[str, Any]]:
+        return logprob_entries(delivery, self._renderer, self._request.top_logprobs or 0)
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, completion = self._choices.prompt_tokens, self._choices.completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+
+_BEFORE_INDEX = b',"choices":[{"index":'
+_BEFORE_TEXT = b',"delta":{"content":'
+_AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+def logprob_entries(delivery: Delivery, renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
+    """One per token, in the precision in which they are recorded, so that they are the same when the record answers."""
+    recorded = np.asarray(delivery.logprobs, np.float32).tolist()
+    entries = []
+    for i, (token, logprob) in enumerate(zip(delivery.ids, recorded, strict=True)):
+        entry = _entry(renderer, token, logprob)
+        others = delivery.top[i][:top] if delivery.top and top else ()
+        entry["top_logprobs"] = [_entry(renderer, *other) for other in others]
+        entries.append(entry)
+    return entries
+
+
+def _entry(renderer: ChatRenderer, token: int, logprob: float) -> dict[str, Any]:
+    text = renderer.decode([token])
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
