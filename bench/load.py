@@ -38,6 +38,10 @@ class Target(Protocol):
     name: str
     port: int
 
+    def begins(self, body: bytes, streamed: bool) -> bool:
+        """Whether the body so far has a part of the answer in it: the head of a stream names the role alone."""
+        ...
+
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
         """The whole next HTTP request of a stream."""
         ...
@@ -52,7 +56,7 @@ class Answer:
     """One whole answer; times in seconds since the request was sent."""
 
     first_s: float
-    """When the first bytes of the body came."""
+    """When the first part of the answer came."""
     whole_s: float
     chunks: int
     tokens: int
@@ -77,21 +81,25 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answered: asyncio.Future[None] | None = None
         self._body: list[bytes] = []
+        self._begins: Callable[[bytes], bool] = _at_once
         self._first = self._end = 0.0
 
-    async def post(self, request: bytes) -> tuple[int, bytes, float, float]:
-        """(status, body, seconds to the first bytes of the body, seconds to its end). Raises RequestFailed."""
+    async def post(
+        self, request: bytes, begins: Callable[[bytes], bool] | None = None
+    ) -> tuple[int, bytes, float, float]:
+        """(status, body, seconds until the body `begins`, seconds to its end). Raises RequestFailed."""
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("connection closed")
         self._answered = asyncio.get_running_loop().create_future()
         self._body.clear()
+        self._begins = begins or _at_once
         self._first = 0.0
         sent = time.perf_counter()
         self._transport.write(request)
         async with asyncio.timeout(_REQUEST_S):
             await self._answered
         body = b"".join(self._body)
-        return self._parser.get_status_code(), body, self._first - sent, self._end - sent
+        return self._parser.get_status_code(), body, (self._first or self._end) - sent, self._end - sent
 
     def close(self) -> None:
         """Closes the connection."""
@@ -116,15 +124,19 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
-        if not self._body:
-            self._first = time.perf_counter()
         self._body.append(body)
+        if not self._first and self._begins(b"".join(self._body)):
+            self._first = time.perf_counter()
 
     def on_message_complete(self) -> None:
         """See httptools."""
         self._end = time.perf_counter()
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
+
+
+def _at_once(_body: bytes) -> bool:
+    return True
 
 
 def events_of(body: bytes) -> list[bytes]:
@@ -148,7 +160,7 @@ class _Load:
         max_tokens = 1 + index * self.shape.max_tokens // self.shape.streams
         while not self.stopping:
             try:
-                connection = connection or await _connect(self.target.port)
+                connection = connection or await connect(self.target.port)
                 self.answers.append(await self._one(connection, index, max_tokens))
             except (RequestFailed, OSError, TimeoutError) as error:
                 self.failures[str(error) or type(error).__name__] += 1
@@ -164,7 +176,9 @@ class _Load:
     async def _one(self, connection: Connection, index: int, max_tokens: int) -> Answer:
         streamed = self.shape.streamed
         request = self.target.request(index, max_tokens, streamed)
-        status, body, first_s, whole_s = await connection.post(request)
+        status, body, first_s, whole_s = await connection.post(
+            request, lambda body: self.target.begins(body, streamed)
+        )
         if status != 200:
             raise RequestFailed(f"{status} {body[:200].decode(errors='replace')}")
         chunks, tokens = self.target.count(events_of(body) if streamed else [body], streamed)
@@ -202,7 +216,8 @@ def _read(clocks: Mapping[str, Callable[[], float]]) -> dict[str, float]:
     return {name: clock() for name, clock in clocks.items()}
 
 
-async def _connect(port: int) -> Connection:
+async def connect(port: int) -> Connection:
+    """A new connection to a loopback port."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
     return connection

@@ -17,6 +17,8 @@ import numpy as np
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 _TEXT_TOKENS = 256
+END = 258
+"""The token that ends a turn."""
 _CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -36,10 +38,22 @@ _CONFIG = {
     "pad_token_id": 256,
 }
 _STD = 0.06
+_LEARNED = 8192
+"""Tokens that are learned from a corpus."""
 
 
-def save_model(directory: Path) -> None:
-    """Writes config, weights and tokenizer; the same bytes every time."""
+def token_texts() -> dict[int, str]:
+    """Every token that an engine may sample, the marks included, and its text."""
+    texts = [text.replace("Ċ", "\n").replace("Ġ", " ") for text in _texts()]
+    return dict(enumerate([*texts, *_SPECIALS, *_MARKS]))
+
+
+def save_model(directory: Path, corpus: str = "") -> None:
+    """Writes config, weights and tokenizer; the same bytes every time.
+
+    With a `corpus` the tokenizer also knows the words of it, so that a prompt has as many characters to a token as prompts have.
+    The model itself knows nothing of these tokens: it is for engines that do not look at prompts.
+    """
     from safetensors.numpy import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -52,7 +66,7 @@ def save_model(directory: Path) -> None:
         for name, shape in _shapes()
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    _save_tokenizer(directory)
+    _save_tokenizer(directory, corpus)
 
 
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -73,15 +87,15 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (vocabulary, hidden)
 
 
-def _save_tokenizer(directory: Path) -> None:
+def _save_tokenizer(directory: Path, corpus: str) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    characters = ["Ċ", "Ġ", *(chr(code) for code in range(33, 127))]  # line break and space, byte-level
-    pairs = (a + b for a, b in product(ascii_lowercase, repeat=2))
-    texts = [*characters, *(pair for pair, _ in zip(pairs, range(_TEXT_TOKENS), strict=False))]
-    vocabulary = {text: i for i, text in enumerate(texts[:_TEXT_TOKENS])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    vocabulary = {text: i for i, text in enumerate([*_texts(), *_SPECIALS, *_MARKS])}
+    merges = _merges(corpus) if corpus else []
+    for pair in merges:
+        vocabulary.setdefault("".join(pair), len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in _SPECIALS])
@@ -90,3 +104,21 @@ def _save_tokenizer(directory: Path) -> None:
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     fast.save_pretrained(directory)
+
+
+def _texts() -> list[str]:
+    characters = ["Ċ", "Ġ", *(chr(code) for code in range(33, 127))]  # line break and space, byte-level
+    pairs = (a + b for a, b in product(ascii_lowercase, repeat=2))
+    return [*characters, *pairs][:_TEXT_TOKENS]
+
+
+def _merges(corpus: str) -> list[tuple[str, str]]:
+    """What byte pair encoding learns from an ASCII text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=_LEARNED, show_progress=False, initial_alphabet=_texts()[:96])
+    learner.train_from_iterator(corpus.splitlines(keepends=True), trainer)
+    merges = json.loads(learner.to_str())["model"]["merges"]
+    return [(a, b) for a, b in merges]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from gateway.settings import Settings
 from scheduler.cluster.local import LocalProcess, free_port
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _START_S = 180.0
 VLLM_CPU: dict[str, Any] = {
     "args": ["--enforce-eager", "--dtype", "float32", "--block-size", "32"],
@@ -48,24 +49,59 @@ class Child:
         """CPU-seconds, user and system, of the process and of what it started that still runs."""
         return session_cpu_s(self.pid)
 
+    def rss_mib(self) -> float:
+        """Resident memory of the same processes."""
+        return sum(int(fields[_RSS]) for _, fields in _session(self.pid)) * _PAGE / 2**20
+
+    def cpu_by_role(self, roles: Mapping[str, str]) -> dict[str, float]:
+        """CPU-seconds by role: a process has the first role of which the text is in its command line; the others are `main`."""
+        found = dict.fromkeys([*roles, "main"], 0.0)
+        for pid, fields in _session(self.pid):
+            with suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_text()
+                role = next((name for name, text in roles.items() if text in line), "main")
+                found[role] += _cpu_s(fields)
+        return found
+
+    def pin(self, cpus: set[int]) -> None:
+        """Keeps every thread of the same processes, and what they start from now on, on these CPUs."""
+        for pid, _ in _session(self.pid):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(task.name), cpus)
+
+
+_SESSION, _USER, _SYSTEM, _RSS = 3, 11, 12, 21
+"""Fields of /proc/PID/stat after the command's name."""
+
 
 def session_cpu_s(session: int) -> float:
     """CPU-seconds (user and system) of the running processes of a session, which its leader's process id names."""
-    ticks = 0
+    return sum(_cpu_s(fields) for _, fields in _session(session))
+
+
+def _session(session: int) -> Iterator[tuple[int, list[str]]]:
+    """(process id, fields) of each running process of a session."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS
+            if int(fields[_SESSION]) == session:
+                yield int(entry.name), fields
+
+
+def _cpu_s(fields: list[str]) -> float:
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
 
 
 @asynccontextmanager
-async def run_engine(launch: str, model: Path, work: Path, python: Path) -> AsyncIterator[Child]:
-    """An engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's interpreter."""
+async def run_engine(
+    launch: str, model: Path, work: Path, python: Path, args: Sequence[str] = ()
+) -> AsyncIterator[Child]:
+    """An engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's, and `args` too."""
     engine: dict[str, Any] = {"launch": launch, "log": str(work / f"{launch}.log"), "start_s": _START_S}
     if launch == "vllm":
         engine |= {"python": str(python), **VLLM_CPU}
+        engine["args"] = [*VLLM_CPU["args"], *args]
     settings = Settings.parse({"models": {"bench": {"path": str(model)}}, "engine": engine})
     process = await EngineProcess.start(
         launch, settings.engine, settings.model, settings.model_name, str(model)
@@ -77,38 +113,62 @@ async def run_engine(launch: str, model: Path, work: Path, python: Path) -> Asyn
 
 
 @asynccontextmanager
-async def run_gateway(engine: Child, model: Path, work: Path) -> AsyncIterator[Child]:
-    """`gateway serve` in front of a running engine, recording into SQLite as it does by default."""
-    tables = f"[engine]\nlaunch = 'external'\nurl = '{engine.url}'\n"
-    async with serve_gateway(model, tables, work) as child:
+async def run_mock(work: Path, *options: str) -> AsyncIterator[Child]:
+    """`bench.engine`, with these options."""
+    port = free_port()
+    argv = [sys.executable, "-m", "bench.engine", "--port", str(port), *options]
+    async with run_server("mock", argv, port, "/health", work) as child:
         yield child
 
 
 @asynccontextmanager
-async def serve_gateway(model: Path, tables: str, work: Path) -> AsyncIterator[Child]:
-    """`gateway serve`, recording into SQLite as it does by default; `tables` are further tables of its file."""
+async def run_gateway(engine: Child, model: Path, work: Path, **options: Any) -> AsyncIterator[Child]:
+    """`gateway serve` in front of a running engine, recording into SQLite as it does by default."""
+    tables = f"[engine]\nlaunch = 'external'\nurl = '{engine.url}'\n"
+    async with serve_gateway(model, tables, work, **options) as child:
+        yield child
+
+
+@asynccontextmanager
+async def serve_gateway(
+    model: Path, tables: str, work: Path, *, max_model_len: int = 2048, module: str = "gateway.cli"
+) -> AsyncIterator[Child]:
+    """`gateway serve`, recording into SQLite as it does by default; `tables` are further tables of its file.
+
+    `module` runs in place of the gateway's own command, with the same arguments.
+    """
     port = free_port()
     config = work / f"gateway-{port}.toml"
     config.write_text(
         f"[server]\nport = {port}\n"
-        f"[models.bench]\npath = '{model}'\n"
+        f"[models.bench]\npath = '{model}'\nmax_model_len = {max_model_len}\n"
         f"{tables}"
         f"[store]\nurl = 'sqlite+aiosqlite:///{work}/gateway-{port}.db'\n"
+        f"[control]\nrecording = '{work}/control-{port}.jsonl'\n"
     )
-    argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
-    process = await LocalProcess.start("gateway", argv, work / f"gateway-{port}.log")
+    argv = [sys.executable, "-m", module, "serve", "--config", str(config)]
+    async with run_server("gateway", argv, port, "/admin/v1/status", work) as child:
+        yield child
+
+
+@asynccontextmanager
+async def run_server(
+    name: str, argv: Sequence[str], port: int, path: str, work: Path, env: Mapping[str, str] | None = None
+) -> AsyncIterator[Child]:
+    """A server that answers a GET of `path` on `port` once it is ready. Raises ChildDied or TimeoutError, with its last lines."""
+    process = await LocalProcess.start(name, argv, work / f"{name}-{port}.log", env)
     child = Child(process.pid, port)
     try:
         async with httpx.AsyncClient(base_url=child.url) as http:
-            await process.ready(lambda: _answers(http), _START_S)
+            await process.ready(lambda: _answers(http, path), _START_S)
         yield child
     finally:
         await process.stop()
 
 
-async def _answers(http: httpx.AsyncClient) -> bool:
+async def _answers(http: httpx.AsyncClient, path: str) -> bool:
     try:
-        return (await http.get("/admin/v1/status", timeout=5.0)).is_success
+        return (await http.get(path, timeout=5.0)).is_success
     except httpx.HTTPError:
         return False
 

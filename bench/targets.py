@@ -1,12 +1,15 @@
-"""The two ways to the same engine, as load targets: its own API, and the gateway's.
+"""Ways to the same engine, as load targets: its token API, and the chat API of the engine itself or of what stands before it.
 
-Both ask for the same: the direct request carries the token ids that the gateway renders from the same message, and the sampling
-parameters that the gateway passes on.
+All ask for the same: the direct request carries the token ids that the gateway renders from the same message, and the sampling
+parameters that the gateway passes on. Where it is known what the engine says (`bench.replies`), an answer that lost or changed a
+word of it is a failed request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 import orjson
 
 from bench.load import RequestFailed
+from bench.replies import ARGUMENTS, TOOLS, Reply
 from gateway.client import GatewayClient
 from gateway.render.renderer import ChatRenderer
 from gateway.settings import ModelSettings
@@ -24,6 +28,7 @@ _PROMPTS = 2048
 _EPISODES = 256
 _OPENED_AT_ONCE = 16
 _TEMPERATURE = 1.0
+_WITH_TOKENS = re.compile(rb'"token_ids":\s*\[\s*\d')
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +73,15 @@ class DirectTarget:
         }
         body = {
             "request_id": f"bench-{number}",
-            "token_ids": self._prompts.ids[number % _PROMPTS],
+            "token_ids": self._prompts.ids[number % len(self._prompts.ids)],
             "sampling_params": params,
             "stream": streamed,
         }
-        return _post("/inference/v1/generate", body)
+        return post("/inference/v1/generate", body)
+
+    def begins(self, body: bytes, streamed: bool) -> bool:
+        """See `Target`."""
+        return not streamed or _WITH_TOKENS.search(body) is not None
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
         """See `Target`."""
@@ -82,60 +91,126 @@ class DirectTarget:
         return sum(1 for n in tokens if n), sum(tokens)
 
 
-class GatewayTarget:
-    """The gateway's `/v1/chat/completions`.
+@dataclass(frozen=True, slots=True)
+class ChatKind:
+    """What is asked of a chat API beside the message."""
 
-    Requests go in turn through so many open episodes that none becomes much longer than an agent's: a gateway's work for a call
-    grows with the calls that its episode has had.
+    tools: bool = False
+    logprobs: bool = False
+    reply: Callable[[int], Reply] | None = None
+    """What the engine says to a request for so many tokens, if that is known."""
+
+
+class ChatTarget:
+    """An OpenAI-compatible `/v1/chat/completions`.
+
+    Requests carry the `keys` in turn. Chunks are events with text, reasoning or a part of a tool call: the first, which names the
+    role, is none.
     """
 
-    name = "gateway"
-
-    def __init__(self, port: int, prompts: Prompts, keys: list[str]) -> None:
+    def __init__(
+        self, name: str, port: int, prompts: Prompts, keys: Sequence[str] = (), kind: ChatKind | None = None
+    ) -> None:
+        self.name = name
         self.port = port
         self._prompts = prompts
-        self._keys = keys
+        self._keys = keys or [""]
+        self._kind = kind or ChatKind()
         self._numbers = count()
-
-    @classmethod
-    async def open(cls, port: int, prompts: Prompts) -> GatewayTarget:
-        """Opens the episodes."""
-        limit = asyncio.Semaphore(_OPENED_AT_ONCE)
-        async with GatewayClient(f"http://127.0.0.1:{port}") as client:
-
-            async def key(number: int) -> str:
-                async with limit:
-                    return (await client.open_episode(f"bench-{number}", mode="eval")).api_key
-
-            keys = await asyncio.gather(*(key(number) for number in range(_EPISODES)))
-        return cls(port, prompts, keys)
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
         """See `Target`."""
         number = next(self._numbers)
         body: dict[str, Any] = {
             "model": "bench",
-            "messages": [{"role": "user", "content": self._prompts.texts[number % _PROMPTS]}],
+            "messages": [{"role": "user", "content": self._prompts.texts[number % len(self._prompts.texts)]}],
             "temperature": _TEMPERATURE,
             "max_tokens": max_tokens,
             "stream": streamed,
         }
         if streamed:
             body["stream_options"] = {"include_usage": True}
-        return _post("/v1/chat/completions", body, self._keys[number % len(self._keys)])
+        if self._kind.tools:
+            body["tools"] = TOOLS
+        if self._kind.logprobs:
+            body["logprobs"] = True
+        return post("/v1/chat/completions", body, self._keys[number % len(self._keys)])
+
+    def begins(self, body: bytes, streamed: bool) -> bool:
+        """See `Target`."""
+        return not streamed or _WITH_TEXT.search(body) is not None
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """See `Target`: chunks are those with text; the first, which names the role, is none."""
-        if not streamed:
-            return 1, orjson.loads(events[0])["usage"]["completion_tokens"]
-        *chunks, usage = _whole(events)
-        with_text = sum(
-            1 for chunk in chunks if any((_choice(chunk).get("delta") or {}).get(f) for f in _TEXT)
-        )
-        return with_text, orjson.loads(usage)["usage"]["completion_tokens"]
+        """See `Target`."""
+        if streamed:
+            deltas, tokens = _deltas(_whole(events))
+        else:
+            answer = orjson.loads(events[0])
+            deltas, tokens = [answer["choices"][0]["message"]], answer["usage"]["completion_tokens"]
+        deltas = [delta for delta in deltas if any(delta.get(field) for field in _TEXT)]
+        if self._kind.reply is not None:
+            _check(deltas, self._kind.reply(tokens))
+        return len(deltas), tokens
 
 
-_TEXT = ("content", "reasoning_content")
+class GatewayTarget(ChatTarget):
+    """The gateway's `/v1/chat/completions`.
+
+    Requests go in turn through so many open episodes that none becomes much longer than an agent's: a gateway's work for a call
+    grows with the calls that its episode has had.
+    """
+
+    def __init__(
+        self, port: int, prompts: Prompts, keys: Sequence[str], kind: ChatKind | None = None
+    ) -> None:
+        super().__init__("gateway", port, prompts, keys, kind)
+
+    @classmethod
+    async def open(cls, port: int, prompts: Prompts, kind: ChatKind | None = None) -> GatewayTarget:
+        """Opens the episodes."""
+        return cls(port, prompts, await open_episodes(port, _EPISODES), kind)
+
+
+async def open_episodes(port: int, number: int) -> list[str]:
+    """The keys of so many new episodes."""
+    limit = asyncio.Semaphore(_OPENED_AT_ONCE)
+    async with GatewayClient(f"http://127.0.0.1:{port}") as client:
+
+        async def key(number: int) -> str:
+            async with limit:
+                return (await client.open_episode(f"bench-{number}", mode="eval")).api_key
+
+        return await asyncio.gather(*(key(n) for n in range(number)))
+
+
+_TEXT = ("content", "reasoning_content", "reasoning", "tool_calls")
+_WITH_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|arguments|name)":\s*"[^"]')
+
+
+def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """(the deltas, tokens by the answer's usage)."""
+    deltas, usage = [], None
+    for event in events:
+        value = orjson.loads(event)
+        if "error" in value:
+            raise RequestFailed(event[:200].decode(errors="replace"))
+        usage = value.get("usage") or usage
+        deltas += [choice.get("delta") or {} for choice in value.get("choices", ())]
+    if usage is None:
+        raise RequestFailed("a stream without its usage")
+    return deltas, usage["completion_tokens"]
+
+
+def _check(deltas: list[dict[str, Any]], reply: Reply) -> None:
+    """Raises RequestFailed unless the deltas say what the reply says; blanks at the ends of a part are the template's."""
+    for names in (("content",), ("reasoning_content", "reasoning")):
+        said = "".join(next((d[n] for n in names if d.get(n)), "") for d in deltas)
+        if said.strip() != reply.joined(names[0]).strip():
+            raise RequestFailed(f"wrong {names[0]}: {said[:80]!r}")
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+    arguments = "".join(call.get("arguments") or "" for call in calls)
+    if reply.finish == "tool_calls" and (not arguments or orjson.loads(arguments) != orjson.loads(ARGUMENTS)):
+        raise RequestFailed(f"wrong arguments: {arguments[:80]!r}")
 
 
 def _whole(events: list[bytes]) -> list[bytes]:
@@ -153,7 +228,8 @@ def _choice(event: bytes) -> dict[str, Any]:
     return choice
 
 
-def _post(path: str, body: dict[str, Any], key: str = "") -> bytes:
+def post(path: str, body: dict[str, Any], key: str = "") -> bytes:
+    """A whole HTTP request."""
     content = orjson.dumps(body)
     bearer = f"authorization: Bearer {key}\r\n" if key else ""
     head = (

@@ -1,0 +1,50 @@
+"""Figures of a measured window, and how those of two ways to the same engine compare. Pure."""
+
+from __future__ import annotations
+
+from bench.load import Shape, Window
+from bench.report import Spread, number, percentile
+
+RATES = ("requests_per_s", "chunks_per_s", "tokens_per_s")
+LATENCIES = ("first_ms_p50", "first_ms_p99", "request_ms_p50", "request_ms_p99", "token_ms_p50")
+
+
+def figures(window: Window) -> dict[str, float | None]:
+    """Rates per second, latencies in milliseconds, CPU-seconds per 1,000 tokens."""
+    answers = window.answers
+    tokens = sum(answer.tokens for answer in answers)
+    counts = (len(answers), sum(answer.chunks for answer in answers), tokens)
+    found: dict[str, float | None] = {key: n / window.seconds for key, n in zip(RATES, counts, strict=True)}
+    for name, values in (
+        ("first", [answer.first_s for answer in answers]),
+        ("request", [answer.whole_s for answer in answers]),
+        ("token", [answer.whole_s / answer.tokens for answer in answers if answer.tokens]),
+    ):
+        for percent in (50, 99):
+            value = percentile(values, percent)
+            found[f"{name}_ms_p{percent}"] = None if value is None else value * 1000
+    for name, seconds in window.cpu_s.items():
+        found[f"{name}_cpu_s_per_1k_tokens"] = seconds / tokens * 1000 if tokens else None
+    return found
+
+
+def median_of(values: Spread | None) -> str:
+    """For people."""
+    return number(values["median"] if values else None)
+
+
+def describe(shape: Shape) -> str:
+    """For people."""
+    if not shape.streamed:
+        return f"{shape.streams} plain, {shape.max_tokens} tokens"
+    return f"{shape.streams} stream{'s' if shape.streams > 1 else ''}"
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """None where one of them is unknown, or the base 0."""
+    return value / base if value is not None and base else None
+
+
+def difference(value: float | None, base: float | None) -> float | None:
+    """None where one of them is unknown."""
+    return value - base if value is not None and base is not None else None

@@ -1,0 +1,93 @@
+"""An episode, as a client's test uses it: where to call, with which key, and afterwards whether the record is exact.
+
+Needs the standard library alone, because every client runs it in its own environment.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+MODEL = "demo"
+HELLO = "Hello from the scripted engine."
+WEATHER = "What is the weather in Tokyo?"
+SUNNY = "sunny, 24 degrees"
+ADA = "Make a person named Ada who is 36 years old"
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gateway and its scripted engine, by their URLs."""
+
+    gateway: str
+    engine: str
+
+    def open(self, task: str) -> Episode:
+        """A new episode."""
+        opened = _json(f"{self.gateway}/admin/v1/episodes", {"task_id": task, "mode": "eval"})
+        return Episode(self, opened["episode_id"], opened["base_url"], opened["api_key"])
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One client's episode."""
+
+    gate: Gate
+    id: str
+    base_url: str
+    """As the openai SDK takes it: with `/v1`."""
+    api_key: str
+
+    @property
+    def root(self) -> str:
+        """As the anthropic SDK takes it: without `/v1`."""
+        return self.gate.gateway
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The recorded tree."""
+        nodes: list[dict[str, Any]] = _json(f"{self.gate.gateway}/admin/v1/episodes/{self.id}/trajectory")["nodes"]
+        return nodes
+
+    def check(self, turns: int | None = None) -> None:
+        """The record is what the engine was given and what it said, for every turn; and there are so many turns."""
+        nodes = self.nodes()
+        sampled = [node for node in nodes if node["sampled"]]
+        if turns is not None:
+            assert len(sampled) == turns, f"{len(sampled)} turns were recorded, not {turns}"
+        for node in sampled:
+            known = _json(f"{self.gate.engine}/compat/requests?prefix={node['call_id']}")
+            path, ids = _path_to(nodes, node), node["ids"]
+            assert ids
+            assert any(
+                kept["prompt"] == path and kept["said"][: len(ids)] == ids for kept in known.values()
+            ), f"the engine was never given the path to node {node['index']} of {self.id}"
+
+
+def _path_to(nodes: list[dict[str, Any]], node: dict[str, Any]) -> list[int]:
+    ids: list[int] = []
+    while node["parent"] >= 0:
+        parent = nodes[node["parent"]]
+        ids = parent["ids"][: node["at"]] + ids
+        node = parent
+    return ids
+
+
+def _json(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)

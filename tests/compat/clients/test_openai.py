@@ -1,0 +1,250 @@
+"""The openai SDK, 3.x and 2.x: chat completions, legacy completions, responses, models, and its exceptions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+openai = pytest.importorskip("openai")
+
+from pydantic import BaseModel  # noqa: E402
+
+from tests.compat.clients.gate import ADA, CITY, HELLO, MODEL, PERSON, SUNNY, WEATHER, Episode  # noqa: E402
+
+GET_WEATHER: Any = {"name": "get_weather", "description": "The weather in a city.", "parameters": CITY}
+CHAT_TOOL: Any = {"type": "function", "function": GET_WEATHER}
+RESPONSE_TOOL: Any = {"type": "function", "strict": True, **GET_WEATHER}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def client(episode: Episode) -> Iterator[Any]:
+    with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as opened:
+        yield opened
+
+
+def async_client(episode: Episode) -> Any:
+    return openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
+
+
+class TestChat:
+    def test_a_reply_with_its_usage(self, client: Any, episode: Episode) -> None:
+        answer = client.chat.completions.create(model=MODEL, messages=[user("hello")])
+        assert answer.choices[0].message.content == HELLO
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 0
+        episode.check(turns=1)
+
+    async def test_async(self, episode: Episode) -> None:
+        async with async_client(episode) as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=[user("hello")])
+            stream = await client.chat.completions.create(model=MODEL, messages=[user("hello")], stream=True)
+            text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+        assert answer.choices[0].message.content == text == HELLO
+
+    def test_a_stream_with_usage(self, client: Any) -> None:
+        options: Any = {"include_usage": True}
+        chunks = list(
+            client.chat.completions.create(
+                model=MODEL, messages=[user("count to 5")], stream=True, stream_options=options
+            )
+        )
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == "1, 2, 3, 4, 5"
+        assert chunks[-1].usage.completion_tokens > 0
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+
+    def test_the_helper_for_streams_gathers_the_reply(self, client: Any) -> None:
+        with client.chat.completions.stream(model=MODEL, messages=[user(WEATHER)], tools=[CHAT_TOOL]) as stream:
+            kinds = {event.type for event in stream}
+            whole = stream.get_final_completion()
+        assert "tool_calls.function.arguments.done" in kinds
+        [called] = whole.choices[0].message.tool_calls
+        assert json.loads(called.function.arguments) == {"city": "Tokyo"}
+
+    @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+    def test_a_conversation_with_a_tool_is_one_trajectory(
+        self, client: Any, episode: Episode, streamed: bool
+    ) -> None:
+        messages: list[Any] = [user(WEATHER)]
+        for _ in range(2):
+            if streamed:
+                with client.chat.completions.stream(model=MODEL, messages=messages, tools=[CHAT_TOOL]) as stream:
+                    message = stream.get_final_completion().choices[0].message
+            else:
+                answer = client.chat.completions.create(model=MODEL, messages=messages, tools=[CHAT_TOOL])
+                message = answer.choices[0].message
+            messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
+            for called in message.tool_calls or []:
+                messages.append({"role": "tool", "tool_call_id": called.id, "content": SUNNY})
+        assert messages[-1]["content"] == f"The answer is {SUNNY}."
+        messages.append(user("thanks, hello"))
+        client.chat.completions.create(model=MODEL, messages=messages, tools=[CHAT_TOOL])
+        episode.check(turns=3)
+        assert [node["parent"] for node in episode.nodes()] == [-1, 0, 1, 2, 3, 4]
+
+    def test_a_tool_can_be_required_or_named(self, client: Any) -> None:
+        named: Any = {"type": "function", "function": {"name": "get_weather"}}
+        for choice in ("required", named):
+            answer = client.chat.completions.create(
+                model=MODEL, messages=[user("hello")], tools=[CHAT_TOOL], tool_choice=choice
+            )
+            [called] = answer.choices[0].message.tool_calls
+            assert called.function.name == "get_weather"
+            assert set(json.loads(called.function.arguments)) == {"city"}
+
+    def test_a_reply_in_a_schema(self, client: Any) -> None:
+        wanted: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+        answer = client.chat.completions.create(model=MODEL, messages=[user(ADA)], response_format=wanted)
+        assert json.loads(answer.choices[0].message.content) == {"name": "Ada", "age": 36}
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[user("JSON please")], response_format={"type": "json_object"}
+        )
+        assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+    def test_the_helper_parses_into_a_model(self, client: Any) -> None:
+        answer = client.chat.completions.parse(model=MODEL, messages=[user(ADA)], response_format=Person)
+        assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+
+    def test_several_replies(self, client: Any, episode: Episode) -> None:
+        answer = client.chat.completions.create(model=MODEL, messages=[user("hello")], n=3)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        assert all(choice.message.content == HELLO for choice in answer.choices)
+        episode.check(turns=3)
+
+    def test_log_probabilities_and_alternatives(self, client: Any) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[user("hello")], logprobs=True, top_logprobs=3
+        )
+        entries = answer.choices[0].logprobs.content
+        assert entries[0].logprob == pytest.approx(-1 / 64)
+        assert len(entries[0].top_logprobs) == 3
+
+    def test_penalties_and_biases(self, client: Any) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[user("hello")],
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            logit_bias={"65": -100},
+            max_completion_tokens=5,
+            stop=["never said"],
+        )
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.choices[0].message.content == HELLO[:5]
+
+    def test_errors_are_the_sdks_own(self, client: Any) -> None:
+        with pytest.raises(openai.NotFoundError) as found:
+            client.chat.completions.create(model="no-such-model", messages=[user("hello")])
+        assert found.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model=MODEL, messages=[user("hello")], temperature=9)
+        assert refused.value.param == "temperature"
+        image: Any = [{"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}]
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": image}])
+        assert "image_url" in str(refused.value)
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").chat.completions.create(model=MODEL, messages=[user("hello")])
+
+
+class TestModels:
+    def test_the_list_and_one(self, client: Any) -> None:
+        assert MODEL in [model.id for model in client.models.list()]
+        assert client.models.retrieve(MODEL).id == MODEL
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("no-such-model")
+
+
+class TestCompletions:
+    def test_text(self, client: Any, episode: Episode) -> None:
+        answer = client.completions.create(model=MODEL, prompt="hello")
+        assert answer.choices[0].text == HELLO
+        assert answer.usage.completion_tokens > 0
+        episode.check(turns=1)
+
+    def test_token_ids(self, client: Any) -> None:
+        assert client.completions.create(model=MODEL, prompt=[71, 68, 75, 75, 78]).choices[0].text == HELLO
+
+    def test_a_stream(self, client: Any) -> None:
+        stream = client.completions.create(model=MODEL, prompt="count to 5", stream=True)
+        assert "".join(c.choices[0].text for c in stream if c.choices) == "1, 2, 3, 4, 5"
+
+    def test_an_error(self, client: Any) -> None:
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="no-such-model", prompt="hello")
+
+
+class TestResponses:
+    def test_a_reply_with_its_usage(self, client: Any, episode: Episode) -> None:
+        answer = client.responses.create(model=MODEL, input="hello", instructions="Be short.")
+        assert answer.output_text == HELLO
+        assert answer.status == "completed"
+        assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens > 0
+        episode.check(turns=1)
+
+    async def test_async(self, episode: Episode) -> None:
+        async with async_client(episode) as client:
+            assert (await client.responses.create(model=MODEL, input="hello")).output_text == HELLO
+            stream = await client.responses.create(model=MODEL, input="hello", stream=True)
+            assert [event.type async for event in stream][-1] == "response.completed"
+
+    def test_a_stream(self, client: Any) -> None:
+        with client.responses.stream(model=MODEL, input="count to 5") as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            whole = stream.get_final_response()
+        assert text == whole.output_text == "1, 2, 3, 4, 5"
+
+    @pytest.mark.parametrize("remembered", [False, True], ids=["items", "previous_response_id"])
+    def test_a_conversation_with_a_tool_is_one_trajectory(
+        self, client: Any, episode: Episode, remembered: bool
+    ) -> None:
+        first = client.responses.create(model=MODEL, input=WEATHER, tools=[RESPONSE_TOOL])
+        [called] = [item for item in first.output if item.type == "function_call"]
+        assert json.loads(called.arguments) == {"city": "Tokyo"}
+        result: Any = {"type": "function_call_output", "call_id": called.call_id, "output": SUNNY}
+        if remembered:
+            second = client.responses.create(
+                model=MODEL, input=[result], tools=[RESPONSE_TOOL], previous_response_id=first.id
+            )
+        else:
+            items: Any = [user(WEATHER), *[item.model_dump(exclude_none=True) for item in first.output], result]
+            second = client.responses.create(model=MODEL, input=items, tools=[RESPONSE_TOOL])
+        assert second.output_text == f"The answer is {SUNNY}."
+        episode.check(turns=2)
+        assert [node["parent"] for node in episode.nodes()] == [-1, 0, 1, 2]
+
+    def test_a_streamed_tool_call(self, client: Any) -> None:
+        with client.responses.stream(model=MODEL, input=WEATHER, tools=[RESPONSE_TOOL]) as stream:
+            kinds = {event.type for event in stream}
+            whole = stream.get_final_response()
+        assert "response.function_call_arguments.done" in kinds
+        assert [item.type for item in whole.output if item.type != "reasoning"] == ["function_call"]
+
+    def test_the_helper_parses_into_a_model(self, client: Any) -> None:
+        answer = client.responses.parse(model=MODEL, input=ADA, text_format=Person)
+        assert answer.output_parsed == Person(name="Ada", age=36)
+
+    def test_it_is_stored_and_can_be_deleted(self, client: Any) -> None:
+        made = client.responses.create(model=MODEL, input="hello")
+        assert client.responses.retrieve(made.id).output_text == HELLO
+        client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+
+    def test_errors_are_the_sdks_own(self, client: Any) -> None:
+        with pytest.raises(openai.NotFoundError):
+            client.responses.create(model="no-such-model", input="hello")
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model=MODEL, input="hello", temperature=9)

@@ -1,0 +1,199 @@
+"""What the scripted engine says: a pure function of the conversation, and of the grammar that holds the reply, if one does.
+
+Foreign programs ask what they like, in any order and in parallel, so there is no list of replies. In order of precedence:
+1. a script in the conversation: the k-th reply after a message with lines `SCRIPT: ...` is the k-th of these lines; a line is
+   text, or `NAME {json}`, a call of a tool;
+2. a grammar: a small instance of it;
+3. after a tool's result: a call of the tool that ends the work (`final_answer`, `submit`), if there is one, else text that holds
+   the result;
+4. tools that the user's words name: a call of each;
+5. text: a haiku, a count, or a short answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.compat.instances import Words, instance
+
+FINISHING = ("final_answer", "submit", "final_result")
+HAIKU = "Water at the gate,\nheld back while the wheel is changed,\nthen it runs again."
+_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
+_TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_SCRIPT = re.compile(r"SCRIPT: ?(.*)")
+_CALL = re.compile(r"(\w+) (\{.*\})$")
+_COUNT = re.compile(r"count (?:from \w+ )?to (\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message, as Qwen's template wrote it."""
+
+    role: str
+    text: str
+
+    @property
+    def results(self) -> list[str]:
+        """What tools answered; such a message has the role of a user."""
+        return _RESULT.findall(self.text) if self.role == "user" else []
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt, read back."""
+
+    turns: list[Turn]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """The functions: name, description, parameters."""
+
+    @classmethod
+    def read(cls, prompt: str) -> Conversation:
+        """A prompt without the template's marks is one message of a user."""
+        turns = [Turn(role, text) for role, text in _TURN.findall(prompt)]
+        if turns and turns[-1].role == "assistant":
+            turns.pop()  # the reply that is to be said
+        if not turns:
+            return cls([Turn("user", prompt)])
+        found = _TOOLS.search(turns[0].text) if turns[0].role == "system" else None
+        tools = [json.loads(line) for line in found[1].splitlines()] if found else []
+        return cls(turns, [tool.get("function", tool) for tool in tools])
+
+    @property
+    def asked(self) -> str:
+        """The words of the last message that a user wrote."""
+        return next((t.text for t in reversed(self.turns) if t.role == "user" and not t.results), "")
+
+    @property
+    def results(self) -> list[str]:
+        """What tools answered since the last reply."""
+        return self.turns[-1].results
+
+    def tool(self, name: str) -> dict[str, Any] | None:
+        """A function by its name."""
+        return next((tool for tool in self.tools if tool["name"] == name), None)
+
+
+def reply(prompt: str, held_to: dict[str, Any] | None = None) -> str:
+    """The text of a reply to a rendered prompt, tool marks included. `held_to`: vLLM's `structured_outputs`."""
+    talk = Conversation.read(prompt)
+    scripted = _scripted(talk)
+    if scripted is not None:
+        return scripted
+    words = Words(talk.asked, talk.results)
+    if held_to:
+        return _held(talk, held_to, words)
+    if talk.results:
+        return _after_results(talk, words)
+    called = _named(talk)
+    if called:
+        return "\n".join(call(tool["name"], instance(tool.get("parameters") or {}, words)) for tool in called)
+    return _text(talk.asked)
+
+
+def call(name: str, arguments: Any) -> str:
+    """A tool call, as Qwen's template writes it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _scripted(talk: Conversation) -> str | None:
+    for at, turn in enumerate(talk.turns):
+        lines = _SCRIPT.findall(turn.text) if turn.role == "user" else []
+        if lines:
+            said = sum(later.role == "assistant" for later in talk.turns[at:])
+            line = lines[min(said, len(lines) - 1)].strip()
+            found = _CALL.match(line)
+            return call(found[1], json.loads(found[2])) if found else line
+    return None
+
+
+def _after_results(talk: Conversation, words: Words) -> str:
+    for name in FINISHING:
+        tool = talk.tool(name)
+        if tool is not None:
+            return call(name, instance(tool.get("parameters") or {}, words))
+    return f"The answer is {' and '.join(talk.results)}."
+
+
+def _named(talk: Conversation) -> list[dict[str, Any]]:
+    """The tools whose whole names the user's words hold, else the one with most of whose name they hold."""
+    asked = talk.asked.lower()
+    whole = [tool for tool in talk.tools if re.search(rf"\b{re.escape(tool['name'].lower())}\b", asked)]
+    if whole:
+        return whole
+    scores = [(_overlap(tool["name"], asked), tool) for tool in talk.tools]
+    best = max(scores, key=lambda pair: pair[0], default=(0, None))
+    return [best[1]] if best[1] is not None and best[0] > 0 else []
+
+
+def _overlap(name: str, asked: str) -> int:
+    parts = {part.lower() for part in re.findall(r"[A-Za-z][a-z]+|\w+", name.replace("_", " ")) if len(part) > 3}
+    return sum(part in asked for part in parts)
+
+
+def _text(asked: str) -> str:
+    low = asked.lower()
+    counted = _COUNT.search(asked)
+    if counted:
+        text = ", ".join(str(i) for i in range(1, min(int(counted[1]), 200) + 1))
+    elif "haiku" in low:
+        text = HAIKU
+    elif "unicode" in low:
+        text = "Grüße, 世界! 🌍"
+    else:
+        text = "Hello from the scripted engine."
+    return f"<think>\nLet me see.\n</think>\n\n{text}" if "think aloud" in low else text
+
+
+# Replies that a grammar holds
+
+
+def _held(talk: Conversation, held_to: dict[str, Any], words: Words) -> str:
+    if "json" in held_to:
+        return json.dumps(instance(_loaded(held_to["json"]), words), ensure_ascii=False)
+    if "structural_tag" in held_to:
+        return _tagged(_loaded(held_to["structural_tag"])["format"], talk, words)
+    raise ValueError(f"the scripted engine knows no instance of {sorted(held_to)}")
+
+
+def _loaded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _tagged(form: dict[str, Any], talk: Conversation, words: Words) -> str:
+    """An instance of a structural tag (xgrammar's form). Of several tags, the one that the conversation is about."""
+    kind = form["type"]
+    if kind == "const_string":
+        return str(form["value"])
+    if kind == "json_schema":
+        return json.dumps(instance(form["json_schema"], words), ensure_ascii=False)
+    if kind == "tag":
+        end = form["end"][0] if isinstance(form["end"], list) else form["end"]
+        return str(form["begin"]) + _tagged(form["content"], talk, words) + str(end)
+    if kind == "sequence":
+        return "".join(_tagged(part, talk, words) for part in form["elements"])
+    if kind in ("triggered_tags", "tags_with_separator"):
+        chosen = _chosen(form["tags"], talk)
+        if chosen is None and not form.get("at_least_one"):
+            return _text(talk.asked)
+        return _tagged(chosen or form["tags"][0], talk, words)
+    if kind == "or":
+        return _tagged(_chosen(form["elements"], talk) or form["elements"][0], talk, words)
+    if kind == "any_text":
+        return ""
+    raise ValueError(f"the scripted engine knows no structural tag of type {kind!r}")
+
+
+def _chosen(forms: list[dict[str, Any]], talk: Conversation) -> dict[str, Any] | None:
+    """The form that holds the name of the tool that comes next."""
+    if talk.results or "Observation" in talk.turns[-1].text:
+        names = [name for name in FINISHING if talk.tool(name)]
+    else:
+        names = [tool["name"] for tool in _named(talk)]
+    written = [(json.dumps(form), form) for form in forms]
+    return next((form for name in names for text, form in written if name in text), None)
