@@ -1,111 +1,124 @@
-"""A model family's way between messages and token ids, by the `renderers` library. Pure computation; no episode, no engine.
+"""A model family's way between messages and token ids. Pure computation; no episode, no engine.
 
-Loading a tokenizer reads files, so `ChatRenderer.load` is called once, at start, from a thread.
+A family is one that the `renderers` library knows by name (`FAMILIES`), or `template`: the checkpoint's own jinja template, with
+our bridge (`bridge`) and our tables of marks (`formats`). Loading a tokenizer reads files, so `ChatRenderer.load` is called once,
+at start, from a thread.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+from jinja2 import TemplateError
+
 from gateway.errors import BadRequest
+from gateway.render import recorded
+from gateway.render.bridge import ARGUED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
+from gateway.render.formats import THINKING, ToolCall, json_text, tool_form
+from gateway.render.pieces import TokenTexts
+from gateway.render.recorded import Marks
+from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.settings import ModelSettings
 from gateway.types import Int32Array
 
-Message = dict[str, Any]
-Tool = dict[str, Any]
+__all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
 
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The token ids that divide a reply into reasoning, content and tool calls; None where a family has no such mark."""
-
-    stop: frozenset[int]
-    think_start: int | None
-    think_end: int | None
-    tool_start: int | None
-    tool_end: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call that the model made; `arguments` is JSON text, as OpenAI's API has it."""
-
-    name: str
-    arguments: str
+FAMILIES = (
+    "qwen3",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen3.8",
+    "glm-4.5",
+    "glm-5",
+    "glm-5.1",
+    "llama-3",
+    "deepseek-v3",
+    "deepseek-r1",
+)
+"""Names of the `renderers` library whose replies the segmenter can read. Beside them: `auto` and `template`."""
 
 
 class ChatRenderer:
-    """One model's tokenizer and template."""
+    """One model's tokenizer and template.
 
-    def __init__(self, tokenizer: Any, renderer: Any) -> None:
+    Safe to use from several threads at once. It holds no state that a call changes, but for caches whose entries are always the
+    same for the same key; text is encoded by the tokenizer's Rust part, whose settings (padding, truncation) are never changed
+    after loading; a segmenter has a decoder of its own.
+    """
+
+    def __init__(
+        self, tokenizer: Any, renderer: Any | None, *, thinking: bool = True, keeping: Any | None = None
+    ) -> None:
+        """`renderer`: of the `renderers` library; None: the tokenizer's own template. `keeping`: the same, told to keep thinking.
+
+        Raises ValueError where there is neither.
+        """
         self._tokenizer = tokenizer
         self._renderer = renderer
         self.backend = tokenizer.backend_tokenizer
         """The `tokenizers.Tokenizer` beneath."""
         self.vocabulary = len(tokenizer)
-        self.marks = Marks(
-            frozenset(renderer.get_stop_token_ids()),
-            *(self._token_id(t) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>")),
-        )
+        self.form = tool_form(self._knows)
+        """How this family writes tool calls; None: it has no marks for them."""
+        self.texts = TokenTexts(self.backend)
+        self._template = ChatTemplate(tokenizer, thinking=thinking) if renderer is None else None
+        self.think = next((pair for pair in THINKING if all(map(self._knows, pair))), None)
+        """The marks around reasoning, as text."""
+        self.marks = self._make_marks()
+        self._bridge = self._make_bridge(keeping)
 
     @classmethod
     def load(cls, model: ModelSettings) -> ChatRenderer:
-        """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that the library does not know."""
-        import renderers
+        """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that is not known here."""
         from transformers import AutoTokenizer
 
+        choices = (*FAMILIES, "auto", "template")
+        if model.family not in choices:
+            raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(choices)}")
         assert model.path is not None
         tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
-        if model.family == "auto":
-            return cls(tokenizer, renderers.create_renderer(tokenizer))
-        config = renderers.config_from_name(model.family) if model.family != "qwen3" else None
-        if config is None:
-            config = renderers.Qwen3RendererConfig(enable_thinking=model.thinking)
-        return cls(tokenizer, renderers.create_renderer(tokenizer, config))
+        renderer, keeping = _library(tokenizer, model)
+        return cls(tokenizer, renderer, thinking=model.thinking, keeping=keeping)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The prompt for a reply to `messages`. Raises BadRequest if the template refuses them."""
-        return self._guarded(
-            lambda: self._renderer.render_ids(
-                _plain(messages), tools=_functions(tools), add_generation_prompt=True
-            )
-        )
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text that is given as it is."""
-        return cast("list[int]", self.backend.encode(text).ids)
+        return self._guarded(lambda: self._render(_plain(messages), tools))
 
     def bridge(
-        self, history: Int32Array, sampled_from: int, new: Sequence[Message], tools: Sequence[Tool]
+        self,
+        history: Int32Array,
+        sampled_from: int,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        system: bool = True,
     ) -> list[int] | None:
-        """The ids that extend `history` by new messages, or None where the template rewrites history."""
-        known = history.tolist()
-        rendered = self._guarded(
-            lambda: self._renderer.bridge_to_next_turn(
-                known[:sampled_from], known[sampled_from:], _plain(new), tools=_functions(tools)
-            )
-        )
-        if rendered is None or list(rendered.token_ids[: len(known)]) != known:
+        """The ids to append to `history` (a prompt, and from `sampled_from` on the reply to it) for a reply to `new`.
+
+        None where the template writes the recorded conversation differently now: the call is a branch. Nothing that was
+        recorded is decoded and encoded again, and only `new` is encoded. `system`: the conversation may begin with a system
+        message; say False where it does not, because some templates move one.
+        """
+        if not new or not 0 < sampled_from <= len(history):
             return None
-        return list(rendered.token_ids[len(known) :])
+        turn = recorded.read(history, sampled_from, self.marks, self.decode)
+        return self._guarded(
+            lambda: self._bridge.extend(history, sampled_from, turn, _plain(new), tools, system=system)
+        )
 
     def reasoning_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside a reasoning block that the template opened."""
-        for token in reversed(prompt[-8:]):
-            if token == self.marks.think_end:
-                return False
-            if token == self.marks.think_start:
-                return True
-        return False
+        return recorded.opens(list(prompt[-8:]), self.marks)
 
     def parse_tool_calls(self, ids: Sequence[int], tools: Sequence[Tool]) -> list[ToolCall]:
-        """The well-formed tool calls in a run of tokens from a tool mark on."""
-        parsed = self._renderer.parse_response(list(ids), tools=_functions(tools))
+        """The well-formed tool calls in a run of tokens from a tool mark on; none where a part of it is not well-formed."""
+        if self._renderer is None or self.form is None or self.form.bare:
+            return self.form.parse(self._without_stop(ids)) if self.form is not None else []
+        parsed = self._renderer.parse_response(list(ids), tools=list(tools) or None)
         return [
-            ToolCall(call.name, _arguments(call.arguments))
+            ToolCall(call.name, json_text(call.arguments))
             for call in parsed.tool_calls
             if call.status == "ok" and call.name
         ]
@@ -114,23 +127,100 @@ class ChatRenderer:
         """Text of tokens, marks included."""
         return cast(str, self.backend.decode(list(ids), skip_special_tokens=False))
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text, marks included and nothing added."""
+        return cast("list[int]", self.backend.encode(text, add_special_tokens=False).ids)
+
+    def _render(self, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
+        if self._template is not None:
+            return self.encode(self._template.text(messages, tools))
+        assert self._renderer is not None
+        return list(
+            self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
+        )
+
+    def _without_stop(self, ids: Sequence[int]) -> str:
+        return self.decode([token for token in ids if token not in self.marks.stop])
+
+    def _knows(self, token: str) -> bool:
+        return self._token_id(token) is not None
+
     def _token_id(self, token: str) -> int | None:
         return cast("int | None", self.backend.token_to_id(token))
+
+    def _make_marks(self) -> Marks:
+        form = self.form
+        think_start, think_end = map(self._token_id, self.think) if self.think else (None, None)
+        return Marks(
+            stop=self._stop_ids(),
+            think_start=think_start,
+            think_end=think_end,
+            tool_start=self._token_id(form.start) if form else None,
+            tool_end=self._token_id(form.end) if form and form.end else None,
+            bare_calls=form is not None and form.bare,
+        )
+
+    def _make_bridge(self, keeping: Any | None) -> Bridge:
+        if self._template is None:
+            return LibraryBridge(self._renderer, keeping, self.marks.stop, self.decode, self.think)
+        stop = {token: self.decode([token]) for token in self.marks.stop}
+        return TemplateBridge(self._template, self.encode, stop, self.think)
+
+    def _stop_ids(self) -> frozenset[int]:
+        """The library's, or: the tokenizer's end of sequence, and the tokens with which the template closes a reply."""
+        if self._renderer is not None:
+            return frozenset(self._renderer.get_stop_token_ids())
+        stop = {self._tokenizer.eos_token_id} - {None}
+        for role in ("user", "tool"):
+            stop |= self._closing_token(role)
+        return frozenset(stop)
+
+    def _closing_token(self, role: str) -> set[int]:
+        """What the template writes after a reply that a message of this role follows, if it is one special token."""
+        assert self._template is not None
+        messages = closed_by(role)
+        try:
+            text = self._template.text(messages, [])
+        except Exception:  # the template has no such conversations
+            return set()
+        last = ARGUED if role == "tool" else SAID
+        if last not in text:
+            return set()
+        ids = self.encode(text[text.rfind(last) + len(last) :].lstrip())
+        added = self.backend.get_added_tokens_decoder()
+        if role == "user":
+            ids = ids[:1]
+        elif self.form is not None and self.form.end is not None:
+            end = self._token_id(self.form.end)
+            ids = ids[ids.index(end) + 1 :] if end in ids else []
+        return set([i for i in ids if i in added and added[i].special][:1])
 
     @staticmethod
     def _guarded(work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError, TemplateError) as error:
             raise BadRequest(f"the messages cannot be rendered: {error}", param="messages") from error
 
 
-def _arguments(value: dict[str, Any] | str | None) -> str:
-    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+def _library(tokenizer: Any, model: ModelSettings) -> tuple[Any | None, Any | None]:
+    """The library's renderer for a family, and the same told to keep thinking, where it can be told; else None."""
+    import renderers
 
-
-def _functions(tools: Sequence[Tool]) -> list[Tool] | None:
-    return list(tools) or None
+    if model.family == "template":
+        return None, None
+    if model.family == "auto":
+        renderer = renderers.create_renderer(tokenizer)
+        return (None, None) if isinstance(renderer, renderers.DefaultRenderer) else (renderer, None)
+    config = renderers.config_from_name(model.family)
+    assert config is not None
+    values = {"enable_thinking": model.thinking} if "enable_thinking" in type(config).model_fields else {}
+    config = type(config)(**values)
+    try:
+        keeping = renderers.create_renderer(tokenizer, type(config)(**values, thinking_retention="all"))
+    except ValueError:  # the family's own settings say the opposite
+        keeping = None
+    return renderers.create_renderer(tokenizer, config), keeping
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:

@@ -1,27 +1,25 @@
 """Token ids to pieces of a reply, as they are sampled: reasoning, content, whole tool calls.
 
 Works on special token ids and streams text at once. What it holds back, and why: bytes of an unfinished character; a tool call
-until it is whole; line breaks before a tool call (they belong to the template); the beginning of what may become a stop string.
-The same segmenter serves streamed and whole replies, so that both say the same.
+until it is whole; line breaks before a tool call (they belong to the template); the beginning of what may become a stop string;
+where a family writes calls without a mark, a reply that begins with `{`, because it may be one. The same segmenter serves
+streamed and whole replies, so that both say the same.
 
 Invariant: the pieces depend on the token ids alone, not on how they were split into `push` calls.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-from tokenizers.decoders import DecodeStream
+from typing import Literal, NamedTuple
 
 from gateway.render.renderer import ChatRenderer, Tool, ToolCall
 
 PieceKind = Literal["reasoning", "content", "tool_call"]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of a reply: text, or one tool call."""
 
     kind: PieceKind
@@ -39,33 +37,63 @@ class Segmenter:
         reasoning: bool,
         tools: Sequence[Tool] = (),
         stop: Sequence[str] = (),
+        max_tool_calls: int | None = None,
     ) -> None:
-        """`reasoning`: the prompt already opened a reasoning block. `stop`: strings that end the reply, in no piece."""
+        """`reasoning`: the prompt already opened a reasoning block. `stop`: strings that end the reply, in no piece.
+
+        `max_tool_calls`: the reply ends with the token that completes this many calls; None: it may make any number.
+        """
         self._renderer = renderer
-        self._marks = renderer.marks
+        self._marks = marks = renderer.marks
         self._tools = tools
+        self._names = {tool["function"]["name"] for tool in tools} if marks.bare_calls else set()
         self._stop = [s for s in stop if s]
+        firsts = "".join(re.escape(s[0]) for s in self._stop)
+        self._may_begin_stop = re.compile(f"[{firsts}]").search if firsts else None
+        self._longest_stop = max(map(len, self._stop), default=0)
+        self._calls_left = max_tool_calls
         self._kind: PieceKind = "reasoning" if reasoning else "content"
         self._at_start = True
         self._strip_left = False
+        self._maybe_bare = bool(self._names)
+        """The reply may still be a tool call without a mark, and is held as a whole."""
         self._tool_ids: list[int] | None = None
         self._held = ""
-        self._text_ids: list[int] = []
-        self._decoded = 0
-        self._stream = DecodeStream(skip_special_tokens=False)
+        self._searched = 0
+        """Characters of what is held in which no stop string begins."""
+        self._in_run = False
+        self._stream = renderer.texts.stream()
+        self._step = self._stream.step
+        special = {*marks.stop, marks.think_start, marks.think_end, marks.tool_start if tools else None}
+        self._special = frozenset(token for token in special if token is not None)
+        self._plain = False
+        """Ordinary text goes straight through: nothing is held, and nothing is waited for."""
         self.consumed = 0
         """Tokens that belong to the reply so far; fewer than were pushed once `stopped` is set."""
         self.stopped = False
-        """A stop string was met; the token that completed it is the last of the reply."""
+        """A stop string was met, or the last tool call was made; the token that completed it is the last of the reply."""
 
     def push(self, ids: Iterable[int]) -> list[Piece]:
         """Takes the next tokens; answers what can be delivered."""
         pieces: list[Piece] = []
         for token in ids:
+            if self._plain and token not in self._special:
+                self.consumed += 1
+                self._in_run = True
+                text = self._step(token)
+                if text:
+                    begins = self._may_begin_stop
+                    if text[-1] != "\n" and (begins is None or begins(text) is None):
+                        _emit(pieces, self._kind, text)
+                        continue
+                    self._add(text, pieces)
+                    self._plain = self._is_plain()
+                continue
             if self.stopped:
                 break
             self.consumed += 1
             self._token(token, pieces)
+            self._plain = self._is_plain()
         return pieces
 
     def finish(self) -> list[Piece]:
@@ -74,54 +102,56 @@ class Segmenter:
         if self.stopped:
             return pieces
         if self._tool_ids is not None:
-            self._unfinished_tool(pieces)
+            self._end_tool(pieces)
         self._end_text(pieces)
-        self._release(pieces)
+        if not self.stopped:
+            self._bare_call(pieces)
+            self._release(pieces)
         return pieces
+
+    def _is_plain(self) -> bool:
+        return not (
+            self._held or self._at_start or self._strip_left or self._tool_ids is not None or self.stopped
+        )
 
     def _token(self, token: int, pieces: list[Piece]) -> None:
         marks = self._marks
         if self._tool_ids is not None:
-            self._tool_ids.append(token)
-            if token == marks.tool_end:
-                self._whole_tool(pieces)
+            self._tool_token(token, pieces)
         elif token in marks.stop:
             self._end_text(pieces)
+            if not self.stopped:
+                self._bare_call(pieces)
         elif token == marks.think_start and self._at_start:
-            self._held = ""
+            self._held, self._searched = "", 0
             self._switch("reasoning", pieces)
         elif token == marks.think_end and self._kind == "reasoning":
             self._switch("content", pieces)
         elif token == marks.tool_start and self._tools:
-            self._end_text(pieces)
-            self._held = self._held.rstrip()
-            self._release(pieces)
-            self._kind = "content"
-            self._tool_ids = [token]
+            self._begin_tool(token, pieces)
         else:
-            self._text(token, pieces)
+            self._in_run = True
+            text = self._step(token)
+            if text:
+                self._add(text, pieces)
 
     def _switch(self, kind: PieceKind, pieces: list[Piece]) -> None:
         self._end_text(pieces)
+        if self.stopped:
+            return
         if self._kind == "reasoning":
             self._held = self._held.rstrip("\n")
         self._release(pieces)
         self._kind = kind
         self._strip_left = True
 
-    def _text(self, token: int, pieces: list[Piece]) -> None:
-        self._text_ids.append(token)
-        piece = self._stream.step(self._renderer.backend, token)
-        if piece:
-            self._decoded += len(piece)
-            self._add(piece, pieces)
-
     def _end_text(self, pieces: list[Piece]) -> None:
         """Ends a run of text; bytes of a character that never became whole are delivered as replacement characters."""
-        if self._text_ids:
-            rest = self._renderer.decode(self._text_ids)[self._decoded :]
-            self._text_ids, self._decoded = [], 0
-            self._stream = DecodeStream(skip_special_tokens=False)
+        if self._in_run:
+            rest = self._stream.end()
+            self._in_run = False
+            self._stream = self._renderer.texts.stream()
+            self._step = self._stream.step
             self._add(rest, pieces)
 
     def _add(self, text: str, pieces: list[Piece]) -> None:
@@ -131,17 +161,19 @@ class Segmenter:
             return
         self._strip_left = False
         self._held += text
-        if self._at_start and self._held.strip():
+        if self._at_start and (begin := self._held.lstrip()):
             self._at_start = False
-        if self._cut_at_stop(pieces):
+            self._maybe_bare = self._maybe_bare and self._kind == "content" and begin[0] == "{"
+        if self._stop and self._cut_at_stop(pieces):
             return
         keep = self._hold_back()
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._searched = max(0, len(self._held) - self._longest_stop + 1)
         if ready:
             _emit(pieces, self._kind, ready)
 
     def _cut_at_stop(self, pieces: list[Piece]) -> bool:
-        found = [at for at in (self._held.find(s) for s in self._stop) if at >= 0]
+        found = [at for at in (self._held.find(s, self._searched) for s in self._stop) if at >= 0]
         if not found:
             return False
         self._held = self._held[: min(found)]
@@ -152,7 +184,7 @@ class Segmenter:
     def _hold_back(self) -> int:
         """How many characters at the end may still turn out not to be deliverable."""
         held = self._held
-        if self._at_start:
+        if self._at_start or self._maybe_bare:
             return len(held)
         whitespace = len(held) - len(held.rstrip("\n"))
         for stop in self._stop:
@@ -165,25 +197,61 @@ class Segmenter:
     def _release(self, pieces: list[Piece]) -> None:
         if self._held:
             _emit(pieces, self._kind, self._held)
-            self._held = ""
+            self._held, self._searched = "", 0
 
-    def _whole_tool(self, pieces: list[Piece]) -> None:
+    def _begin_tool(self, token: int, pieces: list[Piece]) -> None:
+        self._end_text(pieces)
+        if self.stopped:
+            return
+        self._held = self._held.rstrip()
+        self._release(pieces)
+        self._kind = "content"
+        self._maybe_bare = False
+        self._tool_ids = [token]
+
+    def _tool_token(self, token: int, pieces: list[Piece]) -> None:
         assert self._tool_ids is not None
-        calls = self._renderer.parse_tool_calls(self._tool_ids, self._tools)
+        marks = self._marks
+        if marks.tool_end is None and (token in marks.stop or token == marks.tool_start):
+            self._end_tool(pieces)
+            if token == marks.tool_start and not self.stopped:
+                self._begin_tool(token, pieces)
+            return
+        self._tool_ids.append(token)
+        if token == marks.tool_end:
+            self._end_tool(pieces)
+
+    def _end_tool(self, pieces: list[Piece]) -> None:
+        """A held block is calls, or it is text: one that was cut off is no call."""
+        ids, marks = self._tool_ids, self._marks
+        assert ids is not None
+        self._tool_ids = None
+        self._at_start = False
+        whole = marks.tool_end is None or ids[-1] == marks.tool_end
+        calls = self._renderer.parse_tool_calls(ids, self._tools) if whole else []
         if calls:
-            pieces.extend(Piece("tool_call", tool_call=call) for call in calls)
+            self._deliver(calls, pieces)
             self._strip_left = True
         else:
-            _emit(pieces, "content", self._renderer.decode(self._tool_ids))
-        self._at_start = False
-        self._tool_ids = None
+            _emit(pieces, "content", self._renderer.decode([i for i in ids if i not in marks.stop]))
 
-    def _unfinished_tool(self, pieces: list[Piece]) -> None:
-        """A tool call that was cut off is no call; the client gets its text."""
-        assert self._tool_ids is not None
-        ids = [token for token in self._tool_ids if token not in self._marks.stop]
-        _emit(pieces, "content", self._renderer.decode(ids))
-        self._tool_ids = None
+    def _bare_call(self, pieces: list[Piece]) -> None:
+        """What was held because it may be a call without a mark."""
+        if not self._maybe_bare or self._at_start:
+            return
+        self._maybe_bare = False
+        form = self._renderer.form
+        calls = form.parse(self._held) if form is not None else []
+        if calls and all(call.name in self._names for call in calls):
+            self._held, self._searched = "", 0
+            self._deliver(calls, pieces)
+
+    def _deliver(self, calls: list[ToolCall], pieces: list[Piece]) -> None:
+        if self._calls_left is not None:
+            calls = calls[: self._calls_left]
+            self._calls_left -= len(calls)
+            self.stopped = self._calls_left == 0
+        pieces.extend(Piece("tool_call", tool_call=call) for call in calls)
 
 
 def _emit(pieces: list[Piece], kind: PieceKind, text: str) -> None:

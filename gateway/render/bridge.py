@@ -1,0 +1,269 @@
+"""What a template appends to a reply when the conversation goes on, found without rendering the conversation again.
+
+Two ways to the same answer, both `Bridge`: `TemplateBridge` asks any jinja template, `LibraryBridge` the `renderers` library. The
+answer is the ids after the recorded ones, or None where the template would have written the recorded ones differently (dropped
+thinking, system messages that move, results that are merged): then the call is a branch.
+
+Why this is exact: a template is asked to render short conversations (witnesses) whose last reply is made of words that occur
+nowhere else, followed by the real new messages. If that text begins with the witness's own prompt and the reply as a model says
+it, then the template only appended; what follows the reply is the answer, and it must be the same after every witness, so
+that it cannot depend on how long the conversation is, on its system message, or on earlier tool calls. The answer begins
+with the token that closes a turn, a token of its own in the vocabulary, so encoding it alone is encoding it in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from gateway.render.recorded import Recorded
+from gateway.render.template import ChatTemplate, Message, Tool
+from gateway.types import Int32Array
+
+TAIL = 256
+"""Ids of a prompt that the library is shown: enough for the beginning of a reply that the template writes."""
+
+SAID, THOUGHT, NAMED, ARGUED = "headgatesaid", "headgatethought", "headgatenamed", "headgateargued"
+
+
+class Bridge(Protocol):
+    """Finds what follows a recorded reply."""
+
+    def extend(
+        self,
+        history: Int32Array,
+        sampled_from: int,
+        turn: Recorded,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        system: bool,
+    ) -> list[int] | None:
+        """The ids to append to `history` for `new` and the beginning of a reply; None: the template rewrites history."""
+        ...
+
+
+class TemplateBridge:
+    """The bridge of any jinja template. Holds no state beside what it was made of."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        encode: Callable[[str], list[int]],
+        stop: dict[int, str],
+        think: tuple[str, str] | None,
+    ) -> None:
+        """`stop`: the tokens that end a reply, with their text. `think`: the marks of reasoning."""
+        self._template = template
+        self._encode = encode
+        self._stop = stop
+        self._closes = re.compile(
+            "|".join(re.escape(s) for s in sorted(stop.values(), key=len, reverse=True))
+        )
+        self._think = think
+
+    def extend(
+        self,
+        history: Int32Array,
+        sampled_from: int,
+        turn: Recorded,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        system: bool,
+    ) -> list[int] | None:
+        """As in `Bridge`. Only what is appended is ever encoded."""
+        if not self._stop or turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
+            return None
+        rest = self._rest(turn, new, tools, system)
+        if rest is None:
+            return None
+        ids = self._encode(rest)
+        if turn.closed_by is None:
+            return ids
+        return ids[1:] if ids and ids[0] == turn.closed_by else None
+
+    def _rest(
+        self, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool], system: bool
+    ) -> str | None:
+        """The text from the token that closes the reply on, if all witnesses agree on it."""
+        calls = turn.calls or new[0]["role"] == "tool"
+        says = not calls or (turn.says and not (turn.bare and new[0]["role"] == "tool"))
+        reply = _reply(turn, new, calls, says)
+        rests: set[str | None] = set()
+        for witness in _witnesses(turn, system):
+            try:
+                before = self._template.text(witness, tools)
+            except Exception:  # the template has no such conversations, so the recorded one is none of them
+                continue
+            try:
+                after = self._template.text([*witness, reply, *new], tools)
+            except Exception:  # it refuses the new messages: the whole rendering says how
+                return None
+            rests.add(self._after_reply(before, after, turn, calls, says))
+        return rests.pop() if len(rests) == 1 else None
+
+    def _after_reply(self, before: str, after: str, turn: Recorded, calls: bool, says: bool) -> str | None:
+        if not after.startswith(before):
+            return None
+        said = re.compile(self._pattern(turn, calls, says), re.DOTALL).match(after, len(before))
+        if said is None:
+            return None
+        close = self._closes.search(after, said.end())
+        if close is None or (not calls and after[said.end() : close.start()].strip()):
+            return None
+        rest = after[close.start() :]
+        return None if any(word in rest for word in (SAID, THOUGHT, NAMED, ARGUED)) else rest
+
+    def _pattern(self, turn: Recorded, calls: bool, says: bool) -> str:
+        """The reply as a model says it; whitespace is the model's own, so any will do."""
+        thinking = ""
+        if turn.thinking != "none" and self._think is not None:
+            start, end = map(re.escape, self._think)
+            thought = THOUGHT if turn.thinking == "some" else ""
+            thinking = rf"{'' if turn.prompt_opened else start}\s*{thought}\s*{end}\s*"
+        said = SAID if says else ""
+        called = rf"(?:(?!{THOUGHT}|{SAID}).)*{ARGUED}" if calls else ""
+        return rf"\s*{thinking}{said}{called}"
+
+
+def _reply(turn: Recorded, new: Sequence[Message], calls: bool, says: bool) -> Message:
+    """A reply of the same make as the recorded one, in words that occur nowhere else."""
+    reply: Message = {"role": "assistant", "content": SAID if says else ""}
+    if turn.thinking in ("some", "empty"):
+        reply["reasoning_content"] = THOUGHT if turn.thinking == "some" else ""
+    if calls:
+        results = []
+        for message in new:
+            if message["role"] != "tool":
+                break
+            results.append(message)
+        reply["tool_calls"] = [
+            _call(r.get("tool_call_id") or f"call0000{i}") for i, r in enumerate(results or [{}])
+        ]
+    return reply
+
+
+def _call(call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": NAMED, "arguments": {"a": ARGUED}}}
+
+
+def _witnesses(turn: Recorded, system: bool) -> Iterator[list[Message]]:
+    """Short conversations that end where a reply begins, of every make that the recorded one may have."""
+    user: Message = {"role": "user", "content": "u"}
+    called: Message = {"role": "assistant", "content": "", "tool_calls": [_call("call00009")]}
+    result: Message = {"role": "tool", "content": "r", "tool_call_id": "call00009", "name": NAMED}
+    if turn.thought_before:
+        yield [user, {**called, "reasoning_content": "t"}, result]
+        yield [user, {"role": "assistant", "content": "a", "reasoning_content": "t"}, user]
+        return
+    yield [user]
+    if system:
+        yield [{"role": "system", "content": "s"}, user, {"role": "assistant", "content": "a"}, user]
+    else:
+        yield [user, {"role": "assistant", "content": "a"}, user]
+    if turn.called_before:
+        yield [user, called, result]
+        yield [user, called, result, {"role": "assistant", "content": "a"}, user]
+
+
+def closed_by(role: str) -> list[Message]:
+    """A conversation whose reply is followed by a message of a role: shows how the template closes a reply."""
+    reply: Message = {"role": "assistant", "content": SAID if role != "tool" else ""}
+    if role == "tool":
+        reply["tool_calls"] = [_call("call00000")]
+    new: Message = {"role": role, "content": "n", "tool_call_id": "call00000", "name": NAMED}
+    return [{"role": "user", "content": "u"}, reply, new]
+
+
+class LibraryBridge:
+    """The bridge of a family that the `renderers` library knows by name.
+
+    The library is trusted with a make of conversation (what comes first after the reply, how the reply thought, whether it was
+    closed, whether there are tools) only after it was seen to append there what its own full rendering has: once for each
+    make. It is shown the sampled turn and the last tokens of the prompt.
+    """
+
+    def __init__(
+        self,
+        renderer: Any,
+        keeping: Any | None,
+        stop: frozenset[int],
+        decode: Callable[[list[int]], str],
+        think: tuple[str, str] | None,
+    ) -> None:
+        """`keeping`: the same renderer, told to keep all thinking; it serves where there is none to drop."""
+        self._renderer = renderer
+        self._keeping = keeping
+        self._stop = stop
+        self._decode = decode
+        self._think_end = think[1] if think else None
+        self._proved: dict[tuple[Any, ...], bool] = {}
+
+    def extend(
+        self,
+        history: Int32Array,
+        sampled_from: int,
+        turn: Recorded,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        system: bool,
+    ) -> list[int] | None:
+        """As in `Bridge`."""
+        if turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
+            return None
+        prompt = history[max(0, sampled_from - TAIL) : sampled_from].tolist()
+        sampled = history[sampled_from:].tolist()
+        renderer = self._renderer if turn.thought_before or self._keeping is None else self._keeping
+        if not self._proves(renderer, turn, new, tools):
+            return None
+        return _extension(renderer, prompt, sampled, new, tools)
+
+    def _proves(self, renderer: Any, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        make = (new[0]["role"], turn.closed_by is not None, turn.thinking, turn.says, bool(tools))
+        key = (renderer is self._keeping, *make)
+        if key not in self._proved:
+            try:
+                self._proved[key] = self._try(renderer, *make)
+            except Exception:  # the library has no such conversations
+                self._proved[key] = False
+        return self._proved[key]
+
+    def _try(self, renderer: Any, role: str, closed: bool, thinking: str, says: bool, tools: bool) -> bool:
+        """Whether the library appends to a short conversation what its full rendering of the longer one has."""
+        new: list[Message] = [{"role": role, "content": "n", "tool_call_id": "call00000", "name": NAMED}]
+        reply: Message = {"role": "assistant", "content": SAID if says or role != "tool" else ""}
+        if thinking != "none":
+            reply["reasoning_content"] = THOUGHT if thinking == "some" else ""
+        if role == "tool":
+            reply["tool_calls"] = [_call("call00000")]
+        known = [_TOOL] if tools else None
+        user: Message = {"role": "user", "content": "u"}
+        before = list(renderer.render_ids([user], tools=known, add_generation_prompt=True))
+        after = list(renderer.render_ids([user, reply, *new], tools=known, add_generation_prompt=True))
+        end = next(i for i in range(len(before), len(after)) if after[i] in self._stop)
+        said = self._decode(after[len(before) : end])
+        thought = self._think_end is not None and self._think_end in said
+        if (THOUGHT in said) != (thinking == "some") or thought != (thinking != "none"):
+            return False
+        sampled = after[len(before) : end + closed]
+        return after == before + sampled + (_extension(renderer, before, sampled, new, known or []) or [])
+
+
+_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": NAMED, "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _extension(
+    renderer: Any, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
+) -> list[int] | None:
+    """What the library appends, if it leaves what it was given as it is."""
+    rendered = renderer.bridge_to_next_turn(prompt, sampled, list(new), tools=list(tools) or None)
+    if rendered is None:
+        return None
+    ids, given = list(rendered.token_ids), prompt + sampled
+    return ids[len(given) :] if ids[: len(given)] == given else None

@@ -1,0 +1,1 @@
+"""Model families without their models: templates, and tokenizers made here that have the families' marks."""
