@@ -92,7 +92,7 @@ class _Load:
 
 async def measure_alone(plan: Plan, folder: Path) -> Alone:
     """Events through the stored ledger, with `plan.groups` groups open all the time."""
-    database = await Database.open(StoreSettings(url=f"sqlite+aiosqlite:///{folder}/alone.db"))
+    database = await Database.open(StoreSettings(url=f"sqlite:///{folder}/alone.db"))
     settings = StalenessSettings(eta=1, batch=plan.groups // 2)
     load = _Load(await StoredLedger.load(database, settings, "bench"), plan)
     open_groups = [await load.open() for _ in range(plan.groups)]

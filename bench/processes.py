@@ -143,7 +143,7 @@ async def serve_gateway(
         f"[server]\nport = {port}\n"
         f"[models.bench]\npath = '{model}'\nmax_model_len = {max_model_len}\n"
         f"{tables}"
-        f"[store]\nurl = 'sqlite+aiosqlite:///{work}/gateway-{port}.db'\n"
+        f"[store]\nurl = 'sqlite:///{work}/gateway-{port}.db'\n"
         f"[control]\nrecording = '{work}/control-{port}.jsonl'\n"
     )
     argv = [sys.executable, "-m", module, "serve", "--config", str(config)]

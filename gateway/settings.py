@@ -232,7 +232,7 @@ class EpisodeSettings(Section):
 class StoreSettings(Section):
     """`[store]`: where committed facts live."""
 
-    url: str = "sqlite+aiosqlite:///runs/headgate.db"
+    url: str = "sqlite:///runs/headgate.db"
     max_pending: int = Field(10_000, ge=1)
     """Writes that may wait for the database before calls are refused with 503."""
 

@@ -26,5 +26,5 @@ if given is not None:
     _run(given)
 else:
     url = os.environ.get("HEADGATE_STORE_URL", "sqlite:///runs/headgate.db")
-    with create_engine(url.replace("+aiosqlite", "")).begin() as opened:
+    with create_engine(url).begin() as opened:
         _run(opened)

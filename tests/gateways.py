@@ -86,7 +86,7 @@ def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
         "server": {"port": free_port()},
         "models": {"demo": {"path": str(model)}},
         "engine": {"launch": "fake", "log": str(work / "engine.log")},
-        "store": {"url": f"sqlite+aiosqlite:///{work}/gateway.db"},
+        "store": {"url": f"sqlite:///{work}/gateway.db"},
         "control": {"recording": str(work / "control.jsonl")},
     }
     for section, given in overrides.items():

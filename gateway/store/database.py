@@ -1,25 +1,28 @@
 """The connection to SQL, and the one writer.
 
-Every write is a function of a synchronous connection. Writes are committed in the order in which they were submitted, many in
-one transaction (group commit): durability costs one fsync for all that wait. A write that fails is taken back alone, and only
-its submitter hears of it.
+Every query is a function of a synchronous connection. Writes are committed by one thread in the order in which they were submitted,
+many in one transaction (group commit): durability costs one fsync for all that wait. A write that fails is taken back alone, and only
+its submitter hears of it. Reads run in a few threads of their own. The event loop is woken once per transaction, not per statement.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import queue
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gateway.errors import Unavailable
 from gateway.settings import StoreSettings
@@ -29,58 +32,64 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Write = Callable[[Connection], Any]
 _MAX_GROUP = 256
+_READERS = 4
 
 
 class Database:
     """Open it with `open`, close it with `close`."""
 
-    def __init__(self, settings: StoreSettings, engine: AsyncEngine) -> None:
+    def __init__(self, settings: StoreSettings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
-        self._pending: asyncio.Queue[tuple[Write, asyncio.Future[Any]]] = asyncio.Queue()
-        self._writer: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._waiting = 0
+        """Writes that were submitted and are not settled."""
+        self._open = True
+        self._readers = ThreadPoolExecutor(_READERS, "database-reader")
+        self._writer = threading.Thread(target=self._write_forever, name="database-writer", daemon=True)
 
     @classmethod
     async def open(cls, settings: StoreSettings) -> Database:
         """Connects, brings the schema to its newest form, and starts the writer."""
-        url = make_url(settings.url)
+        url = _driver(make_url(settings.url))
         if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
             Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_async_engine(url)
+        engine = create_engine(url, json_serializer=_to_json, json_deserializer=orjson.loads)
         if url.get_backend_name() == "sqlite":
-            event.listen(engine.sync_engine, "connect", _configure_sqlite)
-        async with engine.begin() as connection:
-            await connection.run_sync(_migrate)
+            event.listen(engine, "connect", _configure_sqlite)
+        await asyncio.to_thread(_migrate, engine)
         database = cls(settings, engine)
-        database._writer = asyncio.create_task(database._write_forever(), name="database-writer")
+        database._writer.start()
         return database
 
     async def close(self) -> None:
         """Commits what was submitted and disconnects."""
-        if self._writer is not None:
-            if not self._writer.done():
-                await self._pending.join()
-            self._writer.cancel()
-            await asyncio.wait({self._writer})
-        await self._engine.dispose()
+        if self._open:
+            self._open = False
+            self._queue.put(None)
+        await asyncio.to_thread(self._writer.join)
+        self._readers.shutdown()
+        self._engine.dispose()
 
     @property
     def healthy(self) -> bool:
         """Whether writes are still committed."""
-        return self._writer is not None and not self._writer.done()
+        return self._open and self._writer.is_alive()
 
     def check(self) -> None:
         """Raises Unavailable if a write would be refused now."""
         if not self.healthy:
             raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
-        if self._pending.qsize() >= self._settings.max_pending:
+        if self._waiting >= self._settings.max_pending:
             raise Unavailable("the database is too far behind", retry_after=5.0, code="store_busy")
 
     def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
         """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait."""
         self.check()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._pending.put_nowait((write, future))
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._waiting += 1
+        self._queue.put((write, future))
         return future
 
     async def settled(self) -> None:
@@ -89,48 +98,67 @@ class Database:
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Runs a query that changes nothing."""
-        async with self._engine.connect() as connection:
-            return await connection.run_sync(query)
+        return await self._loop.run_in_executor(self._readers, self._read, query)
 
-    async def _write_forever(self) -> None:
-        while True:
-            group = [await self._pending.get()]
-            while len(group) < _MAX_GROUP and not self._pending.empty():
-                group.append(self._pending.get_nowait())
-            try:
-                await self._commit(group)
-            finally:
-                for _ in group:
-                    self._pending.task_done()
+    def _read(self, query: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return query(connection)
 
-    async def _commit(self, group: list[tuple[Write, asyncio.Future[Any]]]) -> None:
+    def _write_forever(self) -> None:
+        """The writer's thread, until None is in the queue."""
+        more = True
+        while more:
+            group: list[_Item] = []
+            item = self._queue.get()
+            while item is not None:
+                group.append(item)
+                if len(group) == _MAX_GROUP or self._queue.empty():
+                    break
+                item = self._queue.get()
+            more = item is not None
+            if group:
+                outcomes = self._commit(group)
+                self._loop.call_soon_threadsafe(self._settle, group, outcomes)
+
+    def _commit(self, group: list[_Item]) -> list[_Outcome]:
+        """What each write answered, or the error that it failed with, alone."""
         try:
-            async with self._engine.begin() as connection:
-                results = await connection.run_sync(lambda c: [write(c) for write, _ in group])
+            with self._engine.begin() as connection:
+                results = [write(connection) for write, _ in group]
         except Exception as error:
             if len(group) > 1:  # one of them is to blame: let each stand alone
-                for item in group:
-                    await self._commit([item])
-                return
-            _settle(group[0][1], error=error)
+                return [outcome for item in group for outcome in self._commit([item])]
             if isinstance(error, DBAPIError) and error.connection_invalidated:
                 log.error("the database connection was lost: %s", error)
-            return
-        for (_, future), result in zip(group, results, strict=True):
-            _settle(future, result)
+            return [(None, error)]
+        return [(result, None) for result in results]
+
+    def _settle(self, group: list[_Item], outcomes: list[_Outcome]) -> None:
+        self._waiting -= len(group)
+        for (_, future), (result, error) in zip(group, outcomes, strict=True):
+            if future.cancelled():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+
+_Item = tuple[Write, asyncio.Future[Any]]
+_Outcome = tuple[Any, Exception | None]
 
 
 def _nothing(_connection: Connection) -> None:
     return
 
 
-def _settle(future: asyncio.Future[Any], result: Any = None, error: Exception | None = None) -> None:
-    if future.cancelled():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+def _driver(url: URL) -> URL:
+    """Python's own SQLite, also where a configuration still names the asynchronous wrapper around it."""
+    return url.set(drivername="sqlite") if url.get_backend_name() == "sqlite" else url
+
+
+def _to_json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:
@@ -147,10 +175,11 @@ def newest_revision() -> str | None:
     return ScriptDirectory.from_config(_alembic()).get_current_head()
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(engine: Engine) -> None:
     config = _alembic()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
 
 
 def _alembic() -> Config:

@@ -35,7 +35,7 @@ temperature = {{ override = 1.0 }}
 eta = 1
 batch = 4
 [store]
-url = "sqlite+aiosqlite:///{work}/gateway.db"
+url = "sqlite:///{work}/gateway.db"
 """
 TRAINER = """
 [run]

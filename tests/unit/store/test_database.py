@@ -19,7 +19,7 @@ from gateway.store.database import Database
 
 @pytest.fixture
 def settings(tmp_path: Path) -> StoreSettings:
-    return StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/deep/inside/store.db")
+    return StoreSettings(url=f"sqlite:///{tmp_path}/deep/inside/store.db")
 
 
 @pytest.fixture

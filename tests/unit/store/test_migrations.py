@@ -203,7 +203,7 @@ async def test_a_store_of_one_model_is_read_by_the_gateway_of_today(tmp_path: Pa
         command.upgrade(config(connection), "0001")
         former(connection, "sums")
     engine.dispose()
-    database = await Database.open(StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db"))
+    database = await Database.open(StoreSettings(url=f"sqlite:///{tmp_path}/store.db"))
     try:
         nodes = await database.read(lambda c: turns.nodes(c, "sums", ["ep-0", "ep-1"]))
         assert [[node.sampled for node in nodes[e]] for e in ("ep-0", "ep-1")] == [[False, True]] * 2
@@ -252,7 +252,7 @@ async def test_a_lease_of_an_older_build_is_over(tmp_path: Path) -> None:
         connection.execute(text("UPDATE leases SET state = 'held' WHERE fence = 2"))
         connection.execute(text("DELETE FROM ledger_events"))
     engine.dispose()
-    database = await Database.open(StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db"))
+    database = await Database.open(StoreSettings(url=f"sqlite:///{tmp_path}/store.db"))
     try:
         bound = StalenessSettings()
         stored_ledger = await StoredLedger.load(database, bound, "sums")

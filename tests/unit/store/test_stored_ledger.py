@@ -41,7 +41,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 def store(path: Path) -> StoreSettings:
-    return StoreSettings(url=f"sqlite+aiosqlite:///{path}")
+    return StoreSettings(url=f"sqlite:///{path}")
 
 
 async def leases_of(database: Database, ledger: StoredLedger, lease_s: float = 1000.0) -> Leases:
