@@ -103,7 +103,9 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
             message = f"include: {name!r} is not supported; there are {', '.join(_INCLUDABLE)}"
             raise BadRequest(message, code="unsupported_parameter", param="include")
     if request.top_logprobs and not request.logprobs:
-        raise BadRequest(f"top_logprobs needs include: {LOGPROBS!r}", code="invalid_value", param="top_logprobs")
+        raise BadRequest(
+            f"top_logprobs needs include: {LOGPROBS!r}", code="invalid_value", param="top_logprobs"
+        )
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
     _check_text(request.text or {})

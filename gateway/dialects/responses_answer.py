@@ -69,11 +69,14 @@ class ResponsesAnswer:
         said = {"code": "server_error", "message": error.message}
         return event + self._event("response.failed", response={**self._response("failed"), "error": said})
 
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reply.finish_reason == "length" else "completed"
+
     async def _kept(self) -> dict[str, Any]:
-        cut = self._reply.finish_reason == "length"
-        answer = self._response("incomplete" if cut else "completed")
+        answer = self._response(self._status)
         answer["usage"] = self._usage()
-        if cut:
+        if self._status == "incomplete":
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._keep is not None:
             await self._keep(answer)
@@ -157,17 +160,16 @@ class ResponsesAnswer:
         added = self._event("response.output_item.added", output_index=index, item=item.begun())
         return added + self._event("response.content_part.added", **item.place, part=item.part)
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
         """Ends the text that is open, if one is."""
         item = self._items[-1] if self._items else None
         if item is None or item.status != "in_progress":
             return b""
-        over = self._reply.over and item.index == len(self._items) - 1
         logprobs = {}
         if item.kind == "message":
             self._take_entries(item)
             logprobs = {"logprobs": item.logprobs}
-        item.status = "incomplete" if over and self._reply.finish_reason == "length" else "completed"
+        item.status = status
         done = self._event(_DONE[item.kind], **item.place, text=item.text, **logprobs)
         part = self._event("response.content_part.done", **item.place, part=item.part)
         shown = item.shown()
@@ -192,7 +194,7 @@ class ResponsesAnswer:
     def _end(self) -> bytes:
         """What is left to say of the items. A reply without a word is an empty message."""
         begun = b"" if self._sequence else self._begun()
-        return begun + (b"" if self._items else self._open("message")) + self._close()
+        return begun + (b"" if self._items else self._open("message")) + self._close(self._status)
 
     def _log(self, delivery: Delivery) -> None:
         """Keeps the log-probabilities of messages: neither of reasoning, nor of anything from a tool call on."""
@@ -221,12 +223,12 @@ _DELTA_TEXT = b',"delta":'
 
 def error_event(error: GatewayError, sequence: int = 0) -> bytes:
     """Says how a stream failed. What the API documents is flat; clients raise on what is nested."""
-    said = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
-    return _event("error", sequence, {**said, "error": said})
+    said = {"code": error.code, "message": error.message, "param": error.param}
+    return _event("error", sequence, {**said, "error": {"type": error.type, **said}})
 
 
 def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
-    data = orjson.dumps({**fields, "type": kind, "sequence_number": sequence})
+    data = orjson.dumps({"type": kind, "sequence_number": sequence, **fields})
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
@@ -248,7 +250,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "service_tier": "default",
         "store": request.stored,
         "temperature": request.temperature,
-        "text": {"format": request.format},
+        "text": {**(request.text or {}), "format": request.format},
         "tool_choice": request.tool_choice or "auto",
         "tools": [{**missing, **tool} for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,

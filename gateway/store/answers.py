@@ -31,7 +31,9 @@ def conversation(connection: Connection, answer_id: str) -> list[dict[str, Any]]
     depth = literal(0).label("depth")
     chain = select(_TABLE.c.id, _TABLE.c.previous, depth).where(_TABLE.c.id == answer_id)
     walk = chain.cte("chain", recursive=True)
-    before = select(_TABLE.c.id, _TABLE.c.previous, walk.c.depth + 1).join(walk, _TABLE.c.id == walk.c.previous)
+    before = select(_TABLE.c.id, _TABLE.c.previous, walk.c.depth + 1).join(
+        walk, _TABLE.c.id == walk.c.previous
+    )
     walk = walk.union_all(before)
     query = select(_TABLE.c.messages).join(walk, _TABLE.c.id == walk.c.id).order_by(walk.c.depth.desc())
     return [message for row in connection.execute(query) for message in row.messages]
