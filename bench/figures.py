@@ -11,9 +11,8 @@ LATENCIES = ("first_ms_p50", "first_ms_p99", "request_ms_p50", "request_ms_p99",
 
 def figures(window: Window) -> dict[str, float | None]:
     """Rates per second, latencies in milliseconds, CPU-seconds per 1,000 tokens."""
-    answers = window.answers
-    tokens = sum(answer.tokens for answer in answers)
-    counts = (len(answers), sum(answer.chunks for answer in answers), tokens)
+    answers, tokens = window.answers, window.tokens
+    counts = (window.requests, window.chunks, tokens)
     found: dict[str, float | None] = {key: n / window.seconds for key, n in zip(RATES, counts, strict=True)}
     for name, values in (
         ("first", [answer.first_s for answer in answers]),

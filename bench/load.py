@@ -60,6 +60,18 @@ class Answer:
     whole_s: float
     chunks: int
     tokens: int
+    ended: float
+    """When its last byte came (`time.perf_counter`)."""
+    times: list[float]
+    """When each read from the connection brought events of it, and below how many; empty for an answer in one piece."""
+    events: list[int]
+
+    def share(self, began: float, ended: float) -> float:
+        """How much of it came between two moments: from 0 to 1."""
+        if not self.events:
+            return float(began <= self.ended < ended)
+        inside = sum(n for at, n in zip(self.times, self.events, strict=True) if began <= at < ended)
+        return inside / sum(self.events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,12 @@ class Window:
 
     seconds: float
     answers: list[Answer]
+    """Those that ended after its begin: the ones that were under way at its end were waited for."""
+    requests: int
+    """Of them, those that ended inside."""
+    chunks: float
+    """What came inside, whichever answer it belongs to; and so the tokens."""
+    tokens: float
     failures: dict[str, int]
     cpu_s: dict[str, float]
     """CPU-seconds (user and system) by clock."""
@@ -82,7 +100,10 @@ class Connection(asyncio.Protocol):
         self._answered: asyncio.Future[None] | None = None
         self._body: list[bytes] = []
         self._begins: Callable[[bytes], bool] = _at_once
-        self._first = self._end = 0.0
+        self._first = self.end = 0.0
+        self.times: list[float] = []
+        """See `Answer`; of the last answer, and so the others."""
+        self.events: list[int] = []
 
     async def post(
         self, request: bytes, begins: Callable[[bytes], bool] | None = None
@@ -94,12 +115,13 @@ class Connection(asyncio.Protocol):
         self._body.clear()
         self._begins = begins or _at_once
         self._first = 0.0
+        self.times, self.events = [], []
         sent = time.perf_counter()
         self._transport.write(request)
         async with asyncio.timeout(_REQUEST_S):
             await self._answered
         body = b"".join(self._body)
-        return self._parser.get_status_code(), body, (self._first or self._end) - sent, self._end - sent
+        return self._parser.get_status_code(), body, (self._first or self.end) - sent, self.end - sent
 
     def close(self) -> None:
         """Closes the connection."""
@@ -125,12 +147,15 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._body.append(body)
+        if events := body.count(b"data: "):
+            self.times.append(time.perf_counter())
+            self.events.append(events)
         if not self._first and self._begins(b"".join(self._body)):
             self._first = time.perf_counter()
 
     def on_message_complete(self) -> None:
         """See httptools."""
-        self._end = time.perf_counter()
+        self.end = time.perf_counter()
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
@@ -182,7 +207,8 @@ class _Load:
         if status != 200:
             raise RequestFailed(f"{status} {body[:200].decode(errors='replace')}")
         chunks, tokens = self.target.count(events_of(body) if streamed else [body], streamed)
-        return Answer(first_s, whole_s, chunks, tokens)
+        times, events = (connection.times, connection.events) if streamed else ([], [])
+        return Answer(first_s, whole_s, chunks, tokens, connection.end, times, events)
 
 
 async def measure(
@@ -190,8 +216,9 @@ async def measure(
 ) -> Window:
     """Loads `target`, and measures for `seconds` from when every stream has had its first answer.
 
-    A slow target gets longer, up to four times `seconds`, until two answers a stream have come. What ends inside the window
-    counts, what began before it included; what is under way at its end is waited for, not counted.
+    A slow target gets longer, up to four times `seconds`, until an answer a stream has come. Chunks and tokens count where they
+    came, not where their answer ended, which would flatter whoever is fast: slow targets begin together and end together. What is
+    under way at the end is waited for, because its latency counts.
     """
     load = _Load(target, shape)
     begun = [asyncio.Event() for _ in range(shape.streams)]
@@ -201,15 +228,25 @@ async def measure(
         for event in begun:
             await event.wait()
         known, failed, cpu = len(load.answers), load.failures.copy(), _read(clocks)
-        started = time.perf_counter()
+        began = time.perf_counter()
         for _ in range(4):
             await asyncio.sleep(seconds)
-            if len(load.answers) - known >= 2 * shape.streams:
+            if len(load.answers) - known >= shape.streams:
                 break
-        elapsed, end = time.perf_counter() - started, _read(clocks)
-        answers, failures = load.answers[known:], load.failures - failed
+        ended, end = time.perf_counter(), _read(clocks)
+        failures = load.failures - failed
         load.stopping = True
-    return Window(elapsed, answers, dict(failures), {name: end[name] - cpu[name] for name in cpu})
+    answers = [answer for answer in load.answers if answer.ended >= began]
+    shares = [answer.share(began, ended) for answer in answers]
+    return Window(
+        ended - began,
+        answers,
+        requests=sum(answer.ended < ended for answer in answers),
+        chunks=sum(answer.chunks * share for answer, share in zip(answers, shares, strict=True)),
+        tokens=sum(answer.tokens * share for answer, share in zip(answers, shares, strict=True)),
+        failures=dict(failures),
+        cpu_s={name: end[name] - cpu[name] for name in cpu},
+    )
 
 
 def _read(clocks: Mapping[str, Callable[[], float]]) -> dict[str, float]:

@@ -159,4 +159,4 @@ def _rows(results: list[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _answers(windows: list[Window]) -> int:
-    return sum(len(window.answers) for window in windows)
+    return sum(window.requests for window in windows)

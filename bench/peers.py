@@ -1,4 +1,4 @@
-"""headgate beside its peers: the bare mock engine, a FastAPI pass-through, LiteLLM's proxy. Same client, one process each, one run.
+"""headgate beside the bare mock engine, a FastAPI pass-through and LiteLLM's proxy: one client, one process each, one run.
 
 All of them stand before the same mock engine and get the same requests. headgate records every call (SQLite), the others record
 nothing. Rounds go through the targets in turn, each beginning with another one; every figure is the median of the rounds. Half of
@@ -216,7 +216,7 @@ def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> di
         "tools": load.tools,
         "targets": {
             name: {key: spread(figures_[name][key] for figures_ in found) for key in _FIGURES}
-            | {"requests": sum(len(round_[name][0].answers) for round_ in rounds)}
+            | {"requests": sum(round_[name][0].requests for round_ in rounds)}
             for name in names
         },
         "headgate_to": {
@@ -230,9 +230,9 @@ def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> di
 
 def _figures(window: Window, rss_mib: float) -> dict[str, float | None]:
     found = figures(window)
-    seconds, chunks = window.cpu_s["target"], sum(answer.chunks for answer in window.answers)
-    found["cpu_us_per_request"] = ratio(seconds * 1e6, len(window.answers))
-    found["cpu_us_per_chunk"] = ratio(seconds * 1e6, chunks)
+    seconds = window.cpu_s["target"]
+    found["cpu_us_per_request"] = ratio(seconds * 1e6, window.requests)
+    found["cpu_us_per_chunk"] = ratio(seconds * 1e6, window.chunks)
     found["cpu_cores"] = seconds / window.seconds
     found["rss_mib"] = rss_mib
     return found

@@ -11,7 +11,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api import batches, chat, engines, episodes, errors, health, models, staleness, weights
+from gateway.api import (
+    batches,
+    chat,
+    engines,
+    episodes,
+    errors,
+    health,
+    models,
+    responses,
+    staleness,
+    stored,
+    weights,
+)
 from gateway.api.context import Services
 from gateway.api.errors import error_response
 from gateway.control.callers import Callers
@@ -64,7 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
                 await asyncio.wait(tenders)
 
     app = FastAPI(title="headgate", lifespan=lifespan)
-    for module in (chat, models, episodes, batches, staleness, weights, engines, health):
+    for module in (chat, responses, stored, models, episodes, batches, staleness, weights, engines, health):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)

@@ -1,7 +1,7 @@
 """The gateway's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
 Relative paths are taken from the folder in which the gateway is started. `HEADGATE_ADMIN_KEY` in the environment stands in for
-`[admin] key`, so that the key need not be written into a file.
+`[admin] key`, and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME] key`, so that no key need be written into a file.
 """
 
 from __future__ import annotations
@@ -229,6 +229,31 @@ class EpisodeSettings(Section):
     """The longest `?wait=` that opening an episode honours."""
 
 
+class AgentSettings(Section):
+    """`[agents.NAME]`: a key of an agent's own, under which episodes are opened by the calls themselves (docs/callers.md)."""
+
+    key: SecretStr = Field(min_length=16)
+    """Or `HEADGATE_AGENT_KEY_NAME` in the environment: the name in capitals, `_` for `-`."""
+    model: str | None = None
+    """The trained model that its episodes are about; the first, if none is named."""
+    mode: Literal["eval", "train"] = "eval"
+    """Of the episodes that its calls open."""
+    group_size: int | None = Field(None, ge=1, le=1024)
+    """For `train`, and needed there: how many episodes with the same opening messages make a group."""
+    idle_s: Seconds | None = None
+    """When a conversation that nobody continues is over; `[episodes] idle_s`, if it is not given."""
+    max_episodes: int = Field(1024, ge=1, le=1_000_000)
+    """Episodes that its calls opened, open at once; further ones are refused with 429."""
+    max_wait_s: float = Field(5.0, ge=0, le=86_400)
+    """How long a call of `train` waits for a slot within the staleness bound, before it is refused with 429."""
+
+    @model_validator(mode="after")
+    def _groups_are_trained(self) -> Self:
+        if (self.mode == "train") != (self.group_size is not None):
+            raise ValueError("`group_size` is for mode = 'train', and needed there")
+        return self
+
+
 class StoreSettings(Section):
     """`[store]`: where committed facts live."""
 
@@ -303,6 +328,7 @@ class Settings(Section):
     sampling: SamplingSettings = SamplingSettings()
     staleness: StalenessSettings = StalenessSettings()
     graders: dict[str, GraderSettings] = {}
+    agents: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")], AgentSettings] = {}
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
@@ -339,6 +365,22 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents_are_told_apart(self) -> Self:
+        keys = [agent.key.get_secret_value() for agent in self.agents.values()]
+        if self.admin.key is not None:
+            keys.append(self.admin.key.get_secret_value())
+        if len(set(keys)) < len(keys):
+            raise ValueError("[agents]: each needs a key of its own, and none may have the admin key")
+        if len({_variable(name) for name in self.agents}) < len(self.agents):
+            raise ValueError("[agents]: two names differ in nothing but capitals, `-` and `_`")
+        for name, agent in self.agents.items():
+            if agent.model is not None and (
+                agent.model not in self.models or not self.models[agent.model].train
+            ):
+                raise ValueError(f"[agents.{name}] model: {agent.model!r} is no trained model")
+        return self
+
+    @model_validator(mode="after")
     def _engines_are_not_shared(self) -> Self:
         urls = [self.engine_of(name).url for name, model in self.models.items() if model.upstream is None]
         if shared := sorted({url for url in urls if url is not None and urls.count(url) > 1}):
@@ -370,6 +412,10 @@ class Settings(Section):
         """The bound on a model's samples."""
         return self.models[name].staleness or self.staleness
 
+    def model_of(self, agent: str) -> str:
+        """The trained model that an agent's episodes are about."""
+        return self.agents[agent].model or self.model_name
+
     @classmethod
     def load(cls, path: Path) -> Settings:
         """Reads a TOML file. Raises ConfigError."""
@@ -386,11 +432,22 @@ class Settings(Section):
         """Checks values as they come from TOML. Raises ConfigError."""
         if key := os.environ.get("HEADGATE_ADMIN_KEY"):
             values = {**values, "admin": {"key": key, **values.get("admin", {})}}
+        if isinstance(agents := values.get("agents"), dict):
+            values = {**values, "agents": {name: _with_key(name, agent) for name, agent in agents.items()}}
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             lines = [f"  {_wrong(e['loc'], e['msg'])}" for e in error.errors()]
             raise ConfigError("\n".join([f"{source}:", *lines])) from error
+
+
+def _variable(agent: str) -> str:
+    return f"HEADGATE_AGENT_KEY_{agent.upper().replace('-', '_')}"
+
+
+def _with_key(agent: str, values: Any) -> Any:
+    key = os.environ.get(_variable(str(agent)))
+    return {"key": key, **values} if key and isinstance(values, dict) else values
 
 
 def _wrong(where: tuple[int | str, ...], message: str) -> str:

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import tomllib
@@ -31,7 +32,9 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
+from trainer import conversations
 from trainer.chat_template import CHATML_TEMPLATE
+from trainer.conversations import Example, Rows
 from trainer.errors import ConfigError
 
 SPECIAL_TOKENS = (
@@ -39,10 +42,10 @@ SPECIAL_TOKENS = (
     "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
 """Those of Qwen3 on which its renderer depends."""
-_SPLIT = r" ?\p{N}| ?[+\-*/=]|\r?\n"
-"""Digits and signs are tokens of their own, so that sums can be learnt; what stands between them, such as the sentence in which
-every question is put, may become one token, which makes prompts short and everything faster."""
-_FORMAT = 2
+_MARKS = "|".join(map(re.escape, SPECIAL_TOKENS))
+_FORMAT = 3
+_FIRST = 64
+"""Conversations that the cache's key covers."""
 
 
 class Recipe(BaseModel):
@@ -51,7 +54,8 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     data: str = Field(pattern=r"^[\w.]+:\w+$")
-    """`module:function`; called with a seed it yields pairs (question, answer) without end."""
+    """`module:function`; called with a seed it yields conversations without end: pairs (question, answer), or objects with
+    `messages` and perhaps `tools`, in the form of OpenAI's fine-tuning files. All that the assistant says is learnt."""
     seed: int = Field(1, ge=0)
     steps: int = Field(500, ge=1, le=100_000)
     rows: int = Field(128, ge=1, le=65_536)
@@ -61,6 +65,9 @@ class Recipe(BaseModel):
     threads: int = Field(1, ge=1, le=256)
     vocabulary: int = Field(352, ge=256 + len(SPECIAL_TOKENS), le=65_536)
     """The most tokens, specials included."""
+    split: str = r" ?\p{N}| ?[+\-*/=]|\r?\n"
+    """What is a token of its own, as a regular expression: digits and signs, so that sums can be learnt. What stands between
+    them, such as the sentence in which every question is put, may become one token, which makes prompts short."""
     hidden: int = Field(128, ge=16)
     layers: int = Field(3, ge=1)
     heads: int = Field(2, ge=1)
@@ -78,24 +85,27 @@ class Recipe(BaseModel):
         except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
             raise ConfigError(f"{path}: {error}") from error
 
-    def stream(self, seed: int) -> Iterator[tuple[str, str]]:
+    def stream(self, seed: int) -> Iterator[Example]:
         """The conversations that `data` names. Raises ConfigError if there are none."""
         return _named(self.data)(seed)
 
     def digest(self) -> str:
-        """What the cache knows this model by: the recipe, and the source of the data and of this module."""
+        """What the cache knows this model by: the recipe, the sources of data and model, and the first conversations."""
         sources = [inspect.getsource(inspect.getmodule(_named(self.data)) or _named(self.data))]
-        sources += [Path(__file__).read_text(), CHATML_TEMPLATE, str(_FORMAT), torch.__version__]
+        sources += [inspect.getsource(module) for module in (sys.modules[__name__], conversations)]
+        # What the data's module imports, such as a tool's description, shows in what it yields.
+        sources += [json.dumps(example) for example in itertools.islice(self.stream(self.seed), _FIRST)]
+        sources += [CHATML_TEMPLATE, str(_FORMAT), torch.__version__]
         text = "\n".join([self.model_dump_json(), *sources])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _named(spec: str) -> Callable[[int], Iterator[tuple[str, str]]]:
+def _named(spec: str) -> Callable[[int], Iterator[Example]]:
     module, _, name = spec.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        function: Callable[[int], Iterator[tuple[str, str]]] = getattr(importlib.import_module(module), name)
+        function: Callable[[int], Iterator[Example]] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"data = {spec!r}: {error}") from error
     return function
@@ -144,29 +154,39 @@ def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> N
 
 
 def train_tokenizer(recipe: Recipe, samples: int = 2000) -> Tokenizer:
-    """A byte-level BPE tokenizer whose merges are learnt on the recipe's text."""
-    tokenizer = Tokenizer(models.BPE())
+    """A byte-level BPE tokenizer whose merges are learnt on the recipe's conversations, as they are rendered."""
+    alphabet = sorted(pre.ByteLevel.alphabet())
+    letters = _tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []), recipe.split)
+    _add_marks(letters)
+    rows = Rows(letters)
+    examples = itertools.islice(recipe.stream(recipe.seed), samples)
+    texts = (letters.decode(rows.row(example)[0], skip_special_tokens=False) for example in examples)
+    tokenizer = _tokenizer(models.BPE(), recipe.split)
+    trainer = BpeTrainer(
+        vocab_size=recipe.vocabulary - len(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator((part for text in texts for part in re.split(_MARKS, text)), trainer)
+    _add_marks(tokenizer)
+    return tokenizer
+
+
+def _tokenizer(model: models.Model, split: str) -> Tokenizer:
+    """What is around the merges."""
+    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre.Sequence([
-        pre.Split(Regex(_SPLIT), "isolated"),
+        pre.Split(Regex(split), "isolated"),
         pre.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=recipe.vocabulary - len(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    text = (
-        f"user\n{question}\nassistant\n{answer}"
-        for question, answer in itertools.islice(recipe.stream(recipe.seed), samples)
-    )
-    tokenizer.train_from_iterator(text, trainer)
+    return tokenizer
+
+
+def _add_marks(tokenizer: Tokenizer) -> None:
     tokenizer.add_tokens([
         AddedToken(token, special=token.startswith("<|"), normalized=False)
         for token in SPECIAL_TOKENS
     ])  # fmt: skip
-    return tokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:
@@ -202,24 +222,17 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
     return Qwen3ForCausalLM(config)
 
 
-def encode(tokenizer: Tokenizer, question: str, answer: str) -> tuple[list[int], list[int]]:
-    """Prompt ids, as the Qwen3 renderer renders them with thinking enabled, and completion ids."""
-    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    return tokenizer.encode(prompt).ids, tokenizer.encode(f"{answer}<|im_end|>").ids
-
-
 def _fit(model: Any, tokenizer: Tokenizer, recipe: Recipe, progress: Progress | None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), fused=True)
     warmup = max(1, recipe.steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, (recipe.steps - step) / recipe.steps)
     )
-    stream = recipe.stream(recipe.seed + 1)
+    stream, rows = recipe.stream(recipe.seed + 1), Rows(tokenizer)
     model.train()
     bar = progress.add_task("warm start", total=recipe.steps) if progress else None
     for _ in range(recipe.steps):
-        pairs = [encode(tokenizer, *pair) for pair in itertools.islice(stream, recipe.rows)]
-        ids, labels = _collate(pairs)
+        ids, labels = _collate([rows.row(example) for example in itertools.islice(stream, recipe.rows)])
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()
@@ -232,15 +245,14 @@ def _fit(model: Any, tokenizer: Tokenizer, recipe: Recipe, progress: Progress | 
     model.eval()
 
 
-def _collate(pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
-    """Ids and labels, int64, shape (rows, longest); labels are -100 but for completions."""
-    longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
-    ids = torch.zeros(len(pairs), longest, dtype=torch.int64)
+def _collate(rows: list[tuple[list[int], list[bool]]]) -> tuple[Tensor, Tensor]:
+    """Ids and labels, int64, shape (rows, longest); labels are -100 but for what the assistant says."""
+    longest = max(len(row) for row, _ in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     labels = torch.full_like(ids, -100)
-    for i, (prompt, completion) in enumerate(pairs):
-        whole = torch.tensor(prompt + completion)
-        ids[i, : len(whole)] = whole
-        labels[i, len(prompt) : len(whole)] = whole[len(prompt) :]
+    for i, (row, said) in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        labels[i, : len(row)] = torch.where(torch.tensor(said), ids[i, : len(row)], -100)
     return ids, labels
 
 

@@ -20,6 +20,7 @@ def summarize(
     after: dict[str, Any],
     facts: dict[str, Any],
     seconds: dict[str, float],
+    title: str,
 ) -> dict[str, Any]:
     """The run's figures; also written to `summary.json`, and drawn to `reward.png`."""
     records = [
@@ -33,6 +34,8 @@ def summarize(
         "reward_before": before["reward_mean"],
         "reward_after": after["reward_mean"],
         "heldout_tasks": after["tasks"],
+        **components(before, "before"),
+        **components(after, "after"),
         "updates": facts["status"]["updates"],
         "streams_across_updates": facts["status"]["streams_across_updates"],
         "most_streams_across_one_update": max(report["streams"] for report in reports),
@@ -50,8 +53,15 @@ def summarize(
         "seconds_by_step": seconds,
     }
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    plot(directory / "reward.png", records, summary)
+    plot(directory / "reward.png", records, summary, title)
     return summary
+
+
+def components(evaluation: dict[str, Any], when: str) -> dict[str, float]:
+    """The means of what the agent said beside its rewards in an evaluation, such as `tool_calls_before`."""
+    said = [outcome["components"] for outcome in evaluation["outcomes"]]
+    names = sorted({name for components in said for name in components})
+    return {f"{name}_{when}": _mean([c[name] for c in said if name in c]) for name in names}
 
 
 def failed_requests(metrics: str) -> int:
@@ -66,7 +76,7 @@ def failed_requests(metrics: str) -> int:
     return int(failed)
 
 
-def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], title: str) -> None:
     """Reward by version, with the held-out reward before and after."""
     import matplotlib
 
@@ -86,7 +96,7 @@ def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> 
         )
     axes.set(xlabel="version of the weights", ylabel="mean reward", ylim=(0, 1.05))
     control = " (control: frozen weights)" if summary["frozen"] else ""
-    axes.set_title(f"A model trained behind an unmodified agent, seed {summary['seed']}{control}")
+    axes.set_title(f"{title}, seed {summary['seed']}{control}")
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import shutil
 import sys
 import time
@@ -30,7 +31,6 @@ from scheduler.cluster.local import LocalProcess, free_port
 
 T = TypeVar("T")
 
-HERE = Path(__file__).parent
 HELDOUT = 200
 TRAIN = 2000
 EVALUATION_SEED = 99
@@ -40,13 +40,33 @@ GATEWAY_START_S = 240.0
 console = Console()
 
 
+@dataclass(frozen=True)
+class Job:
+    """What is trained: a package with `tasks`, `gateway.toml`, `trainer.toml` and `warmstart.toml`."""
+
+    package: str
+    title: str
+    """Over the plot."""
+    runs: str
+    """The folder that the package's TOML files name."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the package is."""
+        return Path(__file__).parents[2].joinpath(*self.package.split("."))
+
+
+SUMS = Job("examples.demo", "A model trained behind an unmodified agent", "runs/demo")
+
+
 @dataclass
 class Demo:
-    """One run in one folder."""
+    """One run of a job, in one folder."""
 
     directory: Path
     seed: int = 1
     frozen: bool = False
+    job: Job = SUMS
     port: int = field(default_factory=free_port)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -79,6 +99,7 @@ class Demo:
             after=after,
             facts=facts,
             seconds=self.seconds,
+            title=self.job.title,
         )
 
     async def prepare(self) -> None:
@@ -86,27 +107,23 @@ class Demo:
         for split, count, seed in (("train", TRAIN, self.seed), ("heldout", HELDOUT, EVALUATION_SEED)):
             out = self.path(f"{split}.jsonl")
             arguments = ["--split", split, "--count", str(count), "--seed", str(seed), "--out", out]
-            await self.command("examples.demo.tasks", *arguments)
-        recipe = str(HERE / "warmstart.toml")
+            await self.command(f"{self.job.package}.tasks", *arguments)
+        recipe = str(self.job.folder / "warmstart.toml")
         await self.command("trainer.cli", "warmstart", "--recipe", recipe, "--out", self.path("model"))
 
     def configure(self) -> None:
-        """The two TOML files beside this one, with this run's folder, port and seed."""
-        folder = {"runs/demo/": f"{self.directory}/"}
-        gateway = {**folder, "port = 8000": f"port = {self.port}"}
-        trainer = {
-            **folder,
-            "seed = 1\n": f"seed = {self.seed}\n",
-            'config = "examples/demo/gateway.toml"': f'url = "{self.url}"',
-        }
+        """The job's TOML files, with this run's folder, port and seed."""
+        folder = {rf"{self.job.runs}/": f"{self.directory}/"}
+        gateway = {**folder, r"^port = 8000$": f"port = {self.port}"}
+        trainer = {**folder, r"^seed = 1$": f"seed = {self.seed}", r"^config = .*$": f'url = "{self.url}"'}
         if self.frozen:
-            trainer["lr = 2e-4"] = "lr = 0.0"
+            trainer[r"^lr = .*$"] = "lr = 0.0"
         for name, changes in (("gateway.toml", gateway), ("trainer.toml", trainer)):
-            text = (HERE / name).read_text()
+            text = (self.job.folder / name).read_text()
             for old, new in changes.items():
-                if old not in text:
-                    raise ValueError(f"{HERE / name} has no {old!r} to replace")
-                text = text.replace(old, new)
+                text, found = re.subn(old, new, text, flags=re.MULTILINE)
+                if not found:
+                    raise ValueError(f"{self.job.folder / name} has no {old!r} to replace")
             Path(self.path(name)).write_text(text)
 
     async def start_gateway(self) -> LocalProcess:
@@ -178,18 +195,18 @@ def _shown(argv: list[str]) -> str:
     return " ".join(["python", *argv[1:]])
 
 
-def main() -> None:
-    """Runs the demo once."""
+def main(job: Job = SUMS, description: str | None = __doc__) -> None:
+    """Runs a job once."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=1, help="of the tasks' order and the training")
     parser.add_argument(
-        "--dir", type=Path, default=Path("runs/demo"), help="everything goes here; it is emptied first"
+        "--dir", type=Path, default=Path(job.runs), help="everything goes here; it is emptied first"
     )
     parser.add_argument("--frozen", action="store_true", help="the control run: a learning rate of 0")
     options = parser.parse_args()
-    summary = asyncio.run(Demo(options.dir, options.seed, options.frozen).run())
+    summary = asyncio.run(Demo(options.dir, options.seed, options.frozen, job).run())
     report.show(summary, options.dir, console)
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import generate, identify
+from gateway.api.stored import KeptChat
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.api.upstream import relay
 from gateway.dialects.chat import ChatAnswer, parse
@@ -26,7 +27,8 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
         return await relay(model, episode, "chat/completions", values)
     chat, asked = parse(values)
     generation = await generate(request, gateway, caller, model, asked, body)
-    answer = ChatAnswer(generation.choices, chat, model.renderer)
+    plain = ChatAnswer(generation.choices, chat, model.renderer)
+    answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain
     if asked.stream:
         keep_alive_s = gateway.settings.server.keep_alive_s
         return EventStream(

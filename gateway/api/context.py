@@ -50,14 +50,20 @@ def credentials(request: Request) -> str:
     return bearer(request) or request.headers.get("x-api-key", "").strip()
 
 
-def asked_object(body: bytes) -> dict[str, Any]:
-    """A body as a JSON object that names a model. Raises BadRequest."""
+def json_object(body: bytes) -> dict[str, Any]:
+    """A body as a JSON object. Raises BadRequest."""
     try:
         values = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(values, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
+    return values
+
+
+def asked_object(body: bytes) -> dict[str, Any]:
+    """A body as a JSON object that names a model. Raises BadRequest."""
+    values = json_object(body)
     if not isinstance(values.get("model"), str):
         raise BadRequest("model: Field required", code="invalid_value", param="model")
     return values

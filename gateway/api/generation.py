@@ -63,7 +63,9 @@ async def generate(
     opening = _Opening(gateway, caller, episode, model, asked, received_at)
     readers: list[Reader] = []
     try:
-        for index in range(asked.n):
+        if len(asked.prompts) > 1:
+            await opening.check()
+        for index in range(asked.choices):
             begin = opening.begin(index, key.choice(index))
             readers.append(
                 await gateway.replies.open(key.choice(index), episode.calls, begin, opening.segment)
@@ -76,7 +78,7 @@ async def generate(
 
 
 class _Opening:
-    """What the choices of one request have in common: above all the prompt, which is rendered once."""
+    """What the choices of one request have in common: above all the prompts, each of which is rendered once."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class _Opening:
         self._model = model
         self._asked = asked
         self._received_at = received_at
-        self._prompt: Prompt | None = None
+        self._prompts: dict[int, Prompt] = {}
         self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
         self.segment: Segment = _segment(asked, model.renderer)
 
@@ -101,10 +103,11 @@ class _Opening:
         """What makes the reply of one choice, if it is not there already."""
 
         async def begin() -> Completion:
-            prompt = await self._prepared()
-            sampling = sampling_of(self._asked, self._gateway, self._model, self._episode, prompt)
+            number, repetition = divmod(index, self._asked.n)
+            prompt = await self._prepared(number)
+            sampling = self._sampling(prompt)
             if sampling.seed is not None:
-                sampling.seed += index  # else all choices would be the same
+                sampling.seed += repetition  # else all replies to a prompt would be the same
             details = TurnDetails(
                 self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
             )
@@ -117,16 +120,26 @@ class _Opening:
 
         return begin
 
-    async def _prepared(self) -> Prompt:
-        if self._prompt is None:
+    async def check(self) -> None:
+        """Raises BadRequest if one of several prompts cannot be answered, before another one is."""
+        for number in range(len(self._asked.prompts)):
+            self._sampling(await self._prepared(number))
+
+    def _sampling(self, prompt: Prompt) -> Sampling:
+        return sampling_of(self._asked, self._gateway, self._model, self._episode, prompt)
+
+    async def _prepared(self, number: int) -> Prompt:
+        if number not in self._prompts:
             asked, recorder = self._asked, self._model.recorder
-            if asked.prompt is not None:
-                self._prompt = await recorder.given(asked.prompt)
+            if asked.prompts:
+                self._prompts[number] = await recorder.given(asked.prompts[number])
             else:
-                self._prompt = await recorder.prepare(self._episode.id, asked.messages, _tools(asked))
+                self._prompts[number] = await recorder.prepare(
+                    self._episode.id, asked.messages, tools_of(asked)
+                )
             # it may have been closed meanwhile
             await self._gateway.callers.episode(self._caller, asked.messages, asked.tools)
-        return self._prompt
+        return self._prompts[number]
 
 
 def _request_key(request: Request, episode: LiveEpisode, body: bytes) -> RequestKey:
@@ -138,16 +151,17 @@ def _request_key(request: Request, episode: LiveEpisode, body: bytes) -> Request
     return RequestKey.of(episode.id, body, request.headers.get("idempotency-key", ""), retries)
 
 
-def _tools(asked: Asked) -> list[Tool]:
+def tools_of(asked: Asked) -> list[Tool]:
+    """Those that the model is told of."""
     return [] if asked.tool_choice == "none" else asked.tools
 
 
 def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
     def segment(prompt: Int32Array) -> Segmenter:
-        if asked.prompt is not None:
-            return Segmenter(renderer, reasoning=False, stop=asked.stop)
+        if asked.prompts:
+            return Segmenter(renderer, reasoning=False, stop=asked.stop, raw=True)
         reasoning = renderer.reasoning_open(prompt[-8:].tolist())
-        return Segmenter(renderer, reasoning=reasoning, tools=_tools(asked), stop=asked.stop)
+        return Segmenter(renderer, reasoning=reasoning, tools=tools_of(asked), stop=asked.stop)
 
     return segment
 
@@ -187,12 +201,19 @@ def sampling_of(
     room = longest - len(prompt.ids)
     if len(prompt.ids) == 0:
         raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
-    if room < 1 or (asked.max_tokens or 1) > room:
+    param = "prompt" if asked.prompts else "messages"
+    if room < 1:  # in these words: there are clients that look for them, and then shorten the conversation
+        message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum"
+        raise BadRequest(message, code="context_length_exceeded", param=param)
+    wanted = asked.max_tokens or room
+    if asked.max_tokens_may_exceed:
+        wanted = min(wanted, room)
+    if wanted > room:
         message = (
-            f"this model's context is {longest} tokens: the messages take {len(prompt.ids)}"
-            f" and the reply was asked to take up to {asked.max_tokens or 'the rest'}"
+            f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"
+            f" and the reply was asked to take up to {wanted}"
         )
-        raise BadRequest(message, code="context_length_exceeded", param="messages")
+        raise BadRequest(message, code="context_length_exceeded", param=param)
     _check_ids(asked, model, prompt)
     if asked.response_format is not None or asked.tool_choice not in ("auto", "none"):
         name = "tool_choice" if asked.response_format is None else "response_format"
@@ -208,7 +229,7 @@ def sampling_of(
     return Sampling(
         temperature,
         top_p,
-        asked.max_tokens or room,
+        wanted,
         seed,
         sorted(model.renderer.marks.stop),
         top_k=asked.top_k,
@@ -228,6 +249,6 @@ def _check_ids(asked: Asked, model: LocalModel, prompt: Prompt) -> None:
     if any(not 0 <= token < vocabulary for token in asked.logit_bias):
         message = f"logit_bias names a token outside the vocabulary of {vocabulary}"
         raise BadRequest(message, code="invalid_value", param="logit_bias")
-    if asked.prompt is not None and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
+    if asked.prompts and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
         message = f"the prompt has a token outside the vocabulary of {vocabulary}"
         raise BadRequest(message, code="invalid_value", param="prompt")

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.control.episodes import LiveEpisode
+from gateway.dialects.responses_answer import error_event
 from gateway.errors import GatewayError
 from gateway.rollout.upstream import Upstream, UpstreamCall
 
@@ -30,6 +31,11 @@ _PASSED = ("retry-after", "retry-after-ms", "x-should-retry")
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 """Not every API says `[DONE]`."""
+_RESPONDED = re.compile(
+    rb'^(?:event: ?|data: ?\{\s*"type": ?")(?:response\.(?:completed|incomplete|failed)|error)\b',
+    re.MULTILINE,
+)
+"""Streams of responses end with one of these events, and never with `[DONE]`."""
 
 
 async def relay(model: Upstream, episode: LiveEpisode, path: str, asked: dict[str, Any]) -> Response:
@@ -74,20 +80,22 @@ class Relay(Response):
         return Response(content, answer.status_code, {**headers, "content-type": kind})
 
     def _stream(self, answer: httpx.Response) -> Response:
-        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, openai_failure)
+        failure = error_event if self._call.api == "responses" else openai_failure
+        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, failure)
 
     async def _events(self, answer: httpx.Response) -> AsyncIterator[bytes]:
+        last = _RESPONDED if self._call.api == "responses" else _DONE
         pending, finished = b"", False
         try:
             async with aclosing(self._model.read(self._call, answer)) as parts:  # type: ignore[type-var]
                 async for part in parts:
                     pending += part
-                    length = _deliverable(pending)
+                    length = _deliverable(pending, last)
                     events, pending = pending[:length], pending[length:]
-                    finished = finished or _FINISHED.search(events) is not None
+                    finished = finished or (last is _DONE and _FINISHED.search(events) is not None)
                     if events:
                         yield events
-            if not finished and not _DONE.search(pending):
+            if not finished and not last.search(pending):
                 raise self._model.broken(self._call)
         except GatewayError:
             await self._model.record(self._call)  # the error is the end that the client gets
@@ -98,9 +106,9 @@ class Relay(Response):
             yield pending
 
 
-def _deliverable(data: bytes) -> int:
-    """How much of `data` is whole events before the last one, `[DONE]`."""
-    done = _DONE.search(data)
+def _deliverable(data: bytes, last: re.Pattern[bytes]) -> int:
+    """How much of `data` is whole events before the last one."""
+    done = last.search(data)
     end = done.start() if done else len(data)
     plain, dos = data.rfind(b"\n\n", 0, end), data.rfind(b"\n\r\n", 0, end)
     return max(plain + 2 if plain >= 0 else 0, dos + 3 if dos >= 0 else 0)

@@ -27,14 +27,17 @@ class Asked:
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
     """As chat completions have it; None: free text."""
-    prompt: list[int] | str | None = None
-    """Given as it is, in place of messages: the legacy completions."""
+    prompts: Sequence[str | list[int]] = ()
+    """Given as they are, in place of messages: the legacy completions."""
     n: int = 1
+    """Replies to the conversation, or to each prompt."""
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    max_tokens_may_exceed: bool = False
+    """It may be more than the context has room for: the reply ends where that does. Else such a request is refused."""
     stop: tuple[str, ...] = ()
     top_k: int = 0
     min_p: float = 0.0
@@ -47,6 +50,11 @@ class Asked:
     top_logprobs: int = 0
     recorded: dict[str, Any] = field(default_factory=dict)
     """What is stored about the request beside its messages and tools."""
+
+    @property
+    def choices(self) -> int:
+        """How many replies it asks for. Choice `i * n + j` answers prompt i."""
+        return self.n * max(1, len(self.prompts))
 
 
 def check_messages(messages: Sequence[Any]) -> None:

@@ -15,8 +15,8 @@ from jinja2 import TemplateError
 
 from gateway.errors import BadRequest
 from gateway.render import recorded
-from gateway.render.bridge import ARGUED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
-from gateway.render.formats import THINKING, ToolCall, json_text, tool_form
+from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
+from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.pieces import TokenTexts
 from gateway.render.recorded import Marks
 from gateway.render.template import ChatTemplate, Message, Tool
@@ -49,7 +49,13 @@ class ChatRenderer:
     """
 
     def __init__(
-        self, tokenizer: Any, renderer: Any | None, *, thinking: bool = True, keeping: Any | None = None
+        self,
+        tokenizer: Any,
+        renderer: Any | None,
+        *,
+        thinking: bool = True,
+        keeping: Any | None = None,
+        family: str = "template",
     ) -> None:
         """`renderer`: of the `renderers` library; None: the tokenizer's own template. `keeping`: the same, told to keep thinking.
 
@@ -60,12 +66,17 @@ class ChatRenderer:
         self.backend = tokenizer.backend_tokenizer
         """The `tokenizers.Tokenizer` beneath."""
         self.vocabulary = len(tokenizer)
+        self.family = family
         self.form = tool_form(self._knows)
-        """How this family writes tool calls; None: it has no marks for them."""
+        """How this family marks tool calls; None: it does not, or in no way that we can read."""
         self.texts = TokenTexts(self.backend)
         self._template = ChatTemplate(tokenizer, thinking=thinking) if renderer is None else None
         self.think = next((pair for pair in THINKING if all(map(self._knows, pair))), None)
         """The marks around reasoning, as text."""
+        self.call_example = self._write_call()
+        """A tool call as the template writes it, marks included; empty where it is not in the form's own words."""
+        if renderer is None and not self.call_example:
+            self.form = None
         self.marks = self._make_marks()
         self._bridge = self._make_bridge(keeping)
 
@@ -80,7 +91,7 @@ class ChatRenderer:
         assert model.path is not None
         tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
         renderer, keeping = _library(tokenizer, model)
-        return cls(tokenizer, renderer, thinking=model.thinking, keeping=keeping)
+        return cls(tokenizer, renderer, thinking=model.thinking, keeping=keeping, family=model.family)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The prompt for a reply to `messages`. Raises BadRequest if the template refuses them."""
@@ -147,6 +158,31 @@ class ChatRenderer:
 
     def _token_id(self, token: str) -> int | None:
         return cast("int | None", self.backend.token_to_id(token))
+
+    @property
+    def forced_form(self) -> ToolForm | None:
+        """The form in which a call can be demanded of this family; None: none."""
+        return self.form if self.call_example else None
+
+    def _write_call(self) -> str:
+        """Has the template write a call, and reads it back: only then the marks mean the form that they look like."""
+        form = self.form
+        if form is None:
+            return ""
+        try:
+            text = self.decode(self._render(closed_by("tool"), []))
+        except Exception:  # the template has no tool calls
+            return ""
+        argued = text.find(ARGUED)
+        start = text.rfind(form.start, 0, max(0, argued))
+        if form.bare and start < 0:
+            start = text.rfind('{"name"', 0, max(0, argued))
+        if argued < 0 or start < 0:
+            return ""
+        closes = [form.end] if form.end is not None else [self.decode([i]) for i in self._stop_ids()]
+        ends = [at + (len(c) if form.end else 0) for c in closes if (at := text.find(c, argued)) >= 0]
+        block = text[start : min(ends)] if ends else ""
+        return block if [call.name for call in form.parse(block)] == [NAMED] else ""
 
     def _make_marks(self) -> Marks:
         form = self.form

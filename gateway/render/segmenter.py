@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from gateway.render.renderer import ChatRenderer, Tool, ToolCall
+from gateway.render.renderer import ChatRenderer, Marks, Tool, ToolCall
 
 PieceKind = Literal["reasoning", "content", "tool_call"]
 
@@ -38,13 +38,15 @@ class Segmenter:
         tools: Sequence[Tool] = (),
         stop: Sequence[str] = (),
         max_tool_calls: int | None = None,
+        raw: bool = False,
     ) -> None:
         """`reasoning`: the prompt already opened a reasoning block. `stop`: strings that end the reply, in no piece.
 
         `max_tool_calls`: the reply ends with the token that completes this many calls; None: it may make any number.
+        `raw`: everything is content as it stands; only the end of the reply is looked for.
         """
         self._renderer = renderer
-        self._marks = marks = renderer.marks
+        self._marks = marks = Marks(renderer.marks.stop, None, None, None, None) if raw else renderer.marks
         self._tools = tools
         self._names = {tool["function"]["name"] for tool in tools} if marks.bare_calls else set()
         self._stop = [s for s in stop if s]
@@ -72,6 +74,8 @@ class Segmenter:
         """Tokens that belong to the reply so far; fewer than were pushed once `stopped` is set."""
         self.stopped = False
         """A stop string was met, or the last tool call was made; the token that completed it is the last of the reply."""
+        self.matched_stop = ""
+        """The stop string that was met."""
 
     def push(self, ids: Iterable[int]) -> list[Piece]:
         """Takes the next tokens; answers what can be delivered."""
@@ -173,10 +177,11 @@ class Segmenter:
             _emit(pieces, self._kind, ready)
 
     def _cut_at_stop(self, pieces: list[Piece]) -> bool:
-        found = [at for at in (self._held.find(s, self._searched) for s in self._stop) if at >= 0]
+        found = [(at, s) for s in self._stop if (at := self._held.find(s, self._searched)) >= 0]
         if not found:
             return False
-        self._held = self._held[: min(found)]
+        at, self.matched_stop = min(found)
+        self._held = self._held[:at]
         self._release(pieces)
         self.stopped = True
         return True

@@ -169,6 +169,7 @@ class Completion:
         self.details.finish_reason = "tool_calls" if finish == "stop" and self.reply.tool_calls else finish
         await self._record(self.reply.message())
         self._metrics.seconds.observe(time.time() - self.details.received_at)
+        self.reply.matched_stop = self._segmenter.matched_stop
         self.reply.deliver(last)
         self.reply.end(self.details.finish_reason)
 

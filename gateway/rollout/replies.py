@@ -139,6 +139,7 @@ def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     segmenter = segment(tree.path(Place(node.index, len(ids), prompt + len(ids)))[:prompt])
     reply = Reply(call["id"], call["received_at"], prompt)
     pieces = [*segmenter.push(ids), *segmenter.finish()]
+    reply.matched_stop = segmenter.matched_stop
     reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))
     reply.end(call["finish_reason"])
     return reply

@@ -41,6 +41,8 @@ class Reply:
         self.tool_calls: list[dict[str, Any]] = []
         self.over = False
         self.finish_reason = ""
+        self.matched_stop = ""
+        """The stop string that ended it."""
         self.failure: Exception | None = None
         self.readers: set[Reader] = set()
         self.deserted: Callable[[], Awaitable[None]] | None = None

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.demo import tasks
+from trainer.conversations import Rows
 from trainer.errors import ConfigError
-from trainer.warmstart import Recipe, encode, warm_start
+from trainer.warmstart import Recipe, warm_start
 
 RECIPE = Recipe(
     data="examples.demo.tasks:careless_teacher", steps=3, rows=4, layers=1, hidden=32, intermediate=32
@@ -51,13 +52,15 @@ def test_a_digit_is_a_token_and_so_is_a_mark(tokenizer: Any) -> None:
 
 
 def test_prompts_are_what_the_renderer_renders(made: Path, tokenizer: Any) -> None:
-    raw = Tokenizer.from_file(str(made / "tokenizer.json"))
+    rows = Rows(Tokenizer.from_file(str(made / "tokenizer.json")))
     renderer = Qwen3Renderer(tokenizer)
     for question, answer in itertools.islice(RECIPE.stream(9), 20):
         messages = [{"role": "user", "content": question}]
-        prompt, completion = encode(raw, question, answer)
-        assert renderer.render(messages, add_generation_prompt=True).token_ids == prompt
-        assert tokenizer.decode(completion) == f"{answer}<|im_end|>"
+        prompt = renderer.render(messages, add_generation_prompt=True).token_ids
+        ids, said = rows.row((question, answer))
+        assert ids[: len(prompt)] == prompt
+        assert tokenizer.decode(ids[len(prompt) :]) == f"{answer}<|im_end|>"
+        assert said == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -81,6 +84,44 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "tool", "content": "2"},
     ],
 ]
+
+
+def test_all_that_the_assistant_says_is_learnt_and_nothing_else(made: Path, tokenizer: Any) -> None:
+    rows = Rows(Tokenizer.from_file(str(made / "tokenizer.json")))
+    call = {**CALL, "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "content": "I ask", "tool_calls": [call, call]},
+        {"role": "tool", "content": "2"},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "5"},
+    ]
+    ids, said = rows.row({"messages": messages, "tools": [TOOL]})
+    called = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    turns = [f"I ask\n{called}\n{called}<|im_end|>", f"{called}<|im_end|>", "5<|im_end|>"]
+    runs = [list(run) for _, run in itertools.groupby(zip(ids, said, strict=True), lambda pair: pair[1])]
+    assert [tokenizer.decode([i for i, _ in run]) for run in runs if run[0][1]] == turns
+    heard = Qwen3Renderer(tokenizer).render(messages[:7], tools=[TOOL], add_generation_prompt=True)
+    assert ids[: len(heard.token_ids)] == heard.token_ids
+    assert ids[: len(runs[0])] == Qwen3Renderer(tokenizer).render_ids(
+        messages[:2], tools=[TOOL], add_generation_prompt=True
+    )
+
+
+def test_a_conversation_must_end_with_the_assistant(made: Path) -> None:
+    rows = Rows(Tokenizer.from_file(str(made / "tokenizer.json")))
+    with pytest.raises(ValueError, match="ends with the assistant"):
+        rows.row({"messages": [{"role": "user", "content": "1"}]})
+
+
+def test_the_cache_knows_a_model_by_what_its_data_yields(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = RECIPE.digest()
+    assert RECIPE.digest() == before
+    monkeypatch.setattr(tasks, "SLIP_CHANCE", 0.0)
+    assert RECIPE.digest() != before
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)

@@ -1,0 +1,202 @@
+"""`/v1/responses`, as OpenAI's API has it: answers that are stored, and conversations that go on from them.
+
+A stored answer holds what it adds to the conversation; a conversation is read by walking from an answer to those that it
+continues. Its messages are the ones that were rendered and sampled, so the recorder goes on from their tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.api.context import Gateway, Services, asked_object, json_object
+from gateway.api.generation import Generation, generate, identify, tools_of
+from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
+from gateway.api.stream import EventStream, WholeAnswer
+from gateway.api.upstream import relay
+from gateway.control.callers import Caller
+from gateway.control.models import LocalModel
+from gateway.dialects import responses as dialect
+from gateway.dialects.asked import Asked, Message
+from gateway.dialects.responses import Item, ResponsesRequest
+from gateway.dialects.responses_answer import Keep, ResponsesAnswer
+from gateway.errors import BadRequest, NotFound
+from gateway.rollout.upstream import Upstream
+from gateway.store import answers
+
+router = APIRouter(tags=["OpenAI"])
+
+_SCHEMA = ResponsesRequest.model_json_schema()
+_COUNTED = {**_SCHEMA, "required": []}
+
+
+@router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
+async def create_response(request: Request, gateway: Gateway) -> Response:
+    """A reply to a conversation, whole or as server-sent events."""
+    caller = await identify(request, gateway)
+    body = await request.body()
+    values = asked_object(body)
+    model = gateway.models.resolve(values["model"], caller.model)
+    if isinstance(model, Upstream):
+        episode = await gateway.callers.episode(caller, [], [])
+        return await relay(model, episode, "responses", values)
+    asked = dialect.parse(values)
+    caller, history = await _history(gateway, caller, asked.previous_response_id)
+    items = await _resolved(gateway, caller, dialect.items(asked.input))
+    new = dialect.messages(items)
+    generation = await generate(
+        request, gateway, caller, model, dialect.asked(asked, [*history, *new], values), body
+    )
+    keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
+    answer = ResponsesAnswer(generation.choices, asked, model.renderer, keep)
+    if asked.stream:
+        keep_alive_s = gateway.settings.server.keep_alive_s
+        return EventStream(
+            answer.events, keep_alive_s, answer.failure, generation.choices, generation.headers
+        )
+    return WholeAnswer(answer.whole, generation.choices, generation.headers)
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))
+async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
+    """How many tokens the prompt of a response would have."""
+    caller = await identify(request, gateway)
+    values = json_object(await request.body())
+    given = values.pop("input", None)
+    asked = dialect.parse({**values, "model": values.get("model") or caller.model, "input": given or ""})
+    model = gateway.models.resolve(asked.model, caller.model)
+    if isinstance(model, Upstream):
+        message = f"the tokens of {asked.model!r} are counted elsewhere"
+        raise BadRequest(message, code="unsupported_parameter", param="model")
+    caller, history = await _history(gateway, caller, asked.previous_response_id)
+    items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
+    whole = dialect.asked(asked, [*history, *dialect.messages(items)], values)
+    return {"object": "response.input_tokens", "input_tokens": await _tokens(caller, model, whole)}
+
+
+@router.get("/v1/responses/{response_id}")
+async def response(
+    response_id: str,
+    request: Request,
+    gateway: Gateway,
+    stream: bool = False,
+    starting_after: int | None = None,
+) -> dict[str, Any]:
+    """A stored response. It is not streamed again."""
+    row = await _response(gateway, await identify(request, gateway), response_id)
+    for name, refused in (("stream", stream), ("starting_after", starting_after is not None)):
+        if refused:
+            message = f"the parameter '{name}' is not supported by this gateway: responses are stored whole"
+            raise BadRequest(message, code="unsupported_parameter", param=name)
+    answer: dict[str, Any] = row["answer"]
+    return answer
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request, gateway: Gateway) -> dict[str, Any]:
+    """Deletes a stored response. Those that continue it still can be, and what was recorded of the call stays."""
+    await _response(gateway, await identify(request, gateway), response_id)
+    now = time.time()
+    if not await gateway.database.submit(lambda c: answers.delete_answer(c, response_id, now)):
+        raise _no_response(response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(
+    response_id: str,
+    request: Request,
+    gateway: Gateway,
+    order: Order = "desc",
+    limit: Limit = 20,
+    after: str | None = None,
+) -> dict[str, Any]:
+    """What a stored response was asked, without what came before it."""
+    row = await _response(gateway, await identify(request, gateway), response_id)
+    return page(ordered(row["input"], order, after), limit)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, request: Request, gateway: Gateway) -> None:
+    """Refused: only background responses can be cancelled, and there are none."""
+    await _response(gateway, await identify(request, gateway), response_id)
+    raise BadRequest("only background responses can be cancelled", code="invalid_value", param="response_id")
+
+
+async def _history(gateway: Services, caller: Caller, previous: str | None) -> tuple[Caller, list[Message]]:
+    """The conversation that ends with an answer, and the caller in the episode that it belongs to."""
+    if previous is None:
+        return caller, []
+    found = await owned(gateway, caller, previous, "responses")
+    if found is None:
+        message = f"Previous response with id '{previous}' not found."
+        raise NotFound(message, code="previous_response_not_found", param="previous_response_id")
+    return found[0], await gateway.database.read(lambda c: answers.conversation(c, previous))
+
+
+async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) -> list[Item]:
+    """The items, with those that are only referred to in their places."""
+    return [
+        await _referred(gateway, caller, item) if item["type"] == "item_reference" else item for item in items
+    ]
+
+
+async def _referred(gateway: Services, caller: Caller, reference: Item) -> Item:
+    found = await owned(gateway, caller, dialect.answer_of(reference), "responses")
+    known = [*found[1]["input"], *found[1]["answer"]["output"]] if found else []
+    for item in known:
+        if item["id"] == reference["id"] and item["type"] != "item_reference":
+            referred: Item = item
+            return referred
+    raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
+
+
+def _keep(
+    gateway: Services,
+    generation: Generation,
+    asked: ResponsesRequest,
+    items: Sequence[Item],
+    new: Sequence[Message],
+) -> Keep:
+    """Stores the answer with what it adds to the conversation."""
+    reply = generation.choices.replies[0]
+
+    async def keep(answer: dict[str, Any]) -> None:
+        row = {
+            "id": answer["id"],
+            "episode_id": generation.episode.id,
+            "api": "responses",
+            "model": generation.model.name,
+            "previous": asked.previous_response_id or "",
+            "messages": [*new, reply.message()],
+            "input": dialect.named(items, answer["id"]),
+            "answer": answer,
+            "created_at": reply.received_at,
+        }
+        await gateway.database.submit(lambda c: answers.insert_answer(c, row))
+
+    return keep
+
+
+async def _tokens(caller: Caller, model: LocalModel, asked: Asked) -> int:
+    tools = tools_of(asked)
+    if caller.episode is not None:
+        return len((await model.recorder.prepare(caller.episode.id, asked.messages, tools)).ids)
+    return len(await asyncio.to_thread(model.renderer.render, asked.messages, tools))
+
+
+async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:
+    found = await owned(gateway, caller, response_id, "responses")
+    if found is None:
+        raise _no_response(response_id)
+    return found[1]
+
+
+def _no_response(response_id: str) -> NotFound:
+    return NotFound(
+        f"Response with id '{response_id}' not found.", code="response_not_found", param="response_id"
+    )

@@ -1,0 +1,220 @@
+"""Answers that clients come back for: whose they are, and chat completions that were stored.
+
+An answer belongs to the episode in which it was given. Whoever may call in that episode may read, change and delete it; for
+anybody else it does not exist.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from gateway.api.context import Gateway, Services, json_object
+from gateway.api.generation import Generation, identify
+from gateway.control.callers import Caller
+from gateway.dialects.chat import ChatAnswer, ChatRequest
+from gateway.errors import BadRequest, NotFound
+from gateway.store import answers
+
+router = APIRouter(tags=["OpenAI"])
+
+Order = Literal["asc", "desc"]
+Limit = Annotated[int, Query(ge=1, le=100)]
+_METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
+_UPDATE = {
+    "type": "object",
+    "properties": {"metadata": {"type": ["object", "null"]}},
+    "required": ["metadata"],
+}
+
+
+def body_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Describes the body of a route that reads it itself."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def owned(
+    gateway: Services, caller: Caller, answer_id: str, api: str
+) -> tuple[Caller, dict[str, Any]] | None:
+    """A stored answer, and its caller in the answer's episode; None if there is none for this caller.
+
+    Raises Conflict if the run of that episode is over.
+    """
+    row = await gateway.database.read(lambda c: answers.answer(c, answer_id, api))
+    if row is None:
+        return None
+    if caller.episode is not None:
+        return (caller, row) if row["episode_id"] == caller.episode.id else None
+    try:
+        return await gateway.callers.identify(caller.key, row["episode_id"]), row
+    except NotFound:
+        return None
+
+
+def page(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A list in OpenAI's form; whatever is over the limit says that there is more."""
+    data = list(found[:limit])
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
+    return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
+
+
+def ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) -> list[dict[str, Any]]:
+    """Things that have ids, in the order that was asked for, from the one after `after` on. Raises BadRequest."""
+    listed = list(found) if order == "asc" else list(reversed(found))
+    if after is None:
+        return listed
+    ids = [item["id"] for item in listed]
+    if after not in ids:
+        raise BadRequest(f"after: there is no {after!r} here", code="invalid_value", param="after")
+    return listed[ids.index(after) + 1 :]
+
+
+class KeptChat:
+    """A chat completion that is stored once it is whole, and before its client has seen the end of it."""
+
+    def __init__(
+        self, answer: ChatAnswer, request: ChatRequest, generation: Generation, gateway: Services
+    ) -> None:
+        self._answer = answer
+        self._request = request
+        self._generation = generation
+        self._gateway = gateway
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        answer = await self._answer.whole()
+        await self._keep(answer)
+        return answer
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer's events."""
+        replies, kept = self._generation.choices.replies, False
+        async for events in self._answer.events():
+            if not kept and all(reply.over and reply.failure is None for reply in replies):
+                kept = True
+                await self._keep(await self._answer.whole())
+            yield events
+
+    async def _keep(self, answer: dict[str, Any]) -> None:
+        row = {
+            "id": answer["id"],
+            "episode_id": self._generation.episode.id,
+            "api": "chat",
+            "model": self._generation.model.name,
+            "previous": "",
+            "messages": [],
+            "input": self._request.messages,
+            "answer": {**answer, "metadata": self._request.metadata or {}},
+            "created_at": self._generation.choices.replies[0].received_at,
+        }
+        await self._gateway.database.submit(lambda c: answers.insert_answer(c, row))
+
+
+@router.get("/v1/chat/completions")
+async def list_chat_completions(
+    request: Request,
+    gateway: Gateway,
+    model: str | None = None,
+    order: Order = "asc",
+    limit: Limit = 20,
+    after: str | None = None,
+) -> dict[str, Any]:
+    """The episode's stored chat completions. `metadata[KEY]=VALUE` picks those that have it."""
+    caller = await identify(request, gateway)
+    if caller.episode is None:
+        raise BadRequest("name the episode whose completions to list", code="episode_needed")
+    episode_id = caller.episode.id
+    if after is not None:
+        await _completion(gateway, caller, after)
+    matches = ((_METADATA.fullmatch(name), value) for name, value in request.query_params.multi_items())
+    metadata = {match[1]: value for match, value in matches if match}
+    found = await gateway.database.read(
+        lambda c: answers.list_answers(
+            *(c, "chat", episode_id),
+            model=model,
+            metadata=metadata,
+            order=order,
+            limit=limit + 1,
+            after=after,
+        )
+    )
+    return page(found, limit)
+
+
+@router.get("/v1/chat/completions/{completion_id}")
+async def chat_completion(completion_id: str, request: Request, gateway: Gateway) -> dict[str, Any]:
+    """A stored chat completion."""
+    row = await _completion(gateway, await identify(request, gateway), completion_id)
+    answer: dict[str, Any] = row["answer"]
+    return answer
+
+
+@router.post("/v1/chat/completions/{completion_id}", openapi_extra=body_of(_UPDATE))
+async def update_chat_completion(completion_id: str, request: Request, gateway: Gateway) -> dict[str, Any]:
+    """Replaces the metadata of a stored chat completion."""
+    caller = await identify(request, gateway)
+    values = json_object(await request.body())
+    unknown = next((name for name in values if name != "metadata"), None)
+    if unknown is not None:
+        message = f"Unrecognized request argument supplied: {unknown}"
+        raise BadRequest(message, code="unknown_parameter", param=unknown)
+    metadata = values.get("metadata", {}) or {}
+    pairs = metadata.items() if isinstance(metadata, dict) else [(None, None)]
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in pairs):
+        raise BadRequest("metadata: must be an object of strings", code="invalid_value", param="metadata")
+    await _completion(gateway, caller, completion_id)
+    changed = await gateway.database.submit(lambda c: answers.set_metadata(c, completion_id, metadata))
+    if changed is None:
+        raise _no_completion(completion_id)
+    return changed
+
+
+@router.delete("/v1/chat/completions/{completion_id}")
+async def delete_chat_completion(completion_id: str, request: Request, gateway: Gateway) -> dict[str, Any]:
+    """Deletes a stored chat completion; what was recorded of the call stays."""
+    await _completion(gateway, await identify(request, gateway), completion_id)
+    now = time.time()
+    if not await gateway.database.submit(lambda c: answers.delete_answer(c, completion_id, now)):
+        raise _no_completion(completion_id)
+    return {"object": "chat.completion.deleted", "id": completion_id, "deleted": True}
+
+
+@router.get("/v1/chat/completions/{completion_id}/messages")
+async def chat_completion_messages(
+    completion_id: str,
+    request: Request,
+    gateway: Gateway,
+    order: Order = "asc",
+    limit: Limit = 20,
+    after: str | None = None,
+) -> dict[str, Any]:
+    """The messages that a stored chat completion answers."""
+    row = await _completion(gateway, await identify(request, gateway), completion_id)
+    shown = [_shown(message, f"{completion_id}-{i}") for i, message in enumerate(row["input"])]
+    return page(ordered(shown, order, after), limit)
+
+
+def _shown(message: dict[str, Any], message_id: str) -> dict[str, Any]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else None
+    return {**message, "id": message_id, "content": None if parts else content, "content_parts": parts}
+
+
+async def _completion(gateway: Services, caller: Caller, completion_id: str) -> dict[str, Any]:
+    found = await owned(gateway, caller, completion_id, "chat")
+    if found is None:
+        raise _no_completion(completion_id)
+    return found[1]
+
+
+def _no_completion(completion_id: str) -> NotFound:
+    message = f"there is no stored chat completion {completion_id!r}"
+    return NotFound(message, code="completion_not_found", param="completion_id")

@@ -1,0 +1,356 @@
+"""Responses, as OpenAI's API has them: the request. Its input becomes items of one form, and items become messages.
+
+Ids of items are functions of the answer that has them, so that an item can be found by its id alone, and a retry says the same.
+One reply is one message of the conversation, however many items show it: what a client sends back is joined again, so that the
+recorder knows the conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.dialects.asked import Asked, Message, check_tools
+from gateway.dialects.chat import MAX_TOP_LOGPROBS, tool_choice
+from gateway.errors import BadRequest, validation_error
+
+Item = dict[str, Any]
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+"""There is no encrypted reasoning here, but clients that keep their own history always ask for it: they get null."""
+
+
+class ResponsesRequest(BaseModel):
+    """The parameters that are supported, and those that are accepted because they change nothing here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    input: str | list[Any]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = False
+    stream_options: dict[Literal["include_obfuscation"], bool] | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: list[Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    metadata: Metadata | None = Field(None, max_length=16)
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether the client may come back for the answer."""
+        return self.store is not False
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether log-probabilities are part of the answer."""
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """The form that the text must have."""
+        return (self.text or {}).get("format") or {"type": "text"}
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": (None,),
+    "background": (None, False),
+    "background_options": (None,),
+    "context_management": (None, []),
+    "conversation": (None,),
+    "image": (None,),
+    "max_tool_calls": (None,),
+    "moderation": (None,),
+    "prompt": (None,),
+    "prompt_cache_options": (None,),
+    "reasoning": (None, {}),
+    "service_tier": (None, "auto", "default"),
+    "truncation": (None, "disabled"),
+}
+"""Parameters that are known and not supported, with the values that ask for nothing."""
+_NOT_RECORDED = {"input", "instructions", "tools"}
+
+
+def parse(values: dict[str, Any]) -> ResponsesRequest:
+    """A request's body, but for its items. Raises BadRequest that names what is wrong or not supported."""
+    for name, neutral in _NEUTRAL.items():
+        value = values.pop(name, None)
+        if isinstance(value, dict):
+            value = {key: inner for key, inner in value.items() if inner is not None}
+        if value not in neutral:
+            raise _refused(name)
+    try:
+        request = ResponsesRequest.model_validate(values)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+    for name in request.include or ():
+        if name not in _INCLUDABLE:
+            message = f"include: {name!r} is not supported; there are {', '.join(_INCLUDABLE)}"
+            raise BadRequest(message, code="unsupported_parameter", param="include")
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest(
+            f"top_logprobs needs include: {LOGPROBS!r}", code="invalid_value", param="top_logprobs"
+        )
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
+    _check_text(request.text or {})
+    return request
+
+
+def asked(request: ResponsesRequest, conversation: Sequence[Message], values: dict[str, Any]) -> Asked:
+    """What the request asks for in a conversation that its own messages are part of already."""
+    tools = chat_tools(request.tools or ())
+    choice = request.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    return Asked(
+        "responses",
+        request.model,
+        [*system, *conversation],
+        tools,
+        tool_choice(choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        response_format=_response_format(request.format),
+        stream=bool(request.stream),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_output_tokens,
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs or 0,
+        recorded={name: value for name, value in values.items() if name not in _NOT_RECORDED},
+    )
+
+
+def chat_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Tools in the form of chat completions. Raises BadRequest for those that are no functions."""
+    found = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function":
+            message = f"a tool of type {kind!r} is not supported: tools are functions of the client's own"
+            raise BadRequest(message, code="unsupported_parameter", param=f"tools.{i}")
+        known = ("name", "description", "parameters", "strict")
+        function = {name: tool[name] for name in known if tool.get(name) is not None}
+        found.append({"type": "function", "function": function})
+    check_tools(found)
+    return found
+
+
+def items(given: str | Sequence[Any]) -> list[Item]:
+    """An input as items of one form, as they are listed; `item_reference` is left as it is. Raises BadRequest."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise BadRequest("the input has no items", code="invalid_value", param="input")
+    return [_item(item, f"input.{i}") for i, item in enumerate(given)]
+
+
+def named(found: Sequence[Item], response_id: str) -> list[Item]:
+    """The items of an answer's input, each with an id."""
+    return [
+        {**item, "id": item.get("id") or item_id(_PREFIXES[item["type"]], response_id, f"i{index}")}
+        for index, item in enumerate(found)
+    ]
+
+
+def item_id(prefix: str, response_id: str, place: int | str) -> str:
+    """The id of an answer's item. `place`: its index in the output, or i and its index in the input."""
+    return f"{prefix}_{response_id.removeprefix('resp_')}_{place}"
+
+
+def answer_of(item: Item) -> str:
+    """The id of the answer that has an item, told from the item's id; empty: it does not say."""
+    match = _ITEM_ID.fullmatch(str(item.get("id") or ""))
+    return f"resp_{match[1]}" if match else ""
+
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ITEM_ID = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]+)_i?[0-9]+")
+
+
+def messages(found: Sequence[Item]) -> list[Message]:
+    """Items as the conversation that they are, in the form of chat completions."""
+    joined: list[Message] = []
+    before: Item = {}
+    for item in found:
+        if not _by_assistant(item):
+            joined.append(_message(item))
+        elif not _by_assistant(before) or _begins(item, before):
+            joined.append(_join({"role": "assistant", "content": None}, item))
+        else:
+            _join(joined[-1], item)
+        before = item
+    for message in joined:
+        if message["role"] == "assistant" and not message.get("tool_calls"):
+            message["content"] = message["content"] or ""
+    return joined
+
+
+def _by_assistant(item: Item) -> bool:
+    return item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
+
+
+def _begins(item: Item, before: Item) -> bool:
+    """Whether an item is of another reply than the one before it. Clients need not send ids."""
+    if (own := answer_of(item)) and (other := answer_of(before)):
+        return own != other
+    return item["type"] == "reasoning" or (item["type"] == before["type"] == "message")
+
+
+def _join(message: Message, item: Item) -> Message:
+    if item["type"] == "message":
+        message["content"] = (message["content"] or "") + _text(item["content"])
+    elif item["type"] == "function_call":
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        message["tool_calls"] = [*message.get("tool_calls", ()), call]
+    elif text := _text(item.get("content") or item["summary"]):
+        message["reasoning_content"] = message.get("reasoning_content", "") + text
+    return message
+
+
+def _message(item: Item) -> Message:
+    if item["type"] == "message":
+        return {"role": item["role"], "content": _text(item["content"])}
+    output = item["output"]
+    text = output if isinstance(output, str) else _text(output)
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": text}
+
+
+def _text(parts: Sequence[dict[str, Any]]) -> str:
+    return "".join(part.get("text", part.get("refusal", "")) for part in parts)
+
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXT = ("input_text", "output_text")
+
+
+def _item(item: Any, where: str) -> Item:
+    if not isinstance(item, dict):
+        raise _wrong("an item must be an object", where)
+    kind = item.get("type") or ("message" if "role" in item else "item_reference")
+    shown: Item = {"type": kind, **({"id": item["id"]} if _is_text(item.get("id")) else {})}
+    if kind == "message":
+        return {**shown, **_said(item, where)}
+    if kind == "function_call":
+        _need(item, ("call_id", "name", "arguments"), where)
+        called = {name: item[name] for name in ("call_id", "name", "arguments")}
+        return {**shown, **called, "status": "completed"}
+    if kind == "function_call_output":
+        _need(item, ("call_id",), where)
+        output = item.get("output")
+        if not isinstance(output, str):
+            output = _parts(output, ("input_text",), f"{where}.output")
+        return {**shown, "call_id": item["call_id"], "output": output, "status": "completed"}
+    if kind == "reasoning":
+        return {**shown, **_thought(item, where)}
+    if kind == "item_reference":
+        _need(item, ("id",), where)
+        return shown
+    message = f"{where}: an item of type {kind!r} is not supported"
+    raise BadRequest(message, code="unsupported_content", param=where)
+
+
+def _said(item: Item, where: str) -> Item:
+    role, content = item.get("role"), item.get("content")
+    if role not in _ROLES:
+        raise _wrong(f"role: {role!r} is none of {', '.join(_ROLES)}", where)
+    if isinstance(content, str):
+        content = [{"type": "input_text", "text": content}]
+    by_assistant = role == "assistant"
+    parts = _parts(content, (*_TEXT, "refusal") if by_assistant else _TEXT, f"{where}.content")
+    shown = [_output_part(part) if by_assistant else {**part, "type": "input_text"} for part in parts]
+    return {"role": role, "content": shown, "status": "completed"}
+
+
+def _output_part(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] == "refusal":
+        return part
+    return {"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []}
+
+
+def _thought(item: Item, where: str) -> Item:
+    summary = _parts(item.get("summary") or [], ("summary_text",), f"{where}.summary")
+    content = _parts(item.get("content") or [], ("reasoning_text",), f"{where}.content")
+    return {"summary": summary, "content": content, "encrypted_content": None}
+
+
+def _parts(given: Any, kinds: Sequence[str], where: str) -> list[dict[str, Any]]:
+    if not isinstance(given, list):
+        raise _wrong("must be a string or a list of parts", where)
+    found = []
+    for i, part in enumerate(given):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in kinds:
+            message = f"{where}.{i}: a part of type {kind!r} is not supported: this model reads text"
+            raise BadRequest(message, code="unsupported_content", param=f"{where}.{i}")
+        name = "refusal" if kind == "refusal" else "text"
+        _need(part, (name,), f"{where}.{i}")
+        found.append({"type": kind, name: part[name]})
+    return found
+
+
+def _need(value: dict[str, Any], names: Sequence[str], where: str) -> None:
+    for name in names:
+        if not isinstance(value.get(name), str):
+            raise _wrong(f"{name} must be a string", where)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _check_text(text: dict[str, Any]) -> None:
+    for name, value in text.items():
+        if name not in ("format", "verbosity"):
+            raise BadRequest(
+                f"Unrecognized request argument supplied: text.{name}",
+                code="unknown_parameter",
+                param=f"text.{name}",
+            )
+        if name == "verbosity" and value not in (None, "medium"):
+            raise _refused("text.verbosity")
+        if name == "format" and value is not None and not isinstance(value, dict):
+            raise _wrong("must be an object", "text.format")
+
+
+def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": kind}
+    if kind != "json_schema":
+        message = "text.format supports the types 'text', 'json_object' and 'json_schema'"
+        raise BadRequest(message, code="unsupported_parameter", param="text.format")
+    _need(given, ("name",), "text.format")
+    if not isinstance(given.get("schema"), dict):
+        raise _wrong("schema must be an object", "text.format")
+    known = ("name", "description", "schema", "strict")
+    return {"type": kind, "json_schema": {name: given[name] for name in known if given.get(name) is not None}}
+
+
+def _wrong(message: str, where: str) -> BadRequest:
+    return BadRequest(f"{where}: {message}", code="invalid_value", param=where)
+
+
+def _refused(name: str) -> BadRequest:
+    return BadRequest(
+        f"the parameter '{name}' is not supported by this gateway", code="unsupported_parameter", param=name
+    )

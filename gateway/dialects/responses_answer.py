@@ -1,0 +1,260 @@
+"""Responses, as OpenAI's API has them: the answer and its events.
+
+A reply becomes items in the order in which its pieces come: reasoning, messages, function calls. Invariants: events and the whole
+answer show the same items; sequence numbers have no gaps; nothing says that the answer is complete before `keep` is done, so
+whoever has seen the end can come back for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from gateway.dialects.chat import logprob_entries
+from gateway.dialects.responses import ResponsesRequest, item_id
+from gateway.dialects.responses_items import OutputItem
+from gateway.errors import GatewayError
+from gateway.render.renderer import ChatRenderer
+from gateway.render.segmenter import Piece
+from gateway.rollout.reply import Choices, Delivery
+
+Keep = Callable[[dict[str, Any]], Awaitable[None]]
+"""Stores a whole answer."""
+
+
+class ResponsesAnswer:
+    """The reply to a request, in OpenAI's form, for one client."""
+
+    def __init__(
+        self, choices: Choices, request: ResponsesRequest, renderer: ChatRenderer, keep: Keep | None
+    ) -> None:
+        """`keep`: None if the answer is not to be stored."""
+        self._choices = choices
+        self._reply = choices.replies[0]
+        self._request = request
+        self._renderer = renderer
+        self._keep = keep
+        self._items: list[OutputItem] = []
+        self._calls = 0
+        self._sequence = 0
+        self._entries: list[dict[str, Any]] = []
+        """Log-probabilities that are not in an item yet."""
+        self._text_follows: bool | None = None
+        """Whether the next token is of a message; None: nothing has come yet."""
+        self._echo = _echo(request)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        async for news in self._choices:
+            for _, delivery in news:
+                self._events(delivery)
+        self._end()
+        return await self._kept()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events; what has come together is yielded together."""
+        async for news in self._choices:
+            begun = b"" if self._sequence else self._begun()
+            yield begun + b"".join([self._events(delivery) for _, delivery in news])
+        ended = self._end()
+        answer = await self._kept()
+        yield ended + self._event(f"response.{answer['status']}", response=answer)
+
+    def failure(self, error: GatewayError) -> bytes:
+        """The events that end a stream that failed: OpenAI's SDK raises on the first of them, others wait for the second."""
+        event = error_event(error, self._sequence)
+        self._sequence += 1
+        said = {"code": "server_error", "message": error.message}
+        return event + self._event("response.failed", response={**self._response("failed"), "error": said})
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reply.finish_reason == "length" else "completed"
+
+    async def _kept(self) -> dict[str, Any]:
+        answer = self._response(self._status)
+        answer["usage"] = self._usage()
+        if self._status == "incomplete":
+            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+        if self._keep is not None:
+            await self._keep(answer)
+        return answer
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._reply.call_id,
+            "object": "response",
+            "created_at": int(self._reply.received_at),
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": [item.shown() for item in self._items],
+            "usage": None,
+            **self._echo,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, completion = self._choices.prompt_tokens, self._choices.completion_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens()},
+            "total_tokens": prompt + completion,
+        }
+
+    def _reasoning_tokens(self) -> int:
+        """Those up to the mark that ends reasoning; all if there is none."""
+        if not any(item.kind == "reasoning" for item in self._items):
+            return 0
+        ids = [token for delivery in self._reply.log for token in delivery.ids]
+        end = self._renderer.marks.think_end
+        return ids.index(end) + 1 if end in ids else len(ids)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = _event(kind, self._sequence, fields)
+        self._sequence += 1
+        return event
+
+    def _begun(self) -> bytes:
+        response = self._response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def _events(self, delivery: Delivery) -> bytes:
+        """What a delivery adds, and the events that say so."""
+        if self._request.logprobs:
+            self._log(delivery)
+        return b"".join([self._piece(piece) for piece in delivery.pieces])
+
+    def _piece(self, piece: Piece) -> bytes:
+        if piece.tool_call is not None:
+            return self._function_call()
+        kind = "reasoning" if piece.kind == "reasoning" else "message"
+        begun = b""
+        if not self._items or self._items[-1].kind != kind:
+            begun = self._close() + self._open(kind)
+        item = self._items[-1]
+        item.texts.append(piece.text)
+        if kind == "message" and self._request.logprobs:
+            entries = self._take_entries(item)
+            event = self._event(_DELTA[kind], **item.place, delta=piece.text, logprobs=entries)
+        else:  # nearly every event of nearly every stream
+            event = b"%b%d%b%b}\n\n" % (item.head, self._sequence, _DELTA_TEXT, orjson.dumps(piece.text))
+            self._sequence += 1
+        return begun + event
+
+    def _open(self, kind: str) -> bytes:
+        index = len(self._items)
+        prefix = "rs" if kind == "reasoning" else "msg"
+        item = OutputItem(kind, item_id(prefix, self._reply.call_id, index), index)
+        fields = {"type": _DELTA[kind], **item.place, **({"logprobs": []} if kind == "message" else {})}
+        item.head = b"event: %b\ndata: %b%b" % (
+            _DELTA[kind].encode(),
+            orjson.dumps(fields)[:-1],
+            b',"sequence_number":',
+        )
+        self._items.append(item)
+        added = self._event("response.output_item.added", output_index=index, item=item.begun())
+        return added + self._event("response.content_part.added", **item.place, part=item.part)
+
+    def _close(self, status: str = "completed") -> bytes:
+        """Ends the text that is open, if one is."""
+        item = self._items[-1] if self._items else None
+        if item is None or item.status != "in_progress":
+            return b""
+        logprobs = {}
+        if item.kind == "message":
+            self._take_entries(item)
+            logprobs = {"logprobs": item.logprobs}
+        item.status = status
+        done = self._event(_DONE[item.kind], **item.place, text=item.text, **logprobs)
+        part = self._event("response.content_part.done", **item.place, part=item.part)
+        shown = item.shown()
+        return done + part + self._event("response.output_item.done", output_index=item.index, item=shown)
+
+    def _function_call(self) -> bytes:
+        """A call comes in one piece."""
+        closed = self._close()
+        call, index = self._reply.tool_calls[self._calls], len(self._items)
+        self._calls += 1
+        item = OutputItem("function_call", item_id("fc", self._reply.call_id, index), index, call=call)
+        self._items.append(item)
+        added = self._event("response.output_item.added", output_index=index, item=item.begun())
+        item.status = "completed"
+        place, function = {"item_id": item.id, "output_index": index}, call["function"]
+        kind, arguments = "response.function_call_arguments", function["arguments"]
+        said = self._event(f"{kind}.delta", **place, delta=arguments)
+        said += self._event(f"{kind}.done", **place, name=function["name"], arguments=arguments)
+        done = self._event("response.output_item.done", output_index=index, item=item.shown())
+        return closed + added + said + done
+
+    def _end(self) -> bytes:
+        """What is left to say of the items. A reply without a word is an empty message."""
+        begun = b"" if self._sequence else self._begun()
+        return begun + (b"" if self._items else self._open("message")) + self._close(self._status)
+
+    def _log(self, delivery: Delivery) -> None:
+        """Keeps the log-probabilities of messages: neither of reasoning, nor of anything from a tool call on."""
+        marks = self._renderer.marks
+        if self._text_follows is None:
+            self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
+        entries = logprob_entries(delivery, self._renderer, self._request.top_logprobs or 0)
+        for token, entry in zip(delivery.ids, entries, strict=True):
+            if token == marks.think_end:
+                self._text_follows = True
+            elif token in marks.stop or token == marks.tool_start:
+                self._text_follows = False
+            elif self._text_follows:
+                self._entries.append(entry)
+
+    def _take_entries(self, item: OutputItem) -> list[dict[str, Any]]:
+        taken, self._entries = self._entries, []
+        item.logprobs += taken
+        return taken
+
+
+_DELTA = {"message": "response.output_text.delta", "reasoning": "response.reasoning_text.delta"}
+_DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}
+_DELTA_TEXT = b',"delta":'
+
+
+def error_event(error: GatewayError, sequence: int = 0) -> bytes:
+    """Says how a stream failed. What the API documents is flat; clients raise on what is nested."""
+    said = {"code": error.code, "message": error.message, "param": error.param}
+    return _event("error", sequence, {**said, "error": {"type": error.type, **said}})
+
+
+def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
+    data = orjson.dumps({"type": kind, "sequence_number": sequence, **fields})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    """What was asked for, as the answer repeats it; null is what was not said."""
+    missing = {"description": None, "parameters": None, "strict": None}
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.stored,
+        "temperature": request.temperature,
+        "text": {**(request.text or {}), "format": request.format},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [{**missing, **tool} for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }

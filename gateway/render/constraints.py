@@ -1,0 +1,226 @@
+"""What a request demands of a reply's form, as a grammar for the engine. Pure.
+
+Grammars are xgrammar's structural tags where marks are involved: a mark is demanded as its token, never as letters that spell it,
+because the segmenter knows marks by their ids; and text between marks may not contain one. Where the prompt has opened the
+reasoning, thinking runs freely to its end mark, and the grammar begins after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.errors import BadRequest
+from gateway.render.renderer import ChatRenderer, Tool
+from gateway.types import Grammar
+
+Format = dict[str, Any]
+"""A part of a structural tag."""
+
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def constraint(
+    renderer: ChatRenderer,
+    tools: Sequence[Tool],
+    choice: str,
+    parallel: bool,
+    response_format: dict[str, Any] | None,
+    reasoning: bool,
+) -> Grammar | None:
+    """The grammar that a reply must follow; None: it is free.
+
+    `choice`: `auto`, `none`, `required` or a function's name. A reply that must call a tool has no content, so there
+    `response_format` is only checked. `parallel` false: at most one call where calls are forced (elsewhere the segmenter ends the
+    reply). `reasoning`: the prompt ends inside a reasoning block. Raises BadRequest, naming the parameter.
+    """
+    schema = _schema(response_format)
+    forced = _forced(tools, choice)
+    if not forced and schema is None:
+        return None
+    if forced:
+        rest = _calls(renderer, forced, parallel and choice == "required")
+    else:
+        assert schema is not None
+        callable_tools = tools if choice == "auto" else ()
+        if not callable_tools and not reasoning:
+            return Grammar("json", json.dumps(schema))
+        excluded = _marks(renderer) if tools else []
+        rest = _json(schema, excluded)
+        if callable_tools:
+            calls = _calls(renderer, callable_tools, parallel, param="response_format")
+            rest = {"type": "or", "elements": [calls, rest]}
+    if reasoning:
+        rest = _sequence(*_thinking(renderer), {"type": "regex", "pattern": "\\n{0,2}"}, rest)
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": rest}))
+
+
+def _schema(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The JSON schema that a content must follow; None: it is free text."""
+    if response_format is None:
+        return None
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _OBJECT
+    if kind != "json_schema":
+        message = f"response_format is text, json_object or json_schema, not {kind!r}"
+        raise BadRequest(message, code="invalid_value", param="response_format.type")
+    wrapped = response_format.get("json_schema")
+    schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
+    return _checked(schema, "response_format.json_schema.schema")
+
+
+_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
+
+
+def _checked(schema: Any, param: str) -> dict[str, Any]:
+    """A schema with a form that an engine can hold a reply to; what is in it is the engine's to judge."""
+    if not isinstance(schema, dict):
+        raise BadRequest("a JSON schema must be an object", code="invalid_schema", param=param)
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if not isinstance(kind, str) or kind not in _TYPES:
+            message = f"a JSON schema has no type {kind!r}"
+            raise BadRequest(message, code="invalid_schema", param=f"{param}.type")
+    for name in ("properties", "$defs"):
+        parts = schema.get(name, {})
+        if not isinstance(parts, dict):
+            message = f"`{name}` in a JSON schema must be an object"
+            raise BadRequest(message, code="invalid_schema", param=f"{param}.{name}")
+        for key, part in parts.items():
+            if not isinstance(part, bool):
+                _checked(part, f"{param}.{name}.{key}")
+    if isinstance(schema.get("items"), dict):
+        _checked(schema["items"], f"{param}.items")
+    return schema
+
+
+def _forced(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
+    """The tools one of which must be called; none: no call is demanded."""
+    if choice in ("auto", "none"):
+        return ()
+    if choice == "required":
+        if not tools:
+            raise BadRequest("tool_choice needs tools", code="invalid_value", param="tool_choice")
+        return tools
+    named = [tool for tool in tools if tool["function"]["name"] == choice]
+    if not named:
+        message = f"tool_choice names {choice!r}, which is none of the tools"
+        raise BadRequest(message, code="invalid_value", param="tool_choice")
+    return named
+
+
+def _calls(renderer: ChatRenderer, tools: Sequence[Tool], many: bool, param: str = "tool_choice") -> Format:
+    """One call, or any number of them, in the family's own form."""
+    form = renderer.forced_form
+    write = _WRITERS.get(form.name) if form is not None else None
+    if write is None:
+        means = "demand a call" if param == "tool_choice" else "leave the choice between JSON and a call"
+        name = f"{renderer.family}, {form.name}" if form is not None else renderer.family
+        message = f"{param} cannot {means} here: no grammar is known for the calls of this family ({name})"
+        raise BadRequest(message, code="unsupported_parameter", param=param)
+    return write(renderer, tools, many)
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    name = tool["function"]["name"]
+    return _checked(tool["function"].get("parameters") or _OBJECT, f"tools.{name}.parameters")
+
+
+def _one_of(renderer: ChatRenderer, tools: Sequence[Tool], before: str, between: str, after: str) -> Format:
+    """A call to one of the tools: its name and its arguments within fixed text."""
+    excluded = _marks(renderer)
+    options = [
+        _sequence(
+            _text(before + json.dumps(tool["function"]["name"], ensure_ascii=False)[1:-1] + between),
+            _json(_parameters(tool), excluded),
+            *([_text(after)] if after else []),
+        )
+        for tool in tools
+    ]
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+
+
+def _hermes(renderer: ChatRenderer, tools: Sequence[Tool], many: bool) -> Format:
+    marks = renderer.marks
+    body = _one_of(renderer, tools, '\n{"name": "', '", "arguments": ', "}\n")
+    call = _sequence(_token(marks.tool_start), body, _token(marks.tool_end))
+    return _repeated(call, "\n") if many else call
+
+
+def _listed(renderer: ChatRenderer, tools: Sequence[Tool], many: bool) -> Format:
+    """A JSON list between marks; the last mark is missing in some families."""
+    marks = renderer.marks
+    if "[ARGS]" in renderer.call_example:
+        call = _sequence(_token(marks.tool_start), _one_of(renderer, tools, "", "[ARGS]", ""))
+        return _repeated(call, "") if many else call
+    call = _one_of(renderer, tools, '{"name": "', '", "arguments": ', "}")
+    calls = _repeated(call, ", ") if many else call
+    end = [_token(marks.tool_end)] if marks.tool_end is not None else []
+    return _sequence(_token(marks.tool_start), _text("["), calls, _text("]"), *end)
+
+
+def _bare(renderer: ChatRenderer, tools: Sequence[Tool], many: bool) -> Format:
+    """Llama's templates know one call in a reply."""
+    return _one_of(renderer, tools, '{"name": "', '", "parameters": ', "}")
+
+
+def _deepseek(renderer: ChatRenderer, tools: Sequence[Tool], many: bool) -> Format:
+    marks, known = renderer.marks, renderer.backend.token_to_id
+    fence = ("\n```json\n", "\n```") if "```json" in renderer.call_example else ("<｜tool▁sep｜>", "")
+    begin = [_token(known("<｜tool▁call▁begin｜>"))]
+    if fence[1]:
+        begin += [_text("function"), _token(known("<｜tool▁sep｜>"))]
+    body = _one_of(renderer, tools, "", *fence)
+    call = _sequence(*begin, body, _token(known("<｜tool▁call▁end｜>")))
+    calls = _repeated(call, "\n") if many else call
+    return _sequence(_token(marks.tool_start), calls, _token(marks.tool_end))
+
+
+_WRITERS: dict[str, Callable[[ChatRenderer, Sequence[Tool], bool], Format]] = {
+    "deepseek": _deepseek,
+    "hermes": _hermes,
+    "mistral": _listed,
+    "phi": _listed,
+    "llama": _bare,
+}
+"""How calls are demanded, by the name of a form in `formats`; other forms cannot be demanded yet."""
+
+
+def _thinking(renderer: ChatRenderer) -> list[Format]:
+    marks = renderer.marks
+    forbidden = {marks.think_end, marks.tool_start, *marks.stop} - {None}
+    free: Format = {"type": "any_tokens", "exclude_tokens": sorted(t for t in forbidden if t is not None)}
+    return [free, _token(marks.think_end)]
+
+
+def _marks(renderer: ChatRenderer) -> list[str]:
+    """What text within a grammar may not say, or the segmenter would take it for the end or the beginning of a call."""
+    form = renderer.form
+    return [mark for mark in (form.start, form.end) if mark] if form is not None else []
+
+
+def _json(schema: dict[str, Any], excluded: list[str]) -> Format:
+    part: Format = {"type": "json_schema", "json_schema": schema}
+    return {**part, "excludes": excluded} if excluded else part
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _token(token: int | None) -> Format:
+    assert token is not None
+    return {"type": "token", "token": token}
+
+
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _repeated(part: Format, separator: str) -> Format:
+    again = _sequence(_text(separator), part) if separator else part
+    return _sequence(part, {"type": "star", "content": again})

@@ -1,0 +1,122 @@
+"""The anthropic SDK: messages, streams, tools, thinking, counting tokens, and its exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+anthropic = pytest.importorskip("anthropic")
+
+from tests.compat.clients.gate import CITY, HELLO, MODEL, SUNNY, WEATHER, Episode  # noqa: E402
+
+TOOL: Any = {"name": "get_weather", "description": "The weather in a city.", "input_schema": CITY}
+
+
+def user(content: Any) -> Any:
+    return {"role": "user", "content": content}
+
+
+@pytest.fixture
+def client(episode: Episode) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=episode.root, api_key=episode.api_key, max_retries=0) as opened:
+        yield opened
+
+
+def test_a_reply_with_its_usage(client: Any, episode: Episode) -> None:
+    answer = client.messages.create(model=MODEL, max_tokens=100, system="Be short.", messages=[user("hello")])
+    assert [block.text for block in answer.content] == [HELLO]
+    assert answer.stop_reason == "end_turn"
+    assert answer.usage.input_tokens > 0
+    assert answer.usage.output_tokens > 0
+    episode.check(turns=1)
+
+
+def test_max_tokens_and_stop_sequences(client: Any) -> None:
+    answer = client.messages.create(model=MODEL, max_tokens=5, messages=[user("hello")])
+    assert (answer.content[0].text, answer.stop_reason) == (HELLO[:5], "max_tokens")
+    answer = client.messages.create(
+        model=MODEL, max_tokens=100, stop_sequences=["scripted"], messages=[user("hello")]
+    )
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "scripted")
+    assert answer.content[0].text == "Hello from the "
+
+
+async def test_async(episode: Episode) -> None:
+    async with anthropic.AsyncAnthropic(
+        base_url=episode.root, api_key=episode.api_key, max_retries=0
+    ) as client:
+        answer = await client.messages.create(model=MODEL, max_tokens=100, messages=[user("hello")])
+        async with client.messages.stream(model=MODEL, max_tokens=100, messages=[user("hello")]) as stream:
+            text = "".join([part async for part in stream.text_stream])
+    assert answer.content[0].text == text == HELLO
+
+
+def test_a_stream(client: Any) -> None:
+    with client.messages.stream(model=MODEL, max_tokens=100, messages=[user("count to 5")]) as stream:
+        text = "".join(stream.text_stream)
+        whole = stream.get_final_message()
+    assert text == whole.content[0].text == "1, 2, 3, 4, 5"
+    assert whole.stop_reason == "end_turn"
+    assert whole.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_a_conversation_with_a_tool_is_one_trajectory(client: Any, episode: Episode, streamed: bool) -> None:
+    messages: list[Any] = [user(WEATHER)]
+    for _ in range(2):
+        asked: Any = {"model": MODEL, "max_tokens": 500, "tools": [TOOL], "messages": messages}
+        if streamed:
+            with client.messages.stream(**asked) as stream:
+                answer = stream.get_final_message()
+        else:
+            answer = client.messages.create(**asked)
+        messages.append({"role": "assistant", "content": answer.content})
+        uses = [block for block in answer.content if block.type == "tool_use"]
+        if uses:
+            assert answer.stop_reason == "tool_use"
+            assert uses[0].input == {"city": "Tokyo"}
+            results = [{"type": "tool_result", "tool_use_id": use.id, "content": SUNNY} for use in uses]
+            messages.append(user(results))
+    assert messages[-1]["content"][0].text == f"The answer is {SUNNY}."
+    episode.check(turns=2)
+    assert [node["parent"] for node in episode.nodes()] == [-1, 0, 1, 2]
+
+
+def test_a_tool_can_be_required_or_named(client: Any) -> None:
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        answer = client.messages.create(
+            model=MODEL, max_tokens=200, messages=[user("hello")], tools=[TOOL], tool_choice=choice
+        )
+        assert [block.name for block in answer.content if block.type == "tool_use"] == ["get_weather"]
+
+
+def test_thinking_is_a_block_of_its_own(client: Any) -> None:
+    answer = client.messages.create(
+        model=MODEL,
+        max_tokens=4000,
+        thinking={"type": "enabled", "budget_tokens": 2000},
+        messages=[user("think aloud: hello")],
+    )
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert "Let me see." in answer.content[0].thinking
+    assert answer.content[1].text == HELLO
+
+
+def test_tokens_are_counted(client: Any) -> None:
+    messages = [user("hello")]
+    counted = client.messages.count_tokens(model=MODEL, messages=messages, tools=[TOOL])
+    answer = client.messages.create(model=MODEL, max_tokens=10, messages=messages, tools=[TOOL])
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
+def test_errors_are_the_sdks_own(client: Any) -> None:
+    with pytest.raises(anthropic.NotFoundError) as found:
+        client.messages.create(model="no-such-model", max_tokens=10, messages=[user("hello")])
+    assert found.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model=MODEL, max_tokens=10, temperature=9, messages=[user("hello")])
+    assert "temperature" in str(refused.value)
+    with pytest.raises(anthropic.AuthenticationError):
+        client.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=9, messages=[user("hi")])

@@ -1,0 +1,72 @@
+"""langchain-openai: `langchain-tests`' standard suites for chat models, with ChatOpenAI pointed at the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_tests")
+
+from langchain_core.language_models import BaseChatModel  # noqa: E402
+from langchain_openai import ChatOpenAI  # noqa: E402
+from langchain_tests.integration_tests import ChatModelIntegrationTests  # noqa: E402
+from langchain_tests.unit_tests import ChatModelUnitTests  # noqa: E402
+
+from tests.compat.clients.gate import HELLO, Episode  # noqa: E402
+
+NAME = "gpt-4o"
+
+
+class Standard:
+    """What both suites are told of the model: no images, no audio, no documents; all else."""
+
+    chat_model_params: dict[str, Any] = {}  # noqa: RUF012
+    """Filled by the fixture: langchain's suites read the model's parameters from the class."""
+
+    @pytest.fixture(autouse=True)
+    def _episode(self, episode: Episode) -> Iterator[None]:
+        self.chat_model_params.update(
+            model=NAME, base_url=episode.base_url, api_key=episode.api_key, max_retries=0, stream_usage=True
+        )
+        yield
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOpenAI
+
+
+class TestChatUnit(Standard, ChatModelUnitTests):
+    """No call is made."""
+
+
+class TestChatStandard(Standard, ChatModelIntegrationTests):
+    """Chat completions."""
+
+    chat_model_params: dict[str, Any] = {"use_responses_api": False}  # noqa: RUF012
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "gpt-4o-mini"
+
+
+class TestResponsesStandard(TestChatStandard):
+    """Responses."""
+
+    chat_model_params: dict[str, Any] = {"use_responses_api": True}  # noqa: RUF012
+
+
+def test_log_probabilities_reach_the_message(episode: Episode) -> None:
+    model = ChatOpenAI(model=NAME, base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
+    said = model.bind(logprobs=True).invoke("hello")
+    assert said.content == HELLO
+    assert len(said.response_metadata["logprobs"]["content"]) == len(HELLO) + 1

@@ -1,0 +1,116 @@
+"""The demo with tools through the gateway: one unbroken path an episode, and the tokens that the warm start learns from."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from examples.tools_demo import tasks, teacher
+from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
+from gateway.client.agents import Task
+from tests.integration.support import nodes_of, path_to, scripted_gateway
+from trainer.conversations import Rows, spoken
+from trainer.warmstart import Recipe, warm_start
+
+AGENT = "examples.tools_demo.agent:solve"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model in small, with the tokenizer that the demo has."""
+    root = tmp_path_factory.mktemp("tools demo")
+    recipe = Recipe.load(Path(tasks.__file__).with_name("warmstart.toml"))
+    small = {"steps": 1, "rows": 2, "layers": 1, "hidden": 32, "intermediate": 32, "threads": 1}
+    warm_start(recipe.model_copy(update=small), root / "model", cache=root / "cache")
+    return root / "model"
+
+
+def order(task: dict[str, Any]) -> list[str]:
+    items: list[str] = task["question"].splitlines()[1:]
+    return items
+
+
+async def episode(
+    gateway: Any, engine: Any, task: dict[str, Any], messages: list[dict[str, Any]]
+) -> EpisodeOutcome:
+    """One episode in which the model says what the assistant says in `messages`."""
+    engine.replies.extend(spoken(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant")
+    runner = EpisodeRunner(gateway.admin, load_agent(AGENT), mode="eval")
+    [outcome] = await runner.run([Task(task["task_id"], task)])
+    assert not engine.replies
+    assert outcome.error is None
+    return outcome
+
+
+async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_records(
+    model: Path, tmp_path: Path
+) -> None:
+    rows = Rows(Tokenizer.from_file(str(model / "tokenizer.json")))
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        for number, task in enumerate(islice(tasks.tasks("train", 1), 6)):
+            asked = order(task) if number % 2 else order(task)[:2]
+            example = teacher.conversation(order(task), task["prices"], asked)
+            ids, said = rows.row(example)
+
+            outcome = await episode(gateway, engine, task, example["messages"])
+
+            assert outcome.reward == float(asked == order(task))
+            assert outcome.components == {"tool_calls": len(asked)}
+            assert outcome.episode_id is not None
+            nodes = await nodes_of(gateway, outcome.episode_id)
+            turns = [node for node in nodes if node["sampled"]]
+            last = turns[-1]
+            path = path_to(nodes, last)
+            assert path + last["ids"] == ids
+            sampled = [False] * len(ids)
+            for turn in turns:
+                start = len(path_to(nodes, turn))
+                sampled[start : start + len(turn["ids"])] = [True] * len(turn["ids"])
+            assert sampled == said
+
+
+async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_results(
+    model: Path, tmp_path: Path
+) -> None:
+    task = next(t for t in tasks.tasks("train", 2) if len(order(t)) == 4)
+    example = teacher.conversation(order(task), task["prices"], order(task))
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        outcome = await episode(gateway, engine, task, example["messages"])
+
+        assert outcome.episode_id is not None
+        nodes = await nodes_of(gateway, outcome.episode_id)
+        assert [node["parent"] for node in nodes] == [-1, *range(len(nodes) - 1)]
+        assert [node["at"] for node in nodes[1:]] == [len(node["ids"]) for node in nodes[:-1]]
+        assert [bool(node["sampled"]) for node in nodes] == [False, True] * 5
+        prompts = [request["token_ids"] for request in engine.requests]
+        turns = [node for node in nodes if node["sampled"]]
+        assert prompts == [path_to(nodes, turn) for turn in turns]
+        told = [node["text"] for node in nodes[2::2]]
+        for item, text in zip(order(task), told, strict=True):
+            assert f"<tool_response>\n{task['prices'][item]}\n</tool_response>" in text
+
+
+@pytest.mark.parametrize(
+    ("replies", "reward"),
+    [
+        (['<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>'], 0.0),
+        (['<tool_call>\n{"name": "price", "arguments": {"item": "gold"}}\n</tool_call>', "no idea"], 0.0),
+        (['<tool_call>\n{"name": "price", "arguments": {"thing": 1}}\n</tool_call>', "no idea"], 0.0),
+        (['<tool_call>\n{"name": "price", "arguments": {"item": "tea"}}\n</tool_call>'] * 7, 0.0),
+        (["<tool_call>\nnothing\n</tool_call>"], 0.0),
+    ],
+)
+async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
+    model: Path, tmp_path: Path, replies: list[str], reward: float
+) -> None:
+    task = next(tasks.tasks("train", 1))
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        engine.replies.extend(replies)
+        runner = EpisodeRunner(gateway.admin, load_agent(AGENT), mode="eval")
+        [outcome] = await runner.run([Task(task["task_id"], task)])
+        assert (outcome.error, outcome.reward) == (None, reward)
+        assert not engine.replies

@@ -1,0 +1,193 @@
+"""Where a conversation goes on from recorded tokens, and where it must not; and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.errors import BadRequest
+from gateway.render.renderer import ChatRenderer
+from tests.families.conversation import TOOLS, Episode, Reply, results
+from tests.families.family import FAMILIES, named, renderer
+
+ALL = [family.name for family in FAMILIES]
+APPENDING = [
+    "qwen2.5",
+    "llama3",
+    "llama3 (library)",
+    "mistral v7",
+    "phi4-mini",
+    "qwen3, thinking off (library)",
+]
+"""Families whose templates only append in conversations without thinking, tools included."""
+THINKING = ["qwen3", "qwen3 (library)", "glm4.5", "glm4.5 (library)"]
+USER = {"role": "user", "content": "hi"}
+LOOK = (("look", "é"),)
+
+
+def last_is_bridged(
+    name: str, *turns: Reply, tools: bool = False, then: str = "user", system: bool = False
+) -> bool:
+    """Whether the call after these turns goes on from the recorded tokens."""
+    episode = Episode(named(name), TOOLS if tools else ())
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
+    messages.append(USER)
+    for turn in turns:
+        said = episode.ask(messages, turn)
+        messages = [*messages, said, *results(said)]
+        if messages[-1]["role"] != "tool":
+            messages.append({"role": then, "content": "and?"})
+    episode.ask(messages, Reply("end"))
+    last = episode.calls[-1]
+    assert last.history is not None, "the conversation was not recognized"
+    return last.bridged
+
+
+@pytest.mark.parametrize("name", APPENDING)
+def test_a_template_that_only_appends_keeps_every_prefix(name: str) -> None:
+    reply = Reply("" if "llama" in name else "let me see", calls=LOOK)
+    assert last_is_bridged(name, Reply("hello"))
+    assert last_is_bridged(name, Reply("hello"), Reply("and so on"), system=True)
+    assert last_is_bridged(name, reply, tools=True)
+    assert last_is_bridged(name, reply, Reply("hello"), reply, Reply("hello"), tools=True, system=True)
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_is_kept_within_a_cycle_of_tools_and_dropped_by_a_user(name: str) -> None:
+    assert last_is_bridged(name, Reply("", "hm", LOOK), tools=True)
+    assert last_is_bridged(name, Reply("", "hm", LOOK), Reply("", "well", LOOK), tools=True)
+    assert not last_is_bridged(name, Reply("hello", "hm"))
+    assert not last_is_bridged(name, Reply("", "hm", LOOK), Reply("hello"), tools=True)
+
+
+@pytest.mark.parametrize("name", ["deepseek r1", "deepseek v3"])
+def test_a_template_that_opens_thinking_and_never_shows_it_again_is_never_continued(name: str) -> None:
+    assert not last_is_bridged(name, Reply("hello", "hm"))
+
+
+def test_a_system_message_that_moves_makes_a_branch() -> None:
+    assert last_is_bridged("mistral v3", Reply("hello"))
+    assert not last_is_bridged("mistral v3", Reply("hello"), system=True)
+    assert not last_is_bridged("mistral v3", Reply("hello"), tools=True)
+    assert last_is_bridged("mistral v3", Reply("", calls=LOOK), tools=True, system=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2.5", "llama3", "gemma3", "phi3", "phi4-mini", "glm4.5", "qwen3 (library)"]
+)
+def test_a_reply_that_was_cut_off_is_closed_as_the_template_closes_it(name: str) -> None:
+    chat = renderer(name)
+    prompt = chat.render([USER], [])
+    whole = chat.render([USER, {"role": "assistant", "content": "hello the"}, USER], [])
+    assert whole[: len(prompt)] == prompt
+    end = next(i for i in range(len(prompt), len(whole)) if whole[i] in chat.marks.stop)
+    cut = np.asarray(whole[:end], np.int32)
+    assert chat.bridge(cut, len(prompt), [USER], []) == whole[end:]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "glm4.5"])
+def test_a_reply_that_was_cut_off_in_thought_is_not_continued(name: str) -> None:
+    chat = renderer(name)
+    prompt = chat.render([USER], [])
+    cut = np.asarray([*prompt, *chat.encode("<think>\nhm")], np.int32)
+    assert chat.bridge(cut, len(prompt), [USER], []) is None
+
+
+def test_a_mark_of_thinking_where_it_means_nothing_makes_a_branch() -> None:
+    chat = renderer("qwen3")
+    prompt = chat.render([USER], [])
+    said = chat.encode("yes</think>no<|im_end|>")
+    assert chat.bridge(np.asarray([*prompt, *said], np.int32), len(prompt), [USER], []) is None
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_foreign_reply_among_the_new_messages_makes_a_branch(name: str) -> None:
+    chat = renderer(name)
+    prompt = chat.render([USER], [])
+    history = np.asarray([*prompt, *chat.encode("hello"), min(chat.marks.stop)], np.int32)
+    assert chat.bridge(history, len(prompt), [{"role": "assistant", "content": "x"}, USER], []) is None
+    assert chat.bridge(history, len(prompt), [], []) is None
+
+
+def test_a_role_that_the_template_does_not_have_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest, match="cannot be rendered"):
+        renderer("gemma3").render([USER, USER], [])
+
+
+@contextmanager
+def counted(chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The characters that are given to the tokenizer, by the library's way and by ours."""
+    counts = [0]
+    backend, tokenizer = chat.backend, chat._tokenizer
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backend, name)
+
+        def encode(self, text: str, **kwargs: Any) -> Any:
+            counts[0] += len(text)
+            return backend.encode(text, **kwargs)
+
+    def counting(method: Any) -> Any:
+        def call(text: Any, *args: Any, **kwargs: Any) -> Any:
+            counts[0] += len(text) if isinstance(text, str) else sum(map(len, text))
+            return method(text, *args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat, "backend", Counting())
+        for kind in {type(tokenizer)}:
+            patch.setattr(kind, "_encode_plus", counting_method(kind._encode_plus, counts))
+        yield counts
+
+
+def counting_method(method: Any, counts: list[int]) -> Any:
+    def call(self: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
+        counts[0] += len(text) if isinstance(text, str) else sum(map(len, text))
+        return method(self, text, *args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize("name", APPENDING)
+def test_a_long_conversation_costs_at_each_turn_what_is_new(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, turns = renderer(name), 200
+    history = np.asarray(chat.render([{"role": "system", "content": "s" * 2000}, USER], []), np.int32)
+    reply = [*chat.encode("hello"), closing(chat)]
+    chat.bridge(
+        np.asarray([*history, *reply], np.int32), len(history), [USER], []
+    )  # what is found out only once
+    for turn in range(turns):
+        sampled_from = len(history)
+        history = np.concatenate([history, np.asarray(reply, np.int32)])
+        new = [{"role": "user", "content": f"and {turn}? " * (turn % 7)}]
+        with counted(chat, monkeypatch) as counts:
+            added = chat.bridge(history, sampled_from, new, [])
+        assert added is not None
+        assert len(new[0]["content"]) <= counts[0] <= len(new[0]["content"]) + 300
+        history = np.concatenate([history, np.asarray(added, np.int32)])
+
+
+def closing(chat: ChatRenderer) -> int:
+    """The token with which the template closes a reply."""
+    whole = chat.render([USER, {"role": "assistant", "content": "hello"}, USER], [])
+    start = len(chat.render([USER], []))
+    return next(token for token in whole[start:] if token in chat.marks.stop)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "llama3", "gemma3"])
+def test_a_renderer_serves_several_threads_at_once(name: str) -> None:
+    chat = renderer(name)
+    conversations = [[{"role": "user", "content": f"é{i} " * (50 + i)}] for i in range(16)]
+    expected = [chat.render(messages, []) for messages in conversations]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert list(pool.map(lambda m: chat.render(m, []), conversations)) == expected

@@ -1,0 +1,78 @@
+"""Training examples as the gateway would have recorded them: which tokens, and which of them the model is to say.
+
+Owns the agreement with the gateway's Qwen3 rendering: the first prompt is rendered, every later one is bridged from the tokens
+that are there, and what the assistant says is encoded as it is sampled, without the empty thoughts that the template puts into a
+finished conversation. A test sends the same conversations through a gateway and compares the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from renderers import Qwen3Renderer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+END = "<|im_end|>"
+
+Example = tuple[str, str] | Mapping[str, Any]
+"""A question and its answer; or `messages` and perhaps `tools`, in the form of OpenAI's fine-tuning files."""
+
+
+class Rows:
+    """Turns examples into rows with one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token="<|endoftext|>")
+        self._renderer = Qwen3Renderer(fast)
+
+    def row(self, example: Example) -> tuple[list[int], list[bool]]:
+        """Token ids, and for each whether the assistant says it. Raises ValueError if the assistant says nothing in the end."""
+        messages, tools = _parts(example)
+        ids: list[int] = []
+        said: list[bool] = []
+        heard: list[dict[str, Any]] = []
+        before = 0
+        for message in messages:
+            if message["role"] != "assistant":
+                heard.append(message)
+                continue
+            prompt = self._prompt(ids, before, heard, tools)
+            reply = self._tokenizer.encode(spoken(message), add_special_tokens=False).ids
+            before = len(prompt)
+            said += [False] * (before - len(said)) + [True] * len(reply)
+            ids, heard = prompt + reply, []
+        if heard or not ids:
+            raise ValueError("a conversation to learn from ends with the assistant")
+        return ids, said
+
+    def _prompt(
+        self, ids: list[int], before: int, heard: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> list[int]:
+        """What the next turn is sampled from: `ids`, whose first `before` were the prompt of the turn before, and `heard`."""
+        if not ids:
+            return list(self._renderer.render_ids(heard, tools=tools, add_generation_prompt=True))
+        bridged = self._renderer.bridge_to_next_turn(ids[:before], ids[before:], heard, tools=tools)
+        if bridged is None:
+            raise ValueError("the template does not go on after an assistant's turn with these messages")
+        return list(bridged.token_ids)
+
+
+def spoken(message: Mapping[str, Any]) -> str:
+    """What the model samples to say an assistant's message, its end included."""
+    parts = [message["content"]] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        parts.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>')
+    return "\n".join(parts) + END
+
+
+def _parts(example: Example) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    if isinstance(example, tuple):
+        question, answer = example
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], None
+    messages = [{**message, "content": message.get("content") or ""} for message in example["messages"]]
+    return messages, list(example.get("tools") or ()) or None
