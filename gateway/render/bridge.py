@@ -25,6 +25,9 @@ TAIL = 256
 """Ids of a prompt that the library is shown: enough for the beginning of a reply that the template writes."""
 
 SAID, THOUGHT, NAMED, ARGUED = "headgatesaid", "headgatethought", "headgatenamed", "headgateargued"
+ASKED, ORDERED, FOUND, BEFORE = "headgateasked", "headgateordered", "headgatefound", "headgatebefore"
+_WORDS = (SAID, THOUGHT, NAMED, ARGUED, ASKED, ORDERED, FOUND, BEFORE)
+"""All that witnesses say: none of it may be in an answer."""
 
 
 class Bridge(Protocol):
@@ -114,7 +117,7 @@ class TemplateBridge:
         if close is None or (not calls and after[said.end() : close.start()].strip()):
             return None
         rest = after[close.start() :]
-        return None if any(word in rest for word in (SAID, THOUGHT, NAMED, ARGUED)) else rest
+        return None if any(word in rest for word in _WORDS) else rest
 
     def _pattern(self, turn: Recorded, calls: bool, says: bool) -> str:
         """The reply as a model says it; whitespace is the model's own, so any will do."""
@@ -151,21 +154,21 @@ def _call(call_id: str) -> dict[str, Any]:
 
 def _witnesses(turn: Recorded, system: bool) -> Iterator[list[Message]]:
     """Short conversations that end where a reply begins, of every make that the recorded one may have."""
-    user: Message = {"role": "user", "content": "u"}
+    user: Message = {"role": "user", "content": ASKED}
     called: Message = {"role": "assistant", "content": "", "tool_calls": [_call("call00009")]}
-    result: Message = {"role": "tool", "content": "r", "tool_call_id": "call00009", "name": NAMED}
+    result: Message = {"role": "tool", "content": FOUND, "tool_call_id": "call00009", "name": NAMED}
     if turn.thought_before:
-        yield [user, {**called, "reasoning_content": "t"}, result]
-        yield [user, {"role": "assistant", "content": "a", "reasoning_content": "t"}, user]
+        yield [user, {**called, "reasoning_content": BEFORE}, result]
+        yield [user, {"role": "assistant", "content": BEFORE, "reasoning_content": BEFORE}, user]
         return
     yield [user]
     if system:
-        yield [{"role": "system", "content": "s"}, user, {"role": "assistant", "content": "a"}, user]
+        yield [{"role": "system", "content": ORDERED}, user, {"role": "assistant", "content": BEFORE}, user]
     else:
-        yield [user, {"role": "assistant", "content": "a"}, user]
+        yield [user, {"role": "assistant", "content": BEFORE}, user]
     if turn.called_before:
         yield [user, called, result]
-        yield [user, called, result, {"role": "assistant", "content": "a"}, user]
+        yield [user, called, result, {"role": "assistant", "content": BEFORE}, user]
 
 
 def closed_by(role: str) -> list[Message]:

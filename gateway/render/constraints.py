@@ -46,7 +46,7 @@ def constraint(
         callable_tools = tools if choice == "auto" else ()
         if not callable_tools and not reasoning:
             return Grammar("json", json.dumps(schema))
-        excluded = _marks(renderer) if tools else []
+        excluded = _marks(renderer) if callable_tools else []
         rest = _json(schema, excluded)
         if callable_tools:
             calls = _calls(renderer, callable_tools, parallel, param="response_format")
@@ -204,8 +204,11 @@ def _marks(renderer: ChatRenderer) -> list[str]:
 
 
 def _json(schema: dict[str, Any], excluded: list[str]) -> Format:
+    """JSON without some words. xgrammar drops bounds on a string's length where words are excluded, so bounds go first."""
     part: Format = {"type": "json_schema", "json_schema": schema}
-    return {**part, "excludes": excluded} if excluded else part
+    text = json.dumps(schema)
+    bounded = '"maxLength"' in text or '"minLength"' in text
+    return {**part, "excludes": excluded} if excluded and not bounded else part
 
 
 def _text(value: str) -> Format:

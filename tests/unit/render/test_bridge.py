@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer
+from gateway.settings import ModelSettings
 from tests.families.conversation import TOOLS, Episode, Reply, results
-from tests.families.family import FAMILIES, named, renderer
+from tests.families.family import FAMILIES, named, renderer, save
 
 ALL = [family.name for family in FAMILIES]
 APPENDING = [
@@ -119,40 +121,33 @@ def test_a_role_that_the_template_does_not_have_is_a_bad_request() -> None:
         renderer("gemma3").render([USER, USER], [])
 
 
+class Counting:
+    """A `tokenizers.Tokenizer` that counts the characters it is given."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.characters += len(text)
+        return self._backend.encode(text, **options)
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.characters += sum(map(len, texts))
+        return self._backend.encode_batch(texts, **options)
+
+
 @contextmanager
-def counted(chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The characters that are given to the tokenizer, by the library's way and by ours."""
-    counts = [0]
-    backend, tokenizer = chat.backend, chat._tokenizer
-
-    class Counting:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(backend, name)
-
-        def encode(self, text: str, **kwargs: Any) -> Any:
-            counts[0] += len(text)
-            return backend.encode(text, **kwargs)
-
-    def counting(method: Any) -> Any:
-        def call(text: Any, *args: Any, **kwargs: Any) -> Any:
-            counts[0] += len(text) if isinstance(text, str) else sum(map(len, text))
-            return method(text, *args, **kwargs)
-
-        return call
-
+def counted(chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    """The characters that are given to the tokenizer, by the library's way (through transformers) and by ours."""
+    counting = Counting(chat.backend)
     with monkeypatch.context() as patch:
-        patch.setattr(chat, "backend", Counting())
-        for kind in {type(tokenizer)}:
-            patch.setattr(kind, "_encode_plus", counting_method(kind._encode_plus, counts))
-        yield counts
-
-
-def counting_method(method: Any, counts: list[int]) -> Any:
-    def call(self: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
-        counts[0] += len(text) if isinstance(text, str) else sum(map(len, text))
-        return method(self, text, *args, **kwargs)
-
-    return call
+        patch.setattr(chat, "backend", counting)
+        patch.setattr(chat._tokenizer, "_tokenizer", counting)
+        yield counting
 
 
 @pytest.mark.parametrize("name", APPENDING)
@@ -169,10 +164,10 @@ def test_a_long_conversation_costs_at_each_turn_what_is_new(
         sampled_from = len(history)
         history = np.concatenate([history, np.asarray(reply, np.int32)])
         new = [{"role": "user", "content": f"and {turn}? " * (turn % 7)}]
-        with counted(chat, monkeypatch) as counts:
+        with counted(chat, monkeypatch) as counting:
             added = chat.bridge(history, sampled_from, new, [])
         assert added is not None
-        assert len(new[0]["content"]) <= counts[0] <= len(new[0]["content"]) + 300
+        assert len(new[0]["content"]) <= counting.characters <= len(new[0]["content"]) + 200
         history = np.concatenate([history, np.asarray(added, np.int32)])
 
 
@@ -191,3 +186,58 @@ def test_a_renderer_serves_several_threads_at_once(name: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
             assert list(pool.map(lambda m: chat.render(m, []), conversations)) == expected
+
+
+HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+NUMBERED = HEAD.replace("{{ m.role }}", "{{ m.role }} {{ loop.index }}")
+SHORTENED = HEAD.replace(
+    "{{ m.content }}", "{{ m.content[:3] if m.role == 'assistant' and not loop.last else m.content }}"
+)
+REMINDED_OF_THE_LAST_USER = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}"
+    + HEAD.replace("<|im_end|>", "{{ ' (last)' if loop.index0 == ns.last }}<|im_end|>")
+)
+ENDED = HEAD + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
+DATED = "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n" + HEAD
+
+
+@pytest.mark.parametrize(
+    ("template", "bridged"),
+    [
+        pytest.param(HEAD + GENERATION, True, id="appends"),
+        pytest.param(ENDED + GENERATION, True, id="ends a conversation with a token"),
+        pytest.param(DATED + GENERATION, True, id="says the date"),
+        pytest.param(NUMBERED + GENERATION, False, id="numbers the messages"),
+        pytest.param(SHORTENED + GENERATION, False, id="shortens earlier replies"),
+        pytest.param(REMINDED_OF_THE_LAST_USER + GENERATION, False, id="marks the last user message"),
+        pytest.param(
+            HEAD + GENERATION.replace("assistant", "assistant {{ messages|length }}"), False, id="counts"
+        ),
+        pytest.param(
+            HEAD + GENERATION.replace("assistant", "assistant to {{ messages[0].content }}"),
+            False,
+            id="quotes the first",
+        ),
+        pytest.param(HEAD.replace("<|im_end|>", "END") + GENERATION, False, id="closes a reply with text"),
+        pytest.param(
+            HEAD.replace("{{ m.content }}", "> {{ m.content }}") + GENERATION, False, id="quotes replies"
+        ),
+    ],
+)
+@pytest.mark.parametrize("system", [False, True])
+def test_a_template_is_continued_only_where_it_appends(
+    tmp_path: Path, template: str, bridged: bool, system: bool
+) -> None:
+    save(named("qwen2.5"), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
+    first = [{"role": "system", "content": "s"}] * system + [USER]
+    prompt = chat.render(first, [])
+    reply = chat.encode("hello the<|im_end|>")
+    added = chat.bridge(np.asarray(prompt + reply, np.int32), len(prompt), [USER], [], system=system)
+    assert (added is not None) is bridged
+    if added is not None:
+        whole = chat.render([*first, {"role": "assistant", "content": "hello the"}, USER], [])
+        assert prompt + reply + added == whole

@@ -178,7 +178,7 @@ def test_text_comes_out_as_it_was(name: str, text: str, data: st.DataObject) -> 
 
 
 def test_an_unknown_family_is_refused_with_the_choices(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="qwen3, .*auto, template"):
+    with pytest.raises(ValueError, match=r"qwen3, .*auto, template"):
         ChatRenderer.load(ModelSettings(path=tmp_path, family="qwen4"))
 
 
