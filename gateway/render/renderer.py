@@ -20,6 +20,7 @@ from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool
 from gateway.render.pieces import TokenTexts
 from gateway.render.recorded import Marks
 from gateway.render.template import ChatTemplate, Message, Tool
+from gateway.render.tokenizer import BareTokenizer
 from gateway.settings import ModelSettings
 from gateway.types import Int32Array
 
@@ -250,13 +251,14 @@ def _library(tokenizer: Any, model: ModelSettings) -> tuple[Any | None, Any | No
         return (None, None) if isinstance(renderer, renderers.DefaultRenderer) else (renderer, None)
     config = renderers.config_from_name(model.family)
     assert config is not None
+    bare = BareTokenizer(tokenizer)
     values = {"enable_thinking": model.thinking} if "enable_thinking" in type(config).model_fields else {}
     config = type(config)(**values)
     try:
-        keeping = renderers.create_renderer(tokenizer, type(config)(**values, thinking_retention="all"))
+        keeping = renderers.create_renderer(bare, type(config)(**values, thinking_retention="all"))
     except ValueError:  # the family's own settings say the opposite
         keeping = None
-    return renderers.create_renderer(tokenizer, config), keeping
+    return renderers.create_renderer(bare, config), keeping
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
@@ -270,7 +272,7 @@ def _plain_message(message: Message) -> Message:
         plain["role"] = "system"
     content = plain.get("content", "")
     if isinstance(content, list):
-        plain["content"] = "".join(part["text"] for part in content)
+        plain["content"] = "".join(part.get("text") or part.get("refusal", "") for part in content)
     else:
         plain["content"] = content
     if calls := plain.get("tool_calls"):

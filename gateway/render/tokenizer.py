@@ -1,0 +1,35 @@
+"""A tokenizer as the `renderers` library needs it, without the layers of `transformers` around the Rust one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BareTokenizer:
+    """Encodes and decodes by the `tokenizers.Tokenizer` beneath; whatever else is asked of it, the wrapped one answers.
+
+    It cannot be called for offsets, so the library does not attribute tokens to messages: nobody here asks for that, and it cost
+    more than the rendering itself.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._wrapped = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text."""
+        ids: list[int] = self._wrapped.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of ids."""
+        ids = [ids] if isinstance(ids, int) else list(ids)
+        text: str = self._wrapped.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def __len__(self) -> int:
+        return len(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
