@@ -42,7 +42,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     values = asked_object(body)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
-        episode = await gateway.callers.episode(caller, [], [])
+        episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
     asked = dialect.parse(values)
     caller, history = await _history(gateway, caller, asked.previous_response_id)
