@@ -1,10 +1,10 @@
 """Whether the gateway's memory grows with the calls that it has served.
 
-A gateway, recording on, before the mock engine, which answers at once. Agents open an episode, make some calls, every third of them
-streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth` is the size
-after the last call over that after the first fifth of them: by default 100,000 over 20,000.
+A gateway, recording on, before the mock engine, which answers at once. Agents open an episode, make some calls, every third of
+them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth` is
+the size after the last call over that after the first `--base`: by default 100,000 over 20,000.
 
-Sizes are medians over a tenth of `--base` calls before each of the two points, because an allocator gives memory back as it likes.
+Sizes are medians over a tenth of `--base` calls before each of the two points: an allocator gives memory back as it likes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class _Run:
                 break
             episode = await client.open_episode(f"memory-{index}-{n}", mode="eval")
             target = GatewayTarget(self.gateway.port, self.prompts, [episode.api_key])
-            for call in range(min(self.plan.calls_per_episode, self.plan.calls - self.begun)):
+            for call in range(self.plan.calls_per_episode):
+                if self.begun >= self.plan.calls:
+                    break
                 self.begun += 1
                 connection = await self._call(connection, target, index, streamed=call % 3 == 2)
             await client.reward(episode.episode_id, 1.0)

@@ -2,8 +2,8 @@
 
 A gateway, recording on, before the mock engine. Shapes:
 
-- `prompt_1k`, `prompt_16k`, `prompt_128k`: requests with prompts of so many tokens (this project's own sources, in pieces), each in
-  an episode that did not see it, so that every one is rendered and tokenized whole;
+- `prompt_1k`, `prompt_16k`, `prompt_128k`: requests with prompts of so many tokens (this project's own sources, in pieces), each
+  in an episode that did not see it, so that every one is rendered and tokenized whole;
 - `sessions`: many streams at once, each of them slow;
 - `conversation`: agents that talk for many turns, and send their whole history with every one;
 - `streams_64` and `streams_256`: so many streams, tokens 5 ms apart; `burst_...`: as many that all begin at the same moment.

@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api import (
     batches,
     chat,
+    completions,
     engines,
     episodes,
     errors,
     health,
+    messages,
     models,
     responses,
     staleness,
@@ -27,9 +29,11 @@ from gateway.api import (
 from gateway.api.context import Services
 from gateway.api.errors import error_response
 from gateway.control.callers import Callers
+from gateway.control.conversations import Conversations
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost, ModelEngines
 from gateway.control.models import LocalModel, Models, TrainedModel
+from gateway.control.openings import Openings
 from gateway.control.versions import Versions
 from gateway.errors import BadRequest
 from gateway.feed.batches import Batches
@@ -76,7 +80,9 @@ def create_app(settings: Settings) -> FastAPI:
                 await asyncio.wait(tenders)
 
     app = FastAPI(title="headgate", lifespan=lifespan)
-    for module in (chat, responses, stored, models, episodes, batches, staleness, weights, engines, health):
+    for module in (chat, completions, responses, messages, stored, models):
+        app.include_router(module.router)
+    for module in (episodes, batches, staleness, weights, engines, health):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
@@ -127,7 +133,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         replies = Replies(database)
         stack.push_async_callback(replies.close)
         log.info("ready: %s", settings.server.url)
-        callers = Callers(episodes_)
+        openings = Openings(settings, database, episodes_, ledgers)
+        callers = Callers(settings, episodes_, Conversations(database), openings)
         yield Services(settings, database, host, models, episodes_, callers, replies, Metrics())
 
 
@@ -217,7 +224,7 @@ class EpisodePrefix:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         path = scope.get("path", "")
-        if scope["type"] == "http" and path.startswith("/e/"):
+        if scope["type"] == "http" and path.startswith("/e/") and not path.startswith("/e//"):
             named, slash, rest = path[3:].partition("/")
             scope = {
                 **scope,

@@ -46,6 +46,8 @@ def show_why(why: dict[str, Any]) -> None:
     console.print(table)
     for reason, tokens in why["masked_tokens"].items():
         console.print(f"{tokens} of {why['sampled_tokens']} sampled tokens are not trained: {escape(reason)}")
+    if why["notice"]:
+        console.print(f"notice: {escape(why['notice'])}, {escape(why['notice_words'])}", soft_wrap=True)
     console.print(f"verdict: {escape(why['verdict'])}", soft_wrap=True)
 
 

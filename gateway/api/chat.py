@@ -23,7 +23,7 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     values = asked_object(body)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
-        episode = await gateway.callers.episode(caller, values.get("messages") or [], [])
+        episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "chat/completions", values)
     chat, asked = parse(values)
     generation = await generate(request, gateway, caller, model, asked, body)

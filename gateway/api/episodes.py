@@ -31,7 +31,9 @@ class OpenBody(BaseModel):
     group_size: int = Field(1, ge=1, le=1024)
     mode: EpisodeMode = "train"
     model: str | None = None
-    """A trained model; the first one, if none is named."""
+    """A trained model; the agent's, if none is named, and without an agent the first one."""
+    agent: str | None = None
+    """One of `[agents]`, whose key then reaches the episode too, by the episode's id."""
     metadata: dict[str, Any] = {}
 
 
@@ -64,9 +66,9 @@ class AbandonBody(BaseModel):
 @router.post("")
 async def open_episode(body: OpenBody, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
     """Opens an episode, once there is a slot within the staleness bound; else 429 with Retry-After."""
-    model = gateway.models.trained(body.model).name
+    model = _model(body, gateway)
     opened = await gateway.episodes.open(
-        body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, model
+        body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, model, body.agent or ""
     )
     return {
         "episode_id": opened.episode_id,
@@ -122,11 +124,12 @@ async def list_episodes(
     mode: EpisodeMode | None = None,
     group_id: str | None = None,
     task_id: str | None = None,
+    agent: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """The newest episodes."""
     rows = await gateway.database.read(
-        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, limit)
+        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit)
     )
     return {"episodes": rows}
 
@@ -165,6 +168,20 @@ async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[
         message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"
         raise NotFound(message, code="no_exchange")
     return row
+
+
+def _model(body: OpenBody, gateway: Services) -> str:
+    """The trained model that an episode is opened for."""
+    if body.agent is None:
+        return gateway.models.trained(body.model).name
+    if body.agent not in gateway.settings.agents:
+        message = f"no agent {body.agent!r} is configured ([agents.NAME])"
+        raise BadRequest(message, code="unknown_agent", param="agent")
+    model = gateway.settings.model_of(body.agent)
+    if body.model is not None and gateway.models.trained(body.model).name != model:
+        message = f"the agent {body.agent!r} is one of {model!r}"
+        raise BadRequest(message, code="invalid_value", param="model")
+    return model
 
 
 async def _episode(gateway: Services, episode_id: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 
@@ -48,9 +48,12 @@ class Generation:
 
 
 async def identify(request: Request, gateway: Services) -> Caller:
-    """Who calls. Raises NotAuthenticated, NotFound or Conflict."""
-    named = request.scope.get("headgate.episode") or request.headers.get(EPISODE_HEADER, "")
-    return await gateway.callers.identify(credentials(request), named)
+    """Who calls. Raises NotAuthenticated, NotFound or Conflict, and BadRequest if two episodes are named."""
+    prefix, header = request.scope.get("headgate.episode", ""), request.headers.get(EPISODE_HEADER, "")
+    if prefix and header and prefix != header:
+        message = f"the path names the episode {prefix!r}, and the header {EPISODE_HEADER} another"
+        raise BadRequest(message, code="invalid_value", param=EPISODE_HEADER)
+    return await gateway.callers.identify(credentials(request), prefix or header)
 
 
 async def generate(
@@ -58,8 +61,10 @@ async def generate(
 ) -> Generation:
     """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
     received_at = time.time()
-    episode = await gateway.callers.episode(caller, asked.messages, asked.tools)
-    key = _request_key(request, episode, body)
+    sent = _request_key(request, body)
+    messages = asked.messages or [{"role": "user", "content": str(prompt)} for prompt in asked.prompts]
+    episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
+    key = replace(sent, episode_id=episode.id)
     opening = _Opening(gateway, caller, episode, model, asked, received_at)
     readers: list[Reader] = []
     try:
@@ -73,6 +78,7 @@ async def generate(
     except BaseException:
         for reader in readers:
             await reader.leave(False)
+        await gateway.callers.failed(episode)
         raise
     return Generation(Choices(readers), episode, model)
 
@@ -138,17 +144,17 @@ class _Opening:
                     self._episode.id, asked.messages, tools_of(asked)
                 )
             # it may have been closed meanwhile
-            await self._gateway.callers.episode(self._caller, asked.messages, asked.tools)
+            await self._gateway.callers.still_open(self._episode)
         return self._prompts[number]
 
 
-def _request_key(request: Request, episode: LiveEpisode, body: bytes) -> RequestKey:
-    """A retry count that is none counts as zero."""
+def _request_key(request: Request, body: bytes) -> RequestKey:
+    """In whatever episode. A retry count that is none counts as zero."""
     try:
         retries = int(request.headers.get("x-stainless-retry-count", "0"))
     except ValueError:
         retries = 0
-    return RequestKey.of(episode.id, body, request.headers.get("idempotency-key", ""), retries)
+    return RequestKey.of("", body, request.headers.get("idempotency-key", ""), retries)
 
 
 def tools_of(asked: Asked) -> list[Tool]:

@@ -1,21 +1,84 @@
-"""`GET /v1/models`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: in OpenAI's form, or in Anthropic's for clients that name its version."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+import orjson
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.api.context import Gateway
+from gateway.api.errors import anthropic_error_body
+from gateway.errors import BadRequest, NotFound
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI", "Anthropic"])
+_ANTHROPIC = "anthropic-version"
+_MADE = "1970-01-01T00:00:00Z"
+"""As Anthropic's API has it where nobody knows."""
 
 
-@router.get("/v1/models")
-async def list_models(gateway: Gateway) -> dict[str, Any]:
-    """Every model, under its own name and its aliases."""
-    models = [
-        {"id": name, "object": "model", "created": 0, "owned_by": "headgate"}
-        for name in gateway.models.names()
-    ]
-    return {"object": "list", "data": models}
+@router.get("/v1/models", response_model=None)
+async def list_models(
+    request: Request,
+    gateway: Gateway,
+    limit: int = Query(20, ge=1, le=1000),
+    after_id: str | None = None,
+    before_id: str | None = None,
+) -> dict[str, Any] | Response:
+    """Every model, under its own name and its aliases. Anthropic's clients get pages."""
+    names = gateway.models.names()
+    if _ANTHROPIC not in request.headers:
+        return {"object": "list", "data": [_model(name) for name in names]}
+    try:
+        page, more = _page(names, limit, after_id, before_id)
+    except BadRequest as error:
+        return _refused(error)
+    return {
+        "data": [_anthropic_model(name) for name in page],
+        "has_more": more,
+        "first_id": page[0] if page else None,
+        "last_id": page[-1] if page else None,
+    }
+
+
+@router.get("/v1/models/{model_id:path}", response_model=None)
+async def get_model(model_id: str, request: Request, gateway: Gateway) -> dict[str, Any] | Response:
+    """One model, by any name under which the first trained one's episodes could call it."""
+    anthropic = _ANTHROPIC in request.headers
+    try:
+        gateway.models.resolve(model_id, gateway.settings.model_name)
+    except NotFound as error:
+        if anthropic:
+            return _refused(error)
+        raise
+    return _anthropic_model(model_id) if anthropic else _model(model_id)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "headgate"}
+
+
+def _anthropic_model(name: str) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": _MADE,
+        "lifecycle": "active",
+    }
+
+
+def _page(names: list[str], limit: int, after: str | None, before: str | None) -> tuple[list[str], bool]:
+    """The names after or before one of them, and whether there are more. Raises BadRequest."""
+    for param, name in (("after_id", after), ("before_id", before)):
+        if name is not None and name not in names:
+            raise BadRequest(f"{param}: there is no model {name!r}", code="invalid_value", param=param)
+    start = names.index(after) + 1 if after is not None else 0
+    end = names.index(before) if before is not None else len(names)
+    found = names[start:end]
+    page = found[-limit:] if before is not None and after is None else found[:limit]
+    return page, len(found) > len(page)
+
+
+def _refused(error: BadRequest | NotFound) -> Response:
+    return Response(orjson.dumps(anthropic_error_body(error)), error.status, media_type="application/json")

@@ -42,7 +42,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     values = asked_object(body)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
-        episode = await gateway.callers.episode(caller, [], [])
+        episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
     asked = dialect.parse(values)
     caller, history = await _history(gateway, caller, asked.previous_response_id)
@@ -75,7 +75,7 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
     caller, history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
     whole = dialect.asked(asked, [*history, *dialect.messages(items)], values)
-    return {"object": "response.input_tokens", "input_tokens": await _tokens(caller, model, whole)}
+    return {"object": "response.input_tokens", "input_tokens": await prompt_tokens(caller, model, whole)}
 
 
 @router.get("/v1/responses/{response_id}")
@@ -182,7 +182,8 @@ def _keep(
     return keep
 
 
-async def _tokens(caller: Caller, model: LocalModel, asked: Asked) -> int:
+async def prompt_tokens(caller: Caller, model: LocalModel, asked: Asked) -> int:
+    """How many tokens the prompt would have: in the caller's episode, if there is one."""
     tools = tools_of(asked)
     if caller.episode is not None:
         return len((await model.recorder.prepare(caller.episode.id, asked.messages, tools)).ids)

@@ -13,7 +13,7 @@ from gateway.api.batches import Model
 from gateway.api.context import Gateway, require_admin
 from gateway.errors import NotFound
 from gateway.feed.chronicle import Entry
-from gateway.feed.story import tell, verdict
+from gateway.feed.story import because, tell, verdict
 from gateway.store import decisions, episodes, turns
 from scheduler.policies.staleness import GroupRow
 
@@ -65,10 +65,14 @@ async def why(episode_id: str, gateway: Gateway) -> dict[str, Any]:
         return sampled, reader.masks(connection, [entry])[episode_id]
 
     sampled, masked = await gateway.database.read(tokens)
+    notice = row["notice"] if row is not None else ""
     return {
         "episode_id": episode_id,
         "group_id": row["group_id"] if row is not None else rows[0]["group_id"],
         "model": model,
+        "agent": row["agent"] if row is not None else "",
+        "notice": notice,
+        "notice_words": because(notice),
         "verdict": verdict(episode_id, row, story, sampled, masked.total()),
         "sampled_tokens": sampled,
         "masked_tokens": dict(masked),

@@ -34,7 +34,19 @@ _UPDATE = {
 
 def body_of(schema: dict[str, Any]) -> dict[str, Any]:
     """Describes the body of a route that reads it itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    definitions = schema.get("$defs", {})
+
+    def inlined(value: Any) -> Any:  # references would be looked for at the root of the whole description
+        if isinstance(value, list):
+            return [inlined(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(definitions[value["$ref"].removeprefix("#/$defs/")])
+        return {name: inlined(item) for name, item in value.items() if name != "$defs"}
+
+    content = {"application/json": {"schema": inlined(schema)}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def owned(

@@ -65,8 +65,12 @@ class GatewayClient:
         metadata: dict[str, Any] | None = None,
         wait_s: float = 0.0,
         model: str | None = None,
+        agent: str | None = None,
     ) -> EpisodeOpened:
-        """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429."""
+        """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429.
+
+        `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too.
+        """
         body = {
             "task_id": task_id,
             "group_id": group_id,
@@ -74,6 +78,7 @@ class GatewayClient:
             "mode": mode,
             "metadata": metadata or {},
             "model": model,
+            "agent": agent,
         }
         answer = await self._json("POST", "/episodes", json=body, params={"wait": wait_s}, wait_s=wait_s)
         return EpisodeOpened(answer["episode_id"], answer["api_key"], answer["base_url"], answer["version"])

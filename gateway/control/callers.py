@@ -1,18 +1,29 @@
 """Who is calling: which episode a request belongs to.
 
-Owns nothing; `episodes` has the episodes. A key opens one episode; a request may name it besides (in the URL or by a header),
-but an episode's key reaches its own episode alone: any other does not exist for it.
+Owns nothing but the agents' keys, as hashes; `episodes` has the episodes. Invariants: a key reaches its own episodes and no other
+one, which does not exist for it, however a request names it (URL, header, or an answer that it continues); an episode's key
+reaches that episode alone; an agent's key (`[agents]`) those that its calls opened and those that were opened for it; a request
+that names none belongs to the episode whose conversation it goes on with, or opens one.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
+from gateway.control.conversations import UNKNOWN, Conversations
 from gateway.control.episodes import Episodes
 from gateway.control.live import LiveEpisode
-from gateway.errors import NotFound
+from gateway.control.openings import Openings
+from gateway.errors import NotAuthenticated, NotFound
+from gateway.rollout.replies import RequestKey
+from gateway.settings import Settings
 
 Message = dict[str, Any]
 
@@ -22,31 +33,128 @@ class Caller:
     """Who holds a key."""
 
     key: str
+    """Of an episode, or of an agent."""
     model: str
     """The model that its requests are about, unless they name another."""
     episode: LiveEpisode | None
     """None: the conversation tells (`Callers.episode`)."""
+    agent: str = ""
 
 
 class Callers:
     """Everyone who may call a model."""
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(
+        self, settings: Settings, episodes: Episodes, conversations: Conversations, openings: Openings
+    ) -> None:
+        self._settings = settings
         self._episodes = episodes
+        self._conversations = conversations
+        self._openings = openings
+        self._agents = {name: _hash(agent.key.get_secret_value()) for name, agent in settings.agents.items()}
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def identify(self, key: str, named: str) -> Caller:
         """The holder of a key, and the episode that the request names, if it names one.
 
         Raises NotAuthenticated, NotFound if the named episode is not the key's, or Conflict if its run is over.
         """
+        if not key:
+            message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
+            raise NotAuthenticated(message, code="missing_api_key")
+        if agent := self._agent(key):
+            caller = Caller(key, self._settings.model_of(agent), None, agent)
+            if not named:
+                return caller
+            episode = await self.reach(caller, named)
+            return Caller(key, episode.model, episode, agent)
         episode = await self._episodes.authenticate(key)
-        if named and named != episode.id:
-            raise NotFound(f"no episode {named!r}", code="no_episode")
-        return Caller(key, episode.model, episode)
+        caller = Caller(key, episode.model, episode)
+        if named:
+            await self.reach(caller, named)
+        return caller
+
+    async def reach(self, caller: Caller, episode_id: str) -> LiveEpisode:
+        """An open episode of the caller's by its id. Raises NotFound, or Conflict if its run is over."""
+        if caller.agent:
+            reached = await self._episodes.agent_of(episode_id) == caller.agent
+        else:
+            reached = caller.episode is not None and caller.episode.id == episode_id
+        if not reached:
+            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+        return await self._episodes.named(episode_id)
 
     async def episode(
-        self, caller: Caller, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+        self,
+        caller: Caller,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        sent: RequestKey | None = None,
+        model: str = "",
     ) -> LiveEpisode:
-        """The episode that a conversation belongs to; looks again, as it may have been closed meanwhile."""
-        assert caller.episode is not None
-        return await self._episodes.authenticate(caller.key)
+        """The episode that a conversation belongs to; it is opened if there is none.
+
+        `sent`: by what the request is known again, of whatever episode. `model`: the one that it is about, if not the caller's.
+        Raises Conflict if the caller's episode is over, and what `Openings.open` raises.
+        """
+        if caller.episode is not None:
+            return await self.still_open(caller.episode)
+        if (
+            sent is not None and sent.name != sent.body
+        ):  # equal ones one by one: the second finds what the first opens
+            async with self._locks.setdefault((caller.agent, sent.name), asyncio.Lock()):
+                return await self._found_or_opened(caller, messages, tools, sent, model)
+        return await self._found_or_opened(caller, messages, tools, sent, model)
+
+    async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
+        """The same episode. Raises Conflict if its run is over."""
+        return await self._episodes.named(episode.id)
+
+    async def apart(self, caller: Caller) -> LiveEpisode:
+        """The episode of a call whose conversation is not known here, such as one with an upstream model.
+
+        Where the caller names none it has an episode of its own, which is not trained.
+        """
+        if caller.episode is not None:
+            return await self.still_open(caller.episode)
+        return await self._openings.open(caller.agent, [], None, "", trains=False)
+
+    async def failed(self, episode: LiveEpisode) -> None:
+        """A call was refused before anything was sampled: what was opened for it alone is closed."""
+        await self._openings.failed(episode)
+
+    async def _found_or_opened(
+        self,
+        caller: Caller,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        sent: RequestKey | None,
+        model: str,
+    ) -> LiveEpisode:
+        notice = ""
+        if sent is not None and sent.retry:
+            episode, notice = await self._openings.again(caller.agent, sent)
+            if episode is not None:
+                episode.seen_at = time.monotonic()
+                return episode
+        match = await self._conversations.find(caller.agent, messages, tools)
+        found = [live for live in self._episodes.of_agent(caller.agent) if live.id in match.episodes]
+        if len(found) == 1:
+            found[0].seen_at, found[0].continued = time.monotonic(), True
+            return found[0]
+        if match.episodes and not found:  # they are being closed
+            match = UNKNOWN
+        trains = model in ("", caller.model)
+        return await self._openings.open(caller.agent, messages, sent, match.notice or notice, trains=trains)
+
+    def _agent(self, key: str) -> str:
+        """Whose key it is; empty: no agent's. Takes as long whichever it is."""
+        given, found = _hash(key), ""
+        for name, digest in self._agents.items():
+            if hmac.compare_digest(given, digest):
+                found = name
+        return found
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -72,6 +72,9 @@ class Episodes:
                 posted=row["reward"],
                 components=row["components"],
                 call_rewards=rewards.get(row["id"], {}),
+                agent=row["agent"],
+                opening=statements.opener(row["key_hash"]),
+                continued=row["calls"] > 1,
             )
             if row["state"] == "open":
                 self._live[live.id] = live
@@ -96,17 +99,21 @@ class Episodes:
         details: dict[str, Any],
         wait_s: float,
         model: str,
+        agent: str = "",
+        opening: str = "",
+        notice: str = "",
     ) -> EpisodeOpened:
         """Opens an episode of a trained model once its ledger has a slot.
 
-        Raises Busy after `wait_s`, Conflict if the group takes no more.
+        `agent`: whose key reaches it, beside its own. `opening`: the name of the request that opens it, under the agent's key;
+        then it has no key of its own. Raises Busy after `wait_s`, Conflict if the group takes no more.
         """
         episode_id = f"ep-{secrets.token_hex(10)}"
         group_id = group_id or f"{task_id}-{secrets.token_hex(6)}"
-        key = f"hg-{secrets.token_urlsafe(24)}"
+        key = "" if opening else f"hg-{secrets.token_urlsafe(24)}"
         row: dict[str, Any] = {
             "id": episode_id,
-            "key_hash": _hash(key),
+            "key_hash": statements.opened_by(opening) if opening else _hash(key),
             "task_id": task_id,
             "group_id": group_id,
             "mode": mode,
@@ -115,6 +122,8 @@ class Episodes:
             "state": "open",
             "reason": "",
             "created_at": time.time(),
+            "agent": agent,
+            "notice": notice,
         }
         if mode == "eval":
             row["version"] = self._ledgers[model].ledger.version
@@ -122,7 +131,11 @@ class Episodes:
         else:
             await self._admission.join(Join(group_id, episode_id, group_size), row, wait_s)
         now = time.monotonic()
-        live = LiveEpisode(episode_id, task_id, group_id, mode, model, now, now, row["key_hash"])
+        live = LiveEpisode(
+            *(episode_id, task_id, group_id, mode, model, now, now, row["key_hash"]),
+            agent=agent,
+            opening=opening,
+        )
         self._live[episode_id] = self._by_key[live.key_hash] = live
         for recorder in self._recorders:
             recorder.begin(episode_id)
@@ -146,6 +159,25 @@ class Episodes:
         live.key_hash, self._by_key[key_hash] = key_hash, live
         live.seen_at = time.monotonic()
         return live
+
+    async def named(self, episode_id: str) -> LiveEpisode:
+        """An open episode by its id. Raises NotFound, or Conflict if its run is over."""
+        live = await self._open(episode_id)
+        live.seen_at = time.monotonic()
+        return live
+
+    async def agent_of(self, episode_id: str) -> str:
+        """The agent whose key reaches an episode, open or not; empty: none. Raises NotFound."""
+        if live := self._live.get(episode_id):
+            return live.agent
+        row = await self._database.read(lambda c: statements.episode(c, episode_id))
+        if row is None:
+            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+        return str(row["agent"])
+
+    def of_agent(self, agent: str) -> list[LiveEpisode]:
+        """The open episodes that an agent's key reaches, the oldest first."""
+        return [live for live in self._live.values() if live.agent == agent]
 
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
@@ -203,13 +235,23 @@ class Episodes:
         for live in list(self._live.values()):
             if live.calls:
                 live.seen_at = now
-            idle, total = now - live.seen_at > limits.idle_s, now - live.opened_at > limits.total_s
+            idle, total = now - live.seen_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
-                reason = "idle_deadline" if idle else "total_deadline"
-                log.warning("episode %s is closed: %s", live.id, reason)
-                await self._end(live, {"reason": reason})
+                await self._overrun(live, "idle_deadline" if idle else "total_deadline")
         running = {live.group_id for some in (self._live, self._endings.over) for live in some.values()}
         await self._overdue.sweep(now, running)
+
+    def _idle_s(self, live: LiveEpisode) -> float:
+        agent = self._settings.agents.get(live.agent) if live.opening else None
+        return (agent and agent.idle_s) or self._settings.episodes.idle_s
+
+    async def _overrun(self, live: LiveEpisode, reason: str) -> None:
+        """A deadline has passed. Nobody says when a conversation that opened its own episode is over: silence does."""
+        if live.opening and reason == "idle_deadline" and (self._endings.grades(live) or live.has_reward):
+            await self._finish(live)
+            return
+        log.warning("episode %s is closed: %s", live.id, reason)
+        await self._end(live, {"reason": reason})
 
     async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
         if over := self._endings.over.get(episode_id):
@@ -228,7 +270,7 @@ class Episodes:
             self._database.check()
             self._forget(live)
             await self._endings.grade(live)
-        elif live.posted is not None or live.call_rewards:
+        elif live.has_reward:
             await self._end(live, live.rewarded(live.posted or 0.0, live.components))
         else:
             raise Conflict(

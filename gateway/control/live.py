@@ -30,7 +30,11 @@ class LiveEpisode:
     key_hash: str = ""
     """Empty until the key was seen, for an episode that was open before the gateway's start."""
     agent: str = ""
-    """The agent key under which it was opened; empty: through the admin API, with a key of its own."""
+    """The agent (`[agents]`) whose key reaches it; empty: none."""
+    opening: str = ""
+    """The name of the request that opened it (`RequestKey.name`); empty: the admin API did."""
+    continued: bool = False
+    """Of one that a request opened: another request came, so whoever sent the first one has had its reply."""
     calls: set[Completion | UpstreamCall] = field(default_factory=set)
     posted: float | None = None
     """A reward that is not final."""
@@ -43,6 +47,11 @@ class LiveEpisode:
     """Why the ledger gave it up after its run was over."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether one was posted, on it or on its calls."""
+        return self.posted is not None or bool(self.call_rewards)
 
     def rewarded(self, reward: float, components: dict[str, float] | None) -> dict[str, Any]:
         """How a final reward is stored: with what was posted on the episode's calls."""

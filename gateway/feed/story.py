@@ -28,6 +28,10 @@ _BECAUSE = {
     "total_deadline": "it ran for too long ([episodes] total_s)",
     "grading_failed": "its reward could not be computed",
     "skipped": "a newer version was published before its batch was trained",
+    "nothing_sampled": "the call that opened it was refused before anything was sampled",
+    "unknown_conversation": "its first call went on with a conversation of which no open episode of the agent has a reply",
+    "ambiguous_conversation": "its first call went on with a conversation that several open episodes of the agent have",
+    "ambiguous_retry": "its first call was sent again, and several open episodes of the agent began with the same one",
 }
 
 _MASKED = {

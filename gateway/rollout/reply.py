@@ -63,7 +63,8 @@ class Reply:
         for piece in pieces:
             if piece.tool_call is not None:
                 function = {"name": piece.tool_call.name, "arguments": piece.tool_call.arguments}
-                self.tool_calls.append({"id": self._tool_call_id(), "type": "function", "function": function})
+                name = tool_call_id(self.call_id, len(self.tool_calls))
+                self.tool_calls.append({"id": name, "type": "function", "function": function})
             else:
                 self._text[piece.kind].append(piece.text)
         return Delivery(pieces, ids, logprobs, top)
@@ -122,9 +123,10 @@ class Reply:
         for reader in self.readers:
             reader.news.set()
 
-    def _tool_call_id(self) -> str:
-        name = f"{self.call_id}:{len(self.tool_calls)}".encode()
-        return f"call_{hashlib.blake2b(name, digest_size=12).hexdigest()}"
+
+def tool_call_id(call_id: str, index: int) -> str:
+    """The id of one of the tool calls in a call's reply: a function of the call, so that a replay says the same."""
+    return f"call_{hashlib.blake2b(f'{call_id}:{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 class Reader:

@@ -1,17 +1,43 @@
-"""Statements about episodes."""
+"""Statements about episodes.
+
+An episode that an agent's call opened has no key. Its `key_hash` is no hash then, but tells the call that opened it: `call:`, the
+name of the request and something random. So a retry finds it after a restart too, and no key has that hash.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from gateway.store.models import EpisodeRow
+from gateway.store.models import CallRow, EpisodeRow
 from gateway.types import EpisodeMode
 
 _TABLE = EpisodeRow.__table__
 _COLUMNS = [column for column in _TABLE.c if column.name != "key_hash"]
+_OPENED_BY = "call:"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReply:
+    """A reply that was recorded, and the conversation that ends with it."""
+
+    episode_id: str
+    call_id: str
+    digest: bytes
+
+
+def opened_by(request: str) -> str:
+    """What stands for the hash of a key in an episode that the request of this name (32 characters) opened."""
+    return f"{_OPENED_BY}{request}:{secrets.token_hex(13)}"
+
+
+def opener(key_hash: str) -> str:
+    """The name of the request that opened an episode; empty if it has a key."""
+    return key_hash.split(":")[1] if key_hash.startswith(_OPENED_BY) else ""
 
 
 def insert_episode(connection: Connection, values: dict[str, Any]) -> None:
@@ -51,9 +77,36 @@ def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
 
 
 def unfinished(connection: Connection) -> list[dict[str, Any]]:
-    """Every episode that is open or being graded."""
-    rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.state != "closed")).mappings()
-    return [dict(row) for row in rows]
+    """Every episode that is open or being graded, with `key_hash` and the number of its `calls`."""
+    calls = select(func.count()).where(CallRow.episode_id == EpisodeRow.id).scalar_subquery()
+    query = select(*_TABLE.c, calls.label("calls")).where(EpisodeRow.state != "closed")
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> list[RecordedReply]:
+    """The replies in open episodes of an agent with which one of some conversations ends."""
+    query = (
+        select(CallRow.episode_id, CallRow.id, CallRow.digest)
+        .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
+        .where(CallRow.digest.in_(digests), EpisodeRow.agent == agent, EpisodeRow.state == "open")
+    )
+    return [RecordedReply(*row) for row in connection.execute(query)]
+
+
+def has_calls(connection: Connection, episode_id: str) -> bool:
+    """Whether anything was recorded in an episode."""
+    return connection.scalar(select(CallRow.id).where(CallRow.episode_id == episode_id).limit(1)) is not None
+
+
+def last_group(connection: Connection, prefix: str) -> str | None:
+    """The last in order of the groups whose names begin with `prefix` and go on with digits."""
+    query = (
+        select(EpisodeRow.group_id)
+        .where(EpisodeRow.group_id >= prefix, EpisodeRow.group_id < prefix + ":")
+        .order_by(EpisodeRow.group_id.desc())
+        .limit(1)
+    )
+    return connection.scalar(query)
 
 
 def list_episodes(
@@ -62,11 +115,12 @@ def list_episodes(
     mode: EpisodeMode | None = None,
     group_id: str | None = None,
     task_id: str | None = None,
+    agent: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
     """The newest episodes."""
     query = select(*_COLUMNS).order_by(EpisodeRow.created_at.desc()).limit(limit)
-    wanted = {"state": state, "mode": mode, "group_id": group_id, "task_id": task_id}
+    wanted = {"state": state, "mode": mode, "group_id": group_id, "task_id": task_id, "agent": agent}
     for name, value in wanted.items():
         if value is not None:
             query = query.where(_TABLE.c[name] == value)

@@ -80,6 +80,30 @@ def test_cpu_time_of_a_session_is_its_processes(tmp_path: Path) -> None:
     assert session_cpu_s(os.getpid() + 2**24) == 0
 
 
+def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    small = ["--mock-streams", "4", "--seconds", "0.3", "--rounds", "1", "--litellm", str(tmp_path / "none")]
+    done = run_bench("--engine", "mock", *small, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "goes on without LiteLLM" in done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report == json.loads(out.read_text())
+    assert report["failed_requests"] == 0, "every answer says what the engine said"
+    for key in ("requests", "chunks_4", "tokens_4", "requests_tools", "chunks_4_tools", "tokens_4_tools"):
+        assert report[f"vs_passthrough_{key}"] > 0
+    assert report["cpu_us_per_chunk_4"] > 0
+    assert [(r["streams"], r["streamed"], r["tools"]) for r in report["results"]] == [
+        *((32, False, False), (1, False, False), (4, True, False)),
+        *((32, False, True), (4, True, True)),
+    ]
+    for result in report["results"]:
+        assert list(result["targets"]) == ["engine", "headgate", "passthrough"]
+        for figures in result["targets"].values():
+            assert figures["rss_mib"]["median"] > 1
+            assert figures["first_ms_p99"]["median"] > 0
+    assert "headgate to it, tokens" in done.stdout
+
+
 def test_direct_answers_are_counted_by_token() -> None:
     body = b'data: {"choices":[{"token_ids":[1,2]}]}\n\ndata: {"choices":[{"token_ids":[3]}]}\n\ndata: [DONE]\n\n'
     assert DirectTarget(1, PROMPTS).count(events_of(body), True) == (2, 3)

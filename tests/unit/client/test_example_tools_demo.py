@@ -1,13 +1,18 @@
-"""The demo with tools: its split, its scorer, and the habits of its teacher."""
+"""The demo with tools: its split, its scorer, the habits of its teacher; and the runner that it shares with the demo."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
+from examples.demo.report import components
+from examples.demo.run import SUMS, Demo, Job
 from examples.tools_demo import tasks, teacher
+from examples.tools_demo.run import SHOP
+from trainer.settings import Settings
 
 
 def orders_of(split: tasks.Split, seed: int, count: int) -> list[str]:
@@ -54,3 +59,27 @@ def test_the_teacher_is_as_careless_as_it_says() -> None:
     assert whole == pytest.approx(careful, abs=0.03)
     assert enough == pytest.approx(teacher.IMPATIENCE, abs=0.03)
     assert all(items[0] == "milk" and len(items) in (2, 4) for items in asked)
+
+
+@pytest.mark.parametrize("job", [SUMS, SHOP], ids=lambda job: job.package)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_has_its_own_folder_port_and_seed(job: Job, frozen: bool, tmp_path: Path) -> None:
+    Demo(tmp_path, 7, frozen, job, port=4711).configure()
+    trainer = Settings.load(tmp_path / "trainer.toml")
+    gateway = (tmp_path / "gateway.toml").read_text()
+    assert (trainer.run.seed, trainer.gateway.url) == (7, "http://127.0.0.1:4711")
+    assert (trainer.optimizer.lr == 0.0) is frozen
+    assert trainer.rollout is not None
+    assert trainer.rollout.agent.startswith(job.package)
+    assert {trainer.run.dir, trainer.model.path, trainer.rollout.tasks} == {
+        tmp_path / name for name in ("trainer", "model", "train.jsonl")
+    }
+    assert "port = 4711" in gateway
+    assert f"{job.runs}/" not in gateway
+    assert gateway.count(str(tmp_path)) == 4
+
+
+def test_a_summary_has_the_means_of_what_the_agent_said_beside_its_rewards() -> None:
+    outcomes = [{"components": {"tool_calls": 2.0}}, {"components": {"tool_calls": 3.0}}, {"components": {}}]
+    assert components({"outcomes": outcomes}, "before") == {"tool_calls_before": 2.5}
+    assert components({"outcomes": [{"components": {}}]}, "after") == {}

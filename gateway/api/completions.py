@@ -1,0 +1,35 @@
+"""`POST /v1/completions`, as OpenAI's API has it. What is not supported is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.api.context import Gateway, asked_object
+from gateway.api.generation import generate, identify
+from gateway.api.stored import body_of
+from gateway.api.stream import EventStream, WholeAnswer, openai_failure
+from gateway.api.upstream import relay
+from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse
+from gateway.rollout.upstream import Upstream
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))
+async def completions(request: Request, gateway: Gateway) -> Response:
+    """What follows a text, or token ids; whole or as server-sent events."""
+    caller = await identify(request, gateway)
+    body = await request.body()
+    values = asked_object(body)
+    model = gateway.models.resolve(values["model"], caller.model)
+    if isinstance(model, Upstream):
+        episode = await gateway.callers.apart(caller)
+        return await relay(model, episode, "completions", values)
+    completion, asked = parse(values)
+    generation = await generate(request, gateway, caller, model, asked, body)
+    choices, headers = generation.choices, generation.headers
+    answer = CompletionAnswer(choices, completion, asked, model.renderer)
+    if asked.stream:
+        keep_alive_s = gateway.settings.server.keep_alive_s
+        return EventStream(answer.events, keep_alive_s, openai_failure, choices, headers)
+    return WholeAnswer(answer.whole, choices, headers)

@@ -1,0 +1,61 @@
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`. What is not supported is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from gateway.api.context import Gateway, Services, asked_object
+from gateway.api.errors import anthropic_error_body
+from gateway.api.generation import generate, identify
+from gateway.api.responses import prompt_tokens
+from gateway.api.stored import body_of
+from gateway.api.stream import EventStream, WholeAnswer
+from gateway.control.callers import Caller
+from gateway.control.models import LocalModel
+from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
+from gateway.dialects.messages_answer import PING, MessagesAnswer
+from gateway.errors import BadRequest, GatewayError
+from gateway.rollout.upstream import Upstream
+
+router = APIRouter(tags=["Anthropic"])
+
+
+@router.post("/v1/messages", openapi_extra=body_of(MessagesRequest.model_json_schema()))
+async def create_message(request: Request, gateway: Gateway) -> Response:
+    """A reply to a conversation, whole or as server-sent events."""
+    caller = await identify(request, gateway)
+    body = await request.body()
+    values = asked_object(body)
+    model = _model(gateway, caller, values["model"])
+    message, asked = parse(values)
+    generation = await generate(request, gateway, caller, model, asked, body)
+    choices, headers = generation.choices, generation.headers
+    answer = MessagesAnswer(choices, message)
+    if asked.stream:
+        keep_alive_s = gateway.settings.server.keep_alive_s
+        return EventStream(answer.events, keep_alive_s, _failure, choices, headers, PING)
+    return WholeAnswer(answer.whole, choices, headers)
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))
+async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
+    """How many tokens a conversation is: those that a call in the caller's episode would be given now."""
+    caller = await identify(request, gateway)
+    values = asked_object(await request.body())
+    model = _model(gateway, caller, values["model"])
+    return {"input_tokens": await prompt_tokens(caller, model, parse_count(values))}
+
+
+def _model(gateway: Services, caller: Caller, name: str) -> LocalModel:
+    model = gateway.models.resolve(name, caller.model)
+    if isinstance(model, Upstream):
+        message = f"the model {name!r} is upstream, behind OpenAI's API: it is called by /v1/chat/completions"
+        raise BadRequest(message, code="unsupported_model", param="model")
+    return model
+
+
+def _failure(error: GatewayError) -> bytes:
+    return b"event: error\ndata: " + orjson.dumps(anthropic_error_body(error)) + b"\n\n"

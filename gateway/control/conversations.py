@@ -1,0 +1,94 @@
+"""Which open episode of an agent a conversation goes on in, told from its messages.
+
+Owns nothing: what was replied is in the store, by the digest of the conversation that ends with it. Invariants: a conversation is
+matched by a reply that a model here sampled, the longest one that its messages begin with, and by nothing else; a reply of a
+closed episode or of another agent's is none; where several episodes match equally long and the ids of tool calls do not tell them
+apart, none is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.rollout.reply import tool_call_id
+from gateway.store import episodes as statements
+from gateway.store.database import Database
+from gateway.store.episodes import RecordedReply
+from gateway.trajectories.conversation import digests
+
+Message = dict[str, Any]
+_FEW, _MANY = 8, 256
+"""Ends that are looked up at once: nearly always the longest one is known, and a long conversation has many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What is known of a conversation: the episodes that it may be, and what to say if it is not exactly one."""
+
+    episodes: frozenset[str]
+    notice: str
+
+
+NEW = Match(frozenset(), "")
+"""A conversation in which nobody has replied."""
+UNKNOWN = Match(frozenset(), "unknown_conversation")
+
+
+class Conversations:
+    """Every conversation that an agent's key may go on with."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, agent: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Match:
+        """The episode that has the longest recorded beginning of `messages`."""
+        lengths = ends(messages)
+        if not lengths:
+            return NEW
+        # A call that forbids its tools is recorded as one without any; that of other calls tells the tokens exactly.
+        chains = [digests(messages, tools), *([digests(messages, [])] if tools else [])]
+        start, count = 0, _FEW
+        while start < len(lengths):
+            some = lengths[start : start + count]
+            wanted = [chain[length] for chain in chains for length in some]
+            found = await self._database.read(lambda c: statements.replies(c, agent, wanted))  # noqa: B023
+            for length in some if found else ():
+                for chain in chains:
+                    if replies := [reply for reply in found if reply.digest == chain[length]]:
+                        return chosen(replies, messages, length)
+            start, count = start + count, _MANY
+        return UNKNOWN
+
+
+def opening(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages before the first reply."""
+    return messages[: next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))]
+
+
+def ends(messages: Sequence[Message]) -> list[int]:
+    """How many messages each beginning has that ends in a reply, the longest first."""
+    return [i + 1 for i in range(len(messages) - 1, -1, -1) if messages[i]["role"] == "assistant"]
+
+
+def chosen(replies: Sequence[RecordedReply], messages: Sequence[Message], length: int) -> Match:
+    """Among equal replies with which the first `length` messages end: the one whose tool calls have the ids that are named."""
+    named = set(_tool_call_ids(messages, length))
+    meant = [reply for reply in replies if named & _ids_of(reply, messages[length - 1])] if named else []
+    episodes = frozenset(reply.episode_id for reply in meant or replies)
+    return Match(episodes, "" if len(episodes) == 1 else "ambiguous_conversation")
+
+
+def _tool_call_ids(messages: Sequence[Message], length: int) -> list[str]:
+    """Of the reply with which the first `length` messages end, as the reply says them, or the results right after it."""
+    found = [call.get("id") for call in messages[length - 1].get("tool_calls") or ()]
+    for message in messages[length:]:
+        if message["role"] != "tool":
+            break
+        found.append(message.get("tool_call_id"))
+    return [name for name in found if isinstance(name, str)]
+
+
+def _ids_of(reply: RecordedReply, message: Message) -> set[str]:
+    return {tool_call_id(reply.call_id, index) for index in range(len(message.get("tool_calls") or ()))}

@@ -1,0 +1,193 @@
+"""Episodes that calls open under an agent's key, and how a call that is sent again finds the one that it opened.
+
+Owns what is underway, and which refusals are still to be answered by a retry. Two equal calls open two episodes, for each is a
+sample of its own. A call that says it is a retry, and which of several it repeats (its idempotency key), finds the episode that
+this key opened. One that says only that it is a retry is told by what became of the equal calls before it, in this order:
+
+1. an episode whose first reply lost its client: that client is back;
+2. an equal call was refused: this is that one, and it opens an episode;
+3. an episode whose first reply was given of late, and that nobody has gone on with: its client says that it did not get it;
+4. several of them: nobody can tell; it opens an episode, with a notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.control.conversations import opening
+from gateway.control.episodes import Episodes
+from gateway.control.live import LiveEpisode
+from gateway.errors import Busy, Conflict, jittered
+from gateway.feed.ledger import StoredLedger
+from gateway.rollout.completion import Completion
+from gateway.rollout.replies import RequestKey
+from gateway.settings import AgentSettings, Settings
+from gateway.store import episodes as statements
+from gateway.store.database import Database
+from gateway.trajectories.conversation import digests
+
+_OVER = ("group_full", "group_finished", "group_closed", "size_differs")
+_OWED_S = 60.0
+"""How long a refused call may take to come back."""
+_Request = tuple[str, str]
+"""An agent, and the name of its request."""
+
+
+class Openings:
+    """The way in for calls of agents; `ledgers`: of each trained model."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        episodes: Episodes,
+        ledgers: Mapping[str, StoredLedger],
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._episodes = episodes
+        self._ledgers = ledgers
+        self._underway: dict[_Request, set[asyncio.Future[None]]] = {}
+        self._owed: dict[_Request, list[float]] = {}
+        """Until when a refused call is expected back."""
+
+    async def again(self, agent: str, sent: RequestKey) -> tuple[LiveEpisode | None, str]:
+        """The episode that a retry opened before; without one a notice, which may be empty, for the one that it opens."""
+        place = agent, sent.name
+        while True:
+            found = [live for live in self._episodes.of_agent(agent) if live.opening == sent.name]
+            if sent.name != sent.body and found:
+                return found[-1], ""
+            if lost := [live for live in found if _lost_its_client(live)]:
+                return lost[0], ""
+            if self._is_owed(place):
+                return None, ""
+            if place not in self._underway:
+                break
+            await asyncio.wait(self._underway[place])
+        now, grace_s = time.monotonic(), self._settings.calls.grace_s
+        of_late = [
+            live for live in found if not live.continued and (live.calls or now - live.seen_at <= grace_s)
+        ]
+        if len(of_late) == 1:
+            return of_late[0], ""
+        return None, "ambiguous_retry" if of_late else ""
+
+    async def open(
+        self,
+        agent: str,
+        messages: Sequence[dict[str, Any]],
+        sent: RequestKey | None,
+        notice: str,
+        *,
+        trains: bool,
+    ) -> LiveEpisode:
+        """Opens an episode for a call; `trains`: the call is about the agent's own model.
+
+        Raises Busy if the agent has too many, or if there is no slot for a training episode in time.
+        """
+        place = agent, sent.name if sent is not None else secrets.token_hex(16)
+        done = asyncio.get_running_loop().create_future()
+        self._underway.setdefault(place, set()).add(done)
+        try:
+            return await self._open(place, messages, notice, trains=trains)
+        except Busy:
+            self._owe(place)
+            raise
+        finally:
+            done.set_result(None)
+            self._underway[place].discard(done)
+            if not self._underway[place]:
+                del self._underway[place]
+
+    async def failed(self, episode: LiveEpisode) -> None:
+        """A call was refused before anything was sampled: what was opened for it alone is closed, and its slot is free."""
+        if not episode.opening or episode.calls or episode.state != "open":
+            return
+        if await self._database.read(lambda c: statements.has_calls(c, episode.id)):
+            return
+        if not episode.calls and episode.state == "open":
+            self._owe((episode.agent, episode.opening))
+            await self._episodes.abandon(episode.id, "nothing_sampled")
+
+    async def _open(
+        self, place: _Request, messages: Sequence[dict[str, Any]], notice: str, *, trains: bool
+    ) -> LiveEpisode:
+        agent, request = place
+        given, model = self._settings.agents[agent], self._settings.model_of(agent)
+        underway = sum(len(some) for (name, _), some in self._underway.items() if name == agent)
+        if sum(bool(live.opening) for live in self._episodes.of_agent(agent)) + underway > given.max_episodes:
+            message = (
+                f"the agent {agent!r} has {given.max_episodes} episodes open ([agents.{agent}] max_episodes)"
+            )
+            raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
+        task = digests(opening(messages), [])[-1].hex()
+        if trains and given.mode == "train":
+            return await self._join(place, task, given, model, notice)
+        opened = await self._episodes.open(task, None, 1, "eval", {}, 0.0, model, agent, request, notice)
+        return await self._episodes.named(opened.episode_id)
+
+    async def _join(
+        self, place: _Request, task: str, given: AgentSettings, model: str, notice: str
+    ) -> LiveEpisode:
+        """Opens a member of the task's group that is not full yet, or of a new one."""
+        agent, request = place
+        assert given.group_size is not None
+        until = time.monotonic() + given.max_wait_s
+        prefix = f"{agent}-{task}-"
+        number = await self._group(prefix, model, given.group_size)
+        while True:
+            wait_s = max(0.0, until - time.monotonic())
+            try:
+                opened = await self._episodes.open(
+                    *(task, f"{prefix}{number:08d}", given.group_size, "train", {}, wait_s, model),
+                    agent=agent,
+                    opening=request,
+                    notice=notice,
+                )
+            except Conflict as error:
+                if error.code not in _OVER:
+                    raise
+                number += 1
+            else:
+                return await self._episodes.named(opened.episode_id)
+
+    async def _group(self, prefix: str, model: str, size: int) -> int:
+        """The number of the group to try: the last one while it takes members, else the next."""
+        last = await self._database.read(lambda c: statements.last_group(c, prefix))
+        if last is None:
+            return 1
+        spare = self._settings.staleness_of(model).spare_members
+        takes = any(
+            group.group_id == last and group.join_refusal(size, spare) is None
+            for group in self._ledgers[model].ledger.groups()
+        )
+        return int(last.removeprefix(prefix)) + (not takes)
+
+    def _owe(self, place: _Request) -> None:
+        now = time.monotonic()
+        left = {key: [t for t in times if t > now] for key, times in self._owed.items()}
+        self._owed = {key: times for key, times in left.items() if times}
+        self._owed.setdefault(place, []).append(now + _OWED_S)
+
+    def _is_owed(self, place: _Request) -> bool:
+        """Whether an equal call was refused of late, and did not come back; it has now."""
+        times = [t for t in self._owed.pop(place, []) if t > time.monotonic()]
+        if len(times) > 1:
+            self._owed[place] = times[1:]
+        return bool(times)
+
+
+def _lost_its_client(live: LiveEpisode) -> bool:
+    """Whether the reply to the call that opened it is there, and nobody reads it."""
+    return any(
+        isinstance(call, Completion)
+        and call.details.request_key.startswith(live.opening)
+        and call.reply.orphaned
+        and call.joinable
+        for call in live.calls
+    )

@@ -1,0 +1,244 @@
+"""Legacy completions, as OpenAI's API has them: prompts as text or as token ids, and answers as they are sampled.
+
+A prompt is no conversation: nothing is rendered, and of a reply nothing is taken out (marks of thinking and of tool calls are
+text here). So a prompt and its reply, sent back together, go on where that reply ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.dialects.asked import Asked
+from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions
+from gateway.errors import BadRequest, validation_error
+from gateway.render.renderer import ChatRenderer
+from gateway.rollout.reply import Choices, Delivery, Reply
+
+Prompt = str | list[int]
+MAX_REPLIES = 2048
+"""To all prompts of a request together."""
+_MAX_TOKENS = 16
+"""Where none are said."""
+
+
+class CompletionRequest(BaseModel):
+    """The parameters that are supported, and those that are accepted because they change nothing here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    prompt: str | list[str] | list[int] | list[list[int]]
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    echo: bool | None = None
+    suffix: str | None = Field(None, max_length=0)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    """Not in OpenAI's API, but in vLLM's, as are `min_p`, `min_tokens` and `repetition_penalty`."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+    stop: Stop | list[Stop] | None = Field(None)
+    user: str | None = None
+
+
+def parse(values: dict[str, Any]) -> tuple[CompletionRequest, Asked]:
+    """A request's body. Raises BadRequest that names what is wrong or not supported."""
+    prompts = _prompts(values.get("prompt"))
+    if values.get("suffix"):
+        raise BadRequest(
+            "suffix: this model only continues a text", code="unsupported_parameter", param="suffix"
+        )
+    try:  # the prompts are known to be well-formed, and may be long
+        request = CompletionRequest.model_validate({**values, "prompt": ""})
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        message = "best_of: only as many as n are sampled"
+        raise BadRequest(message, code="unsupported_parameter", param="best_of")
+    if request.echo and request.logprobs is not None:
+        message = "echo: the log-probabilities of a prompt are not known, so it does not go with logprobs"
+        raise BadRequest(message, code="unsupported_parameter", param="echo")
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
+    asked = _asked(request, prompts, values)
+    if asked.choices > MAX_REPLIES:
+        message = f"prompt: {asked.choices} replies in one request are more than {MAX_REPLIES}"
+        raise BadRequest(message, code="invalid_value", param="prompt")
+    return request, asked
+
+
+def _prompts(given: Any) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _is_ids(given):
+            return [given]
+        if all(isinstance(prompt, str) for prompt in given):
+            return given
+        if all(isinstance(prompt, list) and _is_ids(prompt) for prompt in given):
+            return given
+    message = "prompt: must be a text, a list of texts, a list of token ids, or a list of such lists"
+    raise BadRequest(message, code="invalid_value", param="prompt")
+
+
+def _is_ids(given: list[Any]) -> bool:
+    """Whether these may be token ids; which of them there are, the model knows."""
+    return all(type(token) is int and 0 <= token < 2**31 for token in given)
+
+
+def _asked(request: CompletionRequest, prompts: Sequence[Prompt], values: dict[str, Any]) -> Asked:
+    return Asked(
+        "completions",
+        request.model,
+        [],
+        prompts=prompts,
+        n=request.n or 1,
+        stream=bool(request.stream),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        max_tokens=request.max_tokens or _MAX_TOKENS,
+        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        min_tokens=request.min_tokens or 0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        logit_bias=request.logit_bias or {},
+        logprobs=request.logprobs is not None,
+        top_logprobs=request.logprobs or 0,
+        recorded={name: value for name, value in values.items() if name != "prompt"},
+    )
+
+
+class CompletionAnswer:
+    """The replies to a request, in OpenAI's form, for one client."""
+
+    def __init__(
+        self, choices: Choices, request: CompletionRequest, asked: Asked, renderer: ChatRenderer
+    ) -> None:
+        self._choices = choices
+        self._request = request
+        self._asked = asked
+        self._renderer = renderer
+        self._offsets = [0] * len(choices.replies)
+        """Characters of each choice's tokens so far."""
+        self._begun = [not request.echo] * len(choices.replies)
+        first = choices.replies[0]
+        self._whole_head = {
+            "id": first.call_id,
+            "object": "text_completion",
+            "created": int(first.received_at),
+            "model": request.model,
+        }
+        self._head = b"data: " + orjson.dumps(self._whole_head)[:-1]
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        deliveries: list[list[Delivery]] = [[] for _ in self._choices.replies]
+        async for news in self._choices:
+            for index, delivery in news:
+                deliveries[index].append(delivery)
+        choices = [
+            self._choice(i, self._echoed(i) + _text(deliveries[i]), deliveries[i], reply.finish_reason)
+            for i, reply in enumerate(self._choices.replies)
+        ]
+        return {**self._whole_head, "choices": choices, "usage": self._usage()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events, each a `data:` line; what has come together is yielded together."""
+        async for news in self._choices:
+            yield b"".join([self._event(index, delivery) for index, delivery in news])
+        last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]
+        options = self._request.stream_options
+        if options is not None and options.include_usage:
+            usage = orjson.dumps({"choices": [], "usage": self._usage()})
+            last.append(self._head + b"," + usage[1:] + b"\n\n")
+        yield b"".join([*last, b"data: [DONE]\n\n"])
+
+    def _event(self, index: int, delivery: Delivery) -> bytes:
+        text = _text([delivery])
+        if not self._begun[index]:
+            self._begun[index] = True
+            text = self._echoed(index) + text
+        if not self._asked.logprobs:
+            return b"%b%b%d%b%b%b" % (
+                self._head,
+                _BEFORE_INDEX,
+                index,
+                _BEFORE_TEXT,
+                orjson.dumps(text),
+                _END,
+            )
+        return self._chunk(self._choice(index, text, [delivery], None))
+
+    def _end(self, index: int, reply: Reply) -> bytes:
+        return self._chunk(self._choice(index, "", [], reply.finish_reason))
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return self._head + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
+
+    def _choice(
+        self, index: int, text: str, deliveries: Sequence[Delivery], finish: str | None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(index, deliveries) if self._asked.logprobs and deliveries else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _echoed(self, index: int) -> str:
+        """What stands before a choice's own text."""
+        if not self._request.echo:
+            return ""
+        prompt = self._asked.prompts[index // self._asked.n]
+        return prompt if isinstance(prompt, str) else self._renderer.decode(prompt)
+
+    def _logprobs(self, index: int, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+        """In the precision in which they are recorded, so that they are the same when the record answers."""
+        decode, most = self._renderer.decode, self._asked.top_logprobs
+        tokens: list[str] = []
+        logprobs: list[float] = []
+        top: list[dict[str, float]] = []
+        for delivery in deliveries:
+            likeliest = delivery.top or itertools.repeat(())
+            recorded = np.asarray(delivery.logprobs, np.float32).tolist()
+            for token, logprob, others in zip(delivery.ids, recorded, likeliest, strict=False):
+                tokens.append(decode([token]))
+                logprobs.append(logprob)
+                top.append({**{decode([i]): x for i, x in others[:most]}, tokens[-1]: logprob})
+        offsets = list(itertools.accumulate(map(len, tokens), initial=self._offsets[index]))
+        self._offsets[index] = offsets.pop()
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = sum(reply.prompt_tokens for reply in self._choices.replies[:: self._asked.n])
+        completion = self._choices.completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+
+_BEFORE_INDEX = b',"choices":[{"index":'
+_BEFORE_TEXT = b',"text":'
+_END = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+def _text(deliveries: Sequence[Delivery]) -> str:
+    return "".join([piece.text for delivery in deliveries for piece in delivery.pieces])

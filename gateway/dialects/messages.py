@@ -1,0 +1,210 @@
+"""Anthropic's Messages API: what a request asks for.
+
+Refused by name: what this model or this gateway cannot do. Accepted, because it changes no token of the reply here:
+`cache_control`, `metadata`, `service_tier`, `diagnostics`, and a context edit that clears old thinking (what a model sees of that
+is its template's business, and recorded tokens are given to it as they are). Accepted as advice, which nothing here takes:
+`effort` and the thinking budget. All of it is recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.dialects.asked import Asked, Tool
+from gateway.dialects.chat import tool_choice
+from gateway.dialects.messages_content import conversation, unknown
+from gateway.errors import BadRequest, validation_error
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Thinking(_Strict):
+    """Whether thinking is shown. Whether the model thinks is its template's and the configuration's business."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1024)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(_Strict):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputConfig(_Strict):
+    """`output_config`."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class ContextManagement(_Strict):
+    """`context_management`."""
+
+    edits: list[dict[str, Any]] | None = None
+
+
+class CountRequest(_Strict):
+    """The parameters that count: `/v1/messages/count_tokens`."""
+
+    model: str
+    messages: list[Any]
+    system: str | list[Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    """The older name of `output_config.format`."""
+    context_management: ContextManagement | None = None
+    cache_control: dict[str, Any] | None = None
+    speed: Literal["standard"] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """The parameters that are supported, and those that are accepted because they change nothing here."""
+
+    max_tokens: int = Field(ge=1, lt=2**31)
+    """May be more than the context has room for; the reply then ends with `model_context_window_exceeded`."""
+    stop_sequences: list[Stop] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: dict[str, Any] | None = None
+
+
+R = TypeVar("R", bound=CountRequest)
+_NOT_RECORDED = {"messages", "tools", "system"}
+_HARMLESS_EDITS = ("clear_thinking_20251015",)
+
+
+def parse(values: dict[str, Any]) -> tuple[MessagesRequest, Asked]:
+    """A request's body. Raises BadRequest that names what is wrong or not supported."""
+    request = _validated(MessagesRequest, values)
+    asked = _asked(request)
+    if asked.messages[-1]["role"] == "assistant":
+        message = (
+            "messages: the last one must not be the assistant's: this model cannot continue a prefilled reply"
+        )
+        raise BadRequest(message, code="unsupported_content", param="messages")
+    asked.stream = bool(request.stream)
+    asked.temperature, asked.top_p, asked.top_k = request.temperature, request.top_p, request.top_k or 0
+    asked.max_tokens, asked.max_tokens_may_exceed = request.max_tokens, True
+    asked.stop = tuple(request.stop_sequences or ())
+    asked.recorded = {name: value for name, value in values.items() if name not in _NOT_RECORDED}
+    return request, asked
+
+
+def parse_count(values: dict[str, Any]) -> Asked:
+    """The body of a request to count its tokens. Raises BadRequest as `parse` does."""
+    return _asked(_validated(CountRequest, values))
+
+
+def _validated(form: type[R], values: dict[str, Any]) -> R:
+    try:
+        return form.model_validate(values)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+
+
+def _asked(request: CountRequest) -> Asked:
+    _check_edits(request.context_management)
+    _check_thinking(request.thinking)
+    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
+    return Asked(
+        "messages",
+        request.model,
+        conversation(request.system, request.messages),
+        tools,
+        _tool_choice(request.tool_choice, tools),
+        parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
+        response_format=_response_format(request),
+    )
+
+
+def _check_edits(asked: ContextManagement | None) -> None:
+    for i, edit in enumerate((asked.edits if asked else None) or ()):
+        if edit.get("type") not in _HARMLESS_EDITS:
+            raise _unsupported(f"context_management.edits.{i}", f"the edit {edit.get('type')!r}")
+
+
+def _check_thinking(asked: Thinking | None) -> None:
+    if asked is not None and (asked.budget_tokens is None) == (asked.type == "enabled"):
+        message = "thinking.budget_tokens: goes with the type 'enabled', and with no other"
+        raise BadRequest(message, code="invalid_value", param="thinking.budget_tokens")
+
+
+_TOOL_KEYS = {
+    "type",
+    "name",
+    "description",
+    "input_schema",
+    "cache_control",
+    "strict",
+    "eager_input_streaming",
+}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "defer_loading": (False,),
+    "allowed_callers": (["direct"],),
+    "input_examples": ([],),
+}
+
+
+def _tool(tool: Any, where: str) -> Tool:
+    """In the form of chat completions."""
+    if not isinstance(tool, dict):
+        raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
+    if tool.get("type") not in (None, "custom"):
+        raise _unsupported(where, f"the tool {tool['type']!r}, which is not the client's own,")
+    asking = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
+    unknown(asking, _TOOL_KEYS, where)
+    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    if not isinstance(name, str) or not name or not isinstance(schema, dict):
+        message = f"{where}: a tool needs a name and an input_schema, which is an object"
+        raise BadRequest(message, code="invalid_value", param=where)
+    if not isinstance(description, str | None):
+        raise BadRequest(f"{where}.description: must be a string", code="invalid_value", param=where)
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    function["parameters"] = schema
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(asked: ToolChoice | None, tools: list[Tool]) -> str:
+    if asked is None or asked.type in ("auto", "none"):
+        return asked.type if asked else "auto"
+    if asked.type == "any":
+        return tool_choice("required", tools)
+    return tool_choice({"type": "function", "function": {"name": asked.name or ""}}, tools)
+
+
+def _response_format(request: CountRequest) -> dict[str, Any] | None:
+    asked = request.output_config.format if request.output_config else None
+    asked = asked or request.output_format
+    if asked is None:
+        return None
+    if asked.get("type") != "json_schema" or not isinstance(asked.get("schema"), dict):
+        raise _unsupported("output_config.format", "a format other than a json_schema")
+    schema = {"name": "output", "schema": asked["schema"], "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _unsupported(where: str, what: str) -> BadRequest:
+    return BadRequest(
+        f"{where}: {what} is not supported by this gateway", code="unsupported_parameter", param=where
+    )

@@ -1,0 +1,174 @@
+"""Anthropic's content blocks as messages of the chat form.
+
+Invariant: a reply that a client sends back as it got it becomes the very message that was recorded, whatever the client did to
+its blocks without changing what they say (cut a message in two, left the thinking out, moved a `cache_control`). So a
+conversation goes on from its recorded tokens.
+
+Decisions: neighbouring messages of one role are one turn, as in Anthropic's API; blocks of text are lines of their own, but those
+of a reply are one text; the results of tools come before what the user says beside them; a result that is an error begins with
+that word; `redacted_thinking` is nothing that this model can read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from gateway.dialects.asked import Message
+from gateway.errors import BadRequest
+
+Block = dict[str, Any]
+_KEYS: dict[str, set[str]] = {
+    "text": {"text", "cache_control", "citations"},
+    "tool_use": {"id", "name", "input", "cache_control", "caller"},
+    "tool_result": {"tool_use_id", "content", "is_error", "cache_control"},
+    "thinking": {"thinking", "signature", "cache_control"},
+    "redacted_thinking": {"data", "cache_control"},
+}
+_NEEDED: dict[str, dict[str, type]] = {
+    "text": {"text": str},
+    "tool_use": {"id": str, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": str},
+    "thinking": {"thinking": str},
+    "redacted_thinking": {},
+}
+_KINDS = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+}
+_ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+"""Who pays, in Claude Code's system prompt: no word for the model, and another one in every request."""
+
+
+def conversation(system: str | list[Any] | None, messages: list[Any]) -> list[Message]:
+    """The messages of a request. Raises BadRequest that names the block that is wrong or not supported."""
+    if not messages:
+        raise BadRequest("messages: the conversation has none", code="invalid_value", param="messages")
+    result: list[Message] = []
+    texts = [_ATTRIBUTION.sub("", block["text"]) for block in _blocks("system", system or "", "system")]
+    if instructions := "\n".join(filter(None, texts)):
+        result.append({"role": "system", "content": instructions})
+    turns = [_turn(message, f"messages.{i}") for i, message in enumerate(messages)]
+    for role, same in itertools.groupby(turns, lambda turn: turn[0]):
+        result += _MESSAGES[role]([block for _, blocks in same for block in blocks])
+    return result
+
+
+def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
+    """Raises BadRequest if a key asks for something that is not known; null asks for nothing."""
+    for name, value in values.items():
+        if name not in known and value is not None:
+            param = f"{where}.{name}"
+            raise BadRequest(
+                f"Unrecognized request argument supplied: {param}", code="unknown_parameter", param=param
+            )
+
+
+def _turn(message: Any, where: str) -> tuple[str, list[Block]]:
+    if not isinstance(message, dict):
+        raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _MESSAGES:
+        text = f"{where}.role: {role!r} is none of {', '.join(_MESSAGES)}"
+        raise BadRequest(text, code="invalid_value", param=f"{where}.role")
+    unknown(message, {"role", "content"}, where)
+    blocks = _blocks(role, message.get("content"), f"{where}.content")
+    if not blocks and role != "assistant":
+        raise BadRequest(f"{where}.content: there is none", code="invalid_value", param=f"{where}.content")
+    return role, blocks
+
+
+def _blocks(role: str, content: Any, where: str) -> list[Block]:
+    """The blocks that a message of this role may have, each known to be well-formed."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        text = f"{where}: must be a string or a list of content blocks"
+        raise BadRequest(text, code="invalid_value", param=where)
+    for i, block in enumerate(content):
+        _check(role, block, f"{where}.{i}")
+    return content
+
+
+def _check(role: str, block: Any, where: str) -> None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind not in _KINDS[role]:
+        message = f"{where}: a block of type {kind!r} is not supported here: this model reads text"
+        raise BadRequest(message, code="unsupported_content", param=where)
+    for name, form in _NEEDED[kind].items():
+        if not isinstance(block.get(name), form):
+            param = f"{where}.{name}"
+            raise BadRequest(f"{param}: must be there, as {_NAMES[form]}", code="invalid_value", param=param)
+    unknown(block, {"type", *_KEYS[kind]}, where)
+    if kind == "tool_result":
+        _blocks("system", block.get("content") or "", f"{where}.content")
+    if kind == "tool_use":
+        _arguments(block, where)
+
+
+_NAMES: dict[Any, str] = {str: "a string", dict: "an object"}
+
+
+def _arguments(block: Block, where: str = "") -> str:
+    try:
+        return orjson.dumps(block["input"]).decode()
+    except orjson.JSONEncodeError as error:  # nested deeper than JSON is written here
+        raise BadRequest(f"{where}.input: {error}", code="invalid_value", param=f"{where}.input") from error
+
+
+def _system(blocks: list[Block]) -> list[Message]:
+    return [{"role": "system", "content": _lines(blocks)}]
+
+
+def _user(blocks: list[Block]) -> list[Message]:
+    messages = [_result(block) for block in blocks if block["type"] == "tool_result"]
+    said = [block for block in blocks if block["type"] == "text"]
+    if said:
+        messages.append({"role": "user", "content": _lines(said)})
+    return messages
+
+
+def _result(block: Block) -> Message:
+    content = block.get("content") or ""
+    text = content if isinstance(content, str) else _lines(content)
+    if block.get("is_error") and not text.lower().startswith("error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+
+
+def _assistant(blocks: list[Block]) -> list[Message]:
+    message: Message = {"role": "assistant", "content": _joined(blocks, "text")}
+    if reasoning := _joined(blocks, "thinking"):
+        message["reasoning_content"] = reasoning
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": _arguments(block)},
+        }
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    return [message]
+
+
+_MESSAGES: dict[str, Callable[[list[Block]], list[Message]]] = {
+    "user": _user,
+    "assistant": _assistant,
+    "system": _system,
+}
+
+
+def _joined(blocks: Iterable[Block], kind: str) -> str:
+    return "".join(block[kind] for block in blocks if block["type"] == kind)
+
+
+def _lines(blocks: Iterable[Block]) -> str:
+    return "\n".join(block["text"] for block in blocks)

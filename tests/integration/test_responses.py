@@ -1,0 +1,502 @@
+"""`/v1/responses` as the openai SDK sees it; the engine says what the test wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from gateway.errors import Unavailable
+from gateway.store import answers
+from tests.gateways import RunningGateway
+from tests.integration.support import (
+    TOOL_CALL,
+    ScriptedEngine,
+    client_of,
+    nodes_of,
+    path_to,
+    scripted_gateway,
+    sdk,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Scripted = tuple[RunningGateway, ScriptedEngine]
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ADD: Any = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+@pytest.fixture(scope="module")
+async def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scripted]:
+    async with scripted_gateway(tiny_model, tmp_path_factory.mktemp("responses")) as both:
+        yield both
+
+
+@pytest.fixture
+def scripted(shared: Scripted) -> Scripted:
+    """The module's gateway, with nothing left of the test before."""
+    shared[1].replies.clear()
+    shared[1].requests.clear()
+    return shared
+
+
+def checked(response: Any) -> Any:
+    """A response that is what the SDK's types say; the SDK itself does not look."""
+    Response.model_validate(response.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    return response
+
+
+async def create(client: openai.AsyncOpenAI, text: Any, **body: Any) -> Any:
+    return checked(await client.responses.create(**{"model": "gpt-4o", "input": text, **body}))
+
+
+async def streamed(client: openai.AsyncOpenAI, text: Any, **body: Any) -> list[Any]:
+    stream = await client.responses.create(**{"model": "gpt-4o", "input": text, "stream": True, **body})
+    events = [event async for event in stream]
+    for event in events:
+        EVENT.validate_python(event.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    return events
+
+
+async def test_a_whole_response(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies.append("Hello, wörld 🙂")
+    async with client_of(gateway) as (client, episode):
+        response = await create(client, "hi", temperature=0.5, metadata={"k": "v"})
+        assert response.output_text == "Hello, wörld 🙂"
+        assert (response.status, response.model, response.metadata) == ("completed", "gpt-4o", {"k": "v"})
+        prompt = len(engine.requests[0]["token_ids"])
+        assert response.usage.input_tokens == prompt
+        assert response.usage.total_tokens == prompt + response.usage.output_tokens
+        (call,) = (await gateway.admin.episode(episode))["calls"]
+        assert (call["id"], call["api"], call["finish_reason"]) == (response.id, "responses", "stop")
+        raw = await client.responses.with_raw_response.retrieve(response.id)
+        assert raw.headers["content-type"] == "application/json"
+        assert (await client.responses.retrieve(response.id)) == response
+
+
+async def test_a_stream_says_the_same_and_its_id_is_good_at_once(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies.append("Hello, wörld 🙂")
+    async with client_of(gateway) as (client, _):
+        stream = await client.responses.create(model="m", input="hi", stream=True)
+        deltas = []
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                deltas.append(event.delta)
+            if event.type == "response.completed":
+                kept = await client.responses.retrieve(event.response.id)
+                assert kept == event.response
+        assert "".join(deltas) == kept.output_text == "Hello, wörld 🙂"
+        assert len(deltas) > 5, "text is streamed as it comes"
+
+
+async def test_the_sdks_stream_helper_builds_the_response(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies.append(f"<think>\nhm\n</think>\n\nso{TOOL_CALL}")
+    async with client_of(gateway) as (client, _):
+        async with client.responses.stream(model="m", input="hi", tools=[ADD]) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+        assert final.output_text == "so"
+        stored = await client.responses.retrieve(final.id)
+        assert [item.id for item in stored.output] == [item.id for item in final.output]
+        assert stored.usage == final.usage
+        for kind in ("reasoning_text.done", "function_call_arguments.done", "content_part.done"):
+            assert f"response.{kind}" in kinds
+
+
+async def test_the_sync_sdk(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["whole", "streamed"]
+    opened = await gateway.admin.open_episode("task")
+
+    def work() -> tuple[str, str]:
+        with openai.OpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as client:
+            first = checked(client.responses.create(model="m", input="hi"))
+            with client.responses.stream(model="m", input="and?", previous_response_id=first.id) as stream:
+                stream.until_done()
+                return first.output_text, stream.get_final_response().output_text
+
+    assert await asyncio.to_thread(work) == ("whole", "streamed")
+
+
+async def test_reasoning_is_an_item_before_the_message(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["<think>\nhm hm\n</think>\n\nyes"] * 2
+    async with client_of(gateway, mode="eval") as (client, _):
+        response = await create(client, "hi", include=["reasoning.encrypted_content"])
+        thought, said = response.output
+        assert (thought.content[0].text, said.content[0].text) == ("hm hm", "yes")
+        assert thought.encrypted_content is None
+        assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+        events = await streamed(client, "hi, you")
+        text = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        assert "".join(text) == "hm hm"
+        assert len(text) > 1
+
+
+async def test_a_limit_makes_the_response_incomplete(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["long enough"] * 2
+    async with client_of(gateway) as (client, _):
+        response = await create(client, "hi", max_output_tokens=4)
+        assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert response.output_text == "long"
+        *_, last = await streamed(client, "hello", max_output_tokens=4)
+        assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+
+
+async def test_logprobs(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["yes"] * 2
+    async with client_of(gateway) as (client, _):
+        include: Any = ["message.output_text.logprobs"]
+        response = await create(client, "hi", include=include)
+        entries = response.output[0].content[0].logprobs
+        assert [entry.token for entry in entries] == ["y", "e", "s"]
+        assert [entry.logprob for entry in entries] == [-1 / 64, -2 / 64, -3 / 64]
+        events = await streamed(client, "ho", include=include)
+        said = [e.logprobs for e in events if e.type == "response.output_text.delta"]
+        assert [entry.token for some in said for entry in some] == ["y", "e", "s"]
+
+
+async def one_path(gateway: RunningGateway, episode: str, turns: int) -> None:
+    """Every turn goes on from the tokens of the one before it."""
+    nodes = await nodes_of(gateway, episode)
+    sampled = [node for node in nodes if node["sampled"]]
+    assert len(sampled) == turns
+    before: list[int] = []
+    for node in sampled:
+        path = path_to(nodes, node)
+        assert path[: len(before)] == before
+        before = path + node["ids"]
+    assert [node["parent"] for node in nodes] == list(range(-1, len(nodes) - 1)), "no branches"
+
+
+def output(call: Any) -> Any:
+    return {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+
+
+REPLIES = [f"Let me see.{TOOL_CALL}", TOOL_CALL, "It is 3.", "Bye."]
+THOUGHTS = ["<think>\nI add.\n</think>\n\n", "<think>\nAgain.\n</think>\n\n", "<think>\nSo.\n</think>\n\n"]
+"""This template keeps them until the next message of a user."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_part_of_the_path(scripted: Scripted, stream: bool) -> None:
+    gateway, engine = scripted
+    engine.replies += [thought + reply for thought, reply in zip(THOUGHTS, REPLIES, strict=False)]
+    async with client_of(gateway) as (client, episode):
+        previous, given = None, "1 + 2?"
+        for _ in range(3):
+            body: dict[str, Any] = {"tools": [ADD], "previous_response_id": previous}
+            if stream:
+                response = (await streamed(client, given, **body))[-1].response
+            else:
+                response = await create(client, given, **body)
+            previous, given = (
+                response.id,
+                [output(item) for item in response.output if "call_id" in item.to_dict()],
+            )
+        assert response.output_text == "It is 3."
+        await one_path(gateway, episode, turns=3)
+
+
+async def test_a_chain_of_responses_is_one_token_path(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += REPLIES
+    given: dict[str, Any] = {"instructions": "Use tools.", "tools": [ADD]}
+    async with client_of(gateway) as (client, episode):
+        response = await create(client, "1 + 2?", **given)
+        for _ in range(2):
+            call = response.output[-1]
+            assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "add", {"a": 1})
+            response = await create(client, [output(call)], previous_response_id=response.id, **given)
+        assert response.output_text == "It is 3."
+        *_, last = await streamed(client, "thanks", previous_response_id=response.id, **given)
+        assert last.response.output_text == "Bye."
+        assert last.response.previous_response_id == response.id
+        await one_path(gateway, episode, turns=4)
+        text = gateway.model.renderer.decode(engine.requests[-1]["token_ids"])
+        assert text.count("Use tools.") == 1
+        assert text.count("1 + 2?") == 1
+
+
+@pytest.mark.parametrize("ids", [True, False])
+async def test_a_client_that_keeps_its_own_history_is_one_token_path(scripted: Scripted, ids: bool) -> None:
+    gateway, engine = scripted
+    engine.replies += REPLIES
+    history: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+    async with client_of(gateway) as (client, episode):
+        for stream in (False, True, False, True):
+            body = {"tools": [ADD], "store": False}
+            if stream:
+                response = (await streamed(client, history, **body))[-1].response
+            else:
+                response = await create(client, history, **body)
+            for item in response.output:
+                kept = item.model_dump(exclude_none=True)
+                if not ids:
+                    kept.pop("id")
+                history.append(kept)
+            last = response.output[-1]
+            history.append(
+                output(last) if last.type == "function_call" else {"role": "user", "content": "so?"}
+            )
+        assert response.output_text == "Bye."
+        await one_path(gateway, episode, turns=4)
+
+
+async def test_an_item_can_be_referred_to(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += [TOOL_CALL, "It is 3."]
+    async with client_of(gateway) as (client, episode):
+        first = await create(client, "1 + 2?", tools=[ADD])
+        asked = (await client.responses.input_items.list(first.id)).data
+        references: Any = [{"type": "item_reference", "id": item.id} for item in (*asked, *first.output)]
+        second = await create(client, [*references, output(first.output[-1])], tools=[ADD])
+        assert second.output_text == "It is 3."
+        await one_path(gateway, episode, turns=2)
+        for item_id in ("msg_00_0", "nonsense"):
+            with pytest.raises(openai.NotFoundError, match="not found"):
+                await create(client, [{"type": "item_reference", "id": item_id}])
+
+
+async def test_instructions_are_not_carried_over(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["a", "b"]
+    async with client_of(gateway) as (client, _):
+        first = await create(client, "hi", instructions="Be a pirate.")
+        await create(client, "ho", previous_response_id=first.id, instructions="Be brief.")
+        text = gateway.model.renderer.decode(engine.requests[-1]["token_ids"])
+        assert "pirate" not in text
+        assert "Be brief." in text
+
+
+async def test_answers_branch_where_clients_go_on_from_the_same_one(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["root", "left", "right", "more"]
+    async with client_of(gateway) as (client, _):
+        root = await create(client, "hi")
+        await create(client, "l?", previous_response_id=root.id)
+        right = await create(client, "r?", previous_response_id=root.id)
+        await create(client, "m?", previous_response_id=right.id)
+        text = gateway.model.renderer.decode(engine.requests[-1]["token_ids"])
+        assert [text.find(said) > 0 for said in ("root", "left", "right", "m?")] == [True, False, True, True]
+        assert text.index("root") < text.index("r?") < text.index("right") < text.index("m?")
+
+
+async def test_a_deleted_response_is_gone_and_what_continues_it_is_not(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["one", "two", "three"]
+    async with client_of(gateway) as (client, episode):
+        first = await create(client, "hi")
+        second = await create(client, "ho", previous_response_id=first.id)
+        raw = await gateway.http.delete(
+            f"/v1/responses/{first.id}", headers={"Authorization": f"Bearer {client.api_key}"}
+        )
+        assert raw.json() == {"id": first.id, "object": "response", "deleted": True}
+        for work in (
+            client.responses.retrieve(first.id),
+            client.responses.delete(first.id),
+            client.responses.input_items.list(first.id),
+            client.responses.cancel(first.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await work
+        with pytest.raises(openai.NotFoundError) as error:
+            await create(client, "x", previous_response_id=first.id)
+        assert (error.value.code, error.value.param) == (
+            "previous_response_not_found",
+            "previous_response_id",
+        )
+        third = await create(client, "hu", previous_response_id=second.id)
+        assert third.output_text == "three"
+        await one_path(gateway, episode, turns=3)
+        await client.responses.delete(second.id)
+
+
+async def test_a_response_that_is_not_stored_cannot_be_come_back_for(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["one", "two"]
+    async with client_of(gateway) as (client, _):
+        whole = await create(client, "hi", store=False)
+        stream = (await streamed(client, "ho", store=False))[-1].response
+        for response in (whole, stream):
+            assert response.store is False
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(response.id)
+            with pytest.raises(openai.NotFoundError):
+                await create(client, "x", previous_response_id=response.id)
+
+
+async def test_another_episodes_answers_do_not_exist(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["mine"]
+    async with client_of(gateway) as (mine, _), client_of(gateway) as (other, episode):
+        response = await create(mine, "hi")
+        for work in (
+            other.responses.retrieve(response.id),
+            other.responses.delete(response.id),
+            other.responses.input_items.list(response.id),
+            create(other, "x", previous_response_id=response.id),
+            create(other, [{"type": "item_reference", "id": response.output[0].id}]),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await work
+        assert await nodes_of(gateway, episode) == []
+        assert (await mine.responses.retrieve(response.id)).output_text == "mine"
+
+
+async def test_input_items_are_listed_page_by_page(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["x"]
+    given: Any = [{"role": "user", "content": str(i)} for i in range(5)]
+    async with client_of(gateway) as (client, _):
+        response = await create(client, given)
+        for order in ("asc", "desc"):
+            items = [i async for i in client.responses.input_items.list(response.id, order=order, limit=2)]  # type: ignore[arg-type]
+            said = [item.content[0].text for item in items]  # type: ignore[union-attr]
+            assert said == [str(i) for i in (range(5) if order == "asc" else range(4, -1, -1))]
+        page = await client.responses.input_items.list(response.id, limit=2, after=items[2].id)
+        assert (page.has_more, len(page.data)) == (False, 2)
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.input_items.list(response.id, after="msg_nobody")
+
+
+async def test_what_is_refused_of_a_stored_response(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["x"]
+    async with client_of(gateway) as (client, _):
+        response = await create(client, "hi")
+        with pytest.raises(openai.BadRequestError, match="background"):
+            await client.responses.cancel(response.id)
+        with pytest.raises(openai.BadRequestError) as error:
+            await client.responses.retrieve(response.id, stream=True)
+        assert error.value.param == "stream"
+
+
+async def test_input_tokens_are_those_of_the_prompt(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies += ["x", "y"]
+    given: dict[str, Any] = {"model": "m", "instructions": "Short.", "tools": [ADD]}
+    async with client_of(gateway) as (client, _):
+        counted = await client.responses.input_tokens.count(input="hi", **given)
+        first = await create(client, "hi", **given)
+        assert counted.input_tokens == first.usage.input_tokens
+        given["previous_response_id"] = first.id
+        counted = await client.responses.input_tokens.count(input="ho", **given)
+        second = await create(client, "ho", **given)
+        assert counted.input_tokens == second.usage.input_tokens
+        assert (await client.responses.input_tokens.count(input="hi")).input_tokens > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_gets_the_same_answer(scripted: Scripted, stream: bool) -> None:
+    gateway, engine = scripted
+    engine.replies += [f"<think>\nhm\n</think>\n\nso{TOOL_CALL}"]
+    body: dict[str, Any] = {"tools": [ADD], "extra_headers": RETRY}
+    async with client_of(gateway) as (client, episode):
+        if stream:
+            said = [(await streamed(client, "hi", **body))[-1].response for _ in range(2)]
+        else:
+            said = [await create(client, "hi", **body) for _ in range(2)]
+        assert said[0] == said[1]
+        assert len(engine.requests) == 1
+        assert await client.responses.retrieve(said[0].id) == said[0]
+        await one_path(gateway, episode, turns=1)
+
+
+async def test_a_failure_in_the_middle_raises(scripted: Scripted) -> None:
+    gateway, engine = scripted
+    engine.replies.append("half of it")
+    says = engine.generate
+
+    async def half(body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        async for chunk in says(body):
+            yield chunk
+            if chunk["token_ids"] == engine.encode("f"):
+                await asyncio.Event().wait()
+
+    engine.generate = half  # type: ignore[method-assign]
+    try:
+        async with client_of(gateway) as (client, episode):
+            stream = await client.responses.create(model="m", input="hi", stream=True)
+            kinds = []
+            with pytest.raises(openai.APIError, match="episode"):  # noqa: PT012
+                async for event in stream:
+                    kinds.append(event.type)
+                    if event.type == "response.output_text.delta" and event.delta == "f":
+                        await gateway.admin.abandon(episode, "enough")
+            assert kinds[-1] == "response.output_text.delta"
+    finally:
+        del engine.generate
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_cannot_be_stored_is_not_called_complete(
+    scripted: Scripted, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, engine = scripted
+    engine.replies.append("yes")
+
+    def full(*_: Any) -> None:
+        raise Unavailable("the disk is full", retry_after=1.0)
+
+    insert = answers.insert_answer
+    monkeypatch.setattr(answers, "insert_answer", full)
+    async with client_of(gateway) as (client, _):
+        with pytest.raises(openai.APIError, match="disk"):
+            await (streamed(client, "hi") if stream else create(client, "hi"))
+        monkeypatch.setattr(answers, "insert_answer", insert)
+        send = streamed if stream else create
+        again = await send(client, "hi", extra_headers=RETRY)
+        answer = again[-1].response if stream else again
+        assert await client.responses.retrieve(answer.id) == answer
+        assert len(engine.requests) == 1
+
+
+async def test_errors_have_the_form_of_the_api(scripted: Scripted) -> None:
+    gateway, _ = scripted
+    async with client_of(gateway) as (client, episode):
+        with pytest.raises(openai.BadRequestError) as error:
+            await create(client, [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}])
+        assert (error.value.code, error.value.param) == ("unsupported_content", "input.0.content.0")
+        for given in ({"background": True}, {"conversation": "c"}, {"tools": [{"type": "web_search"}]}):
+            with pytest.raises(openai.BadRequestError) as error:
+                await create(client, "hi", **given)
+            assert error.value.code == "unsupported_parameter"
+            assert str(error.value.param).split(".")[0] in given
+        assert await nodes_of(gateway, episode) == []
+
+
+async def test_a_conversation_goes_on_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
+        engine.replies += ["one", "two"]
+        opened = await gateway.admin.open_episode("task")
+        async with sdk(opened) as client:
+            first = await create(client, "hi")
+            second = (await streamed(client, "ho", previous_response_id=first.id))[-1].response
+    async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
+        engine.replies += ["three"]
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=opened.api_key) as client:
+            assert await client.responses.retrieve(second.id) == second
+            third = await create(client, "hu", previous_response_id=second.id)
+            assert third.output_text == "three"
+        await one_path(gateway, opened.episode_id, turns=3)

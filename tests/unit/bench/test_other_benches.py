@@ -1,0 +1,88 @@
+"""Every other bench runs, small, and ends with the keys that others look for. No figure is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def report_of(name: str, out: Path, *options: str, timeout_s: float = 180.0) -> dict[str, Any]:
+    argv = [sys.executable, "-m", f"bench.{name}", *options, "--out", str(out)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report == json.loads(out.read_text())
+    assert report["bench"] == name
+    assert report.get("failed_requests", 0) == 0
+    return report
+
+
+def test_payloads(tmp_path: Path) -> None:
+    small = ["--seconds", "0.2", "--sessions", "8", "--session-ms", "10", "--conversations", "2"]
+    shapes = ["--turns", "4", "--streams", "4", "--prompts", "prompt_1k"]
+    report = report_of("payloads", tmp_path / "payloads.json", *small, *shapes)
+    names = ["prompt_1k", "sessions", "conversation", "streams_4", "burst_4"]
+    assert list(report["lag_p99_ms"]) == names
+    assert {"first_added_p99_4_ms", "first_added_p99_4_burst_ms"} <= report.keys()
+    by_shape = {result["shape"]: result for result in report["results"]}
+    assert by_shape["conversation"]["requests"] == 8, "every conversation has all its turns"
+    assert by_shape["conversation"]["prompt_tokens_last"] > 3 * 48, "the whole history is sent"
+    assert all(result["lag_ms"]["samples"] > 0 for result in report["results"])
+
+
+def test_memory(tmp_path: Path) -> None:
+    size = ["--calls", "120", "--base", "40", "--connections", "4"]
+    report = report_of("memory", tmp_path / "memory.json", *size)
+    assert report["rss_growth"] > 0.5
+    assert report["series"]["calls"][-1] == 120
+    assert len({len(values) for values in report["series"].values()}) == 1
+
+
+def test_rules(tmp_path: Path) -> None:
+    size = ["--batches", "2", "--batch", "2", "--group", "2", "--concurrency", "8", "--median", "8"]
+    quick = ["--rules", "synchronous,staleflow", "--delay-s", "0.002", "--train-s", "0"]
+    report = report_of("rules", tmp_path / "rules.json", *quick, *size)
+    assert [result["rule"] for result in report["results"]] == ["synchronous", "staleflow"]
+    assert report["results"][0]["staleness_max"] == 0
+
+
+def test_ledger(tmp_path: Path) -> None:
+    size = ["--groups", "20", "--seconds", "1", "--calls", "1", "--concurrency", "4"]
+    report = report_of("ledger", tmp_path / "ledger.json", *size)
+    assert report["alone_events"] > 0
+    assert report["cpu_ms_per_event"] > 0
+
+
+@pytest.mark.vllm
+def test_vllm_chat(tmp_path: Path) -> None:
+    size = ["--streams", "4", "--seconds", "0.5", "--rounds", "1"]
+    report = report_of("vllm_chat", tmp_path / "chat.json", *size, timeout_s=600.0)
+    for key in ("cpu_vs_vllm_chat", "cpu_vs_vllm_chat_plain", "own_cores_ratio"):
+        assert report[key] > 0
+    for result in report["results"][:2]:
+        assert result["api_server_cpu_s_per_1k_tokens"]["direct"]["median"] > 0
+        assert result["gateway_cpu_s_per_1k_tokens"]["gateway"]["median"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wrong"),
+    [
+        ("payloads", ["--prompts", "prompt_1m"], "--prompts"),
+        ("memory", ["--calls", "100", "--base", "100"], "--base"),
+        ("vllm_chat", ["--engine-python", "nowhere"], "--engine-python"),
+        ("gateway", ["--engine", "none"], "--engine"),
+        ("gateway", ["--engine", "mock", "--targets", "litellm"], "--targets"),
+    ],
+)
+def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> None:
+    argv = [sys.executable, "-m", f"bench.{name}", *options]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert wrong in done.stderr
