@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from fastapi import Request
 
 from gateway.api.context import Services, credentials
+from gateway.api.sampling import sampling_of, tools_of
 from gateway.control.callers import Caller
 from gateway.control.live import LiveEpisode
 from gateway.control.models import LocalModel
-from gateway.dialects.asked import Asked, Tool
+from gateway.dialects.asked import Asked
 from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
@@ -132,7 +133,7 @@ class _Opening:
             self._sampling(await self._prepared(number))
 
     def _sampling(self, prompt: Prompt) -> Sampling:
-        return sampling_of(self._asked, self._gateway, self._model, self._episode, prompt)
+        return sampling_of(self._asked, self._gateway.settings.sampling, self._model, self._episode, prompt)
 
     async def _prepared(self, number: int) -> Prompt:
         if number not in self._prompts:
@@ -157,17 +158,15 @@ def _request_key(request: Request, body: bytes) -> RequestKey:
     return RequestKey.of("", body, request.headers.get("idempotency-key", ""), retries)
 
 
-def tools_of(asked: Asked) -> list[Tool]:
-    """Those that the model is told of."""
-    return [] if asked.tool_choice == "none" else asked.tools
-
-
 def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
     def segment(prompt: Int32Array) -> Segmenter:
         if asked.prompts:
             return Segmenter(renderer, reasoning=False, stop=asked.stop, raw=True)
         reasoning = renderer.reasoning_open(prompt[-8:].tolist())
-        return Segmenter(renderer, reasoning=reasoning, tools=tools_of(asked), stop=asked.stop)
+        most = None if asked.parallel_tool_calls else 1
+        return Segmenter(
+            renderer, reasoning=reasoning, tools=tools_of(asked), stop=asked.stop, max_tool_calls=most
+        )
 
     return segment
 
@@ -197,64 +196,3 @@ def _completion(
         metrics=gateway.metrics,
         grace_s=limits.grace_s,
     )
-
-
-def sampling_of(
-    asked: Asked, gateway: Services, model: LocalModel, episode: LiveEpisode, prompt: Prompt
-) -> Sampling:
-    """The parameters to use; in training episodes the configuration may override what was asked for."""
-    limits, longest = gateway.settings.sampling, model.settings.max_model_len
-    room = longest - len(prompt.ids)
-    if len(prompt.ids) == 0:
-        raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
-    param = "prompt" if asked.prompts else "messages"
-    if room < 1:  # in these words: there are clients that look for them, and then shorten the conversation
-        message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum"
-        raise BadRequest(message, code="context_length_exceeded", param=param)
-    wanted = asked.max_tokens or room
-    if asked.max_tokens_may_exceed:
-        wanted = min(wanted, room)
-    if wanted > room:
-        message = (
-            f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"
-            f" and the reply was asked to take up to {wanted}"
-        )
-        raise BadRequest(message, code="context_length_exceeded", param=param)
-    _check_ids(asked, model, prompt)
-    if asked.response_format is not None or asked.tool_choice not in ("auto", "none"):
-        name = "tool_choice" if asked.response_format is None else "response_format"
-        raise BadRequest(
-            f"the parameter {name!r} is not supported yet", code="unsupported_parameter", param=name
-        )
-    temperature = limits.default_temperature if asked.temperature is None else asked.temperature
-    top_p = 1.0 if asked.top_p is None else asked.top_p
-    seed = asked.seed
-    if episode.mode == "train" and model.name == episode.model:
-        temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
-        seed = seed if limits.seed == "keep" else None
-    return Sampling(
-        temperature,
-        top_p,
-        wanted,
-        seed,
-        sorted(model.renderer.marks.stop),
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        min_tokens=asked.min_tokens,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
-        logit_bias=asked.logit_bias,
-        top_logprobs=asked.top_logprobs,
-    )
-
-
-def _check_ids(asked: Asked, model: LocalModel, prompt: Prompt) -> None:
-    """Engines fail on tokens that their model does not have."""
-    vocabulary = model.renderer.vocabulary
-    if any(not 0 <= token < vocabulary for token in asked.logit_bias):
-        message = f"logit_bias names a token outside the vocabulary of {vocabulary}"
-        raise BadRequest(message, code="invalid_value", param="logit_bias")
-    if asked.prompts and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
-        message = f"the prompt has a token outside the vocabulary of {vocabulary}"
-        raise BadRequest(message, code="invalid_value", param="prompt")

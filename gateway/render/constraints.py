@@ -31,7 +31,7 @@ def constraint(
 ) -> Grammar | None:
     """The grammar that a reply must follow; None: it is free.
 
-    `choice`: `auto`, `none`, `required` or a function's name. A reply that must call a tool has no content, so there
+    `choice`: `auto`, `none`, `required` or `function:NAME`. A reply that must call a tool has no content, so there
     `response_format` is only checked. `parallel` false: at most one call where calls are forced (elsewhere the segmenter ends the
     reply). `reasoning`: the prompt ends inside a reasoning block. Raises BadRequest, naming the parameter.
     """
@@ -106,9 +106,10 @@ def _forced(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
         if not tools:
             raise BadRequest("tool_choice needs tools", code="invalid_value", param="tool_choice")
         return tools
-    named = [tool for tool in tools if tool["function"]["name"] == choice]
+    name = choice.removeprefix("function:")
+    named = [tool for tool in tools if tool["function"]["name"] == name]
     if not named:
-        message = f"tool_choice names {choice!r}, which is none of the tools"
+        message = f"tool_choice names {name!r}, which is none of the tools"
         raise BadRequest(message, code="invalid_value", param="tool_choice")
     return named
 

@@ -17,7 +17,9 @@ class BareTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
-        ids: list[int] = self._wrapped.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._wrapped.backend_tokenizer.encode(
+            text, add_special_tokens=add_special_tokens
+        ).ids
         return ids
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:

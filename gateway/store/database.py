@@ -1,8 +1,8 @@
 """The connection to SQL, and the one writer.
 
-Every query is a function of a synchronous connection. Writes are committed by one thread in the order in which they were submitted,
-many in one transaction (group commit): durability costs one fsync for all that wait. A write that fails is taken back alone, and only
-its submitter hears of it. Reads run in a few threads of their own. The event loop is woken once per transaction, not per statement.
+Every query is a function of a synchronous connection. Writes are committed by one thread in the order in which they were
+submitted, many in one transaction (group commit): durability costs one fsync for all that wait. A write that fails is taken back
+alone, and only its submitter hears of it. Reads run in a few threads of their own. The event loop is woken once per transaction.
 """
 
 from __future__ import annotations

@@ -13,6 +13,10 @@ from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
 
+_INSERT_NODE = insert(NodeRow.__table__)
+_INSERT_CALL = insert(CallRow.__table__)
+
+
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
     """What says which tokens of a turn are trained. `versions` and `flags` have shape (tokens,)."""
@@ -26,8 +30,8 @@ class SampledTurn:
 def insert_turn(connection: Connection, nodes: Sequence[Node], call: dict[str, Any]) -> None:
     """Stores a turn: its nodes and its call, in the transaction that makes the reply true."""
     where = {"episode_id": call["episode_id"], "model": call["model"]}
-    connection.execute(insert(NodeRow), [where | node_values(node) for node in nodes])
-    connection.execute(insert(CallRow), call)
+    connection.execute(_INSERT_NODE, [where | node_values(node) for node in nodes])
+    connection.execute(_INSERT_CALL, call)
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,16 +99,15 @@ class Recorder:
         """
         lineage = await self._lineage(episode_id)
         chain = digests(messages, tools) if lineage.ends else []
+        system = messages[0]["role"] in ("system", "developer")
         for known in range(len(chain) - 2, 0, -1):
             end = lineage.ends.get(chain[known])
             if end is None:
                 continue
             history, new = lineage.tree.path(end), messages[known:]
             sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
-            suffix = await _aside(
-                new,
-                lambda: self._renderer.bridge(history, sampled_from, new, tools),  # noqa: B023
-            )
+            bridge = partial(self._renderer.bridge, history, sampled_from, new, tools, system=system)
+            suffix = await _aside(new, bridge)
             if suffix is not None:
                 ids = np.concatenate([history, np.asarray(suffix, np.int32)])
                 return Prompt(ids, messages, tools, end)

@@ -167,7 +167,7 @@ async def test_a_json_schema(engine: EngineProcess, renderer: ChatRenderer, reas
 
 @pytest.mark.parametrize("reasoning", [False, True])
 async def test_a_named_tool(engine: EngineProcess, renderer: ChatRenderer, reasoning: bool) -> None:
-    for pieces in await replies(engine, renderer, choice="weather", reasoning=reasoning):
+    for pieces in await replies(engine, renderer, choice="function:weather", reasoning=reasoning):
         assert check_calls(pieces, {"weather"}) == 1
 
 

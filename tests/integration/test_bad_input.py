@@ -162,7 +162,7 @@ async def test_the_sdk_raises_its_own_errors(gateway: RunningGateway) -> None:
     opened = await gateway.admin.open_episode("bad", mode="eval")
     async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
         with pytest.raises(openai.BadRequestError) as error:
-            await client.chat.completions.create(model="demo", messages=[USER], n=2)  # type: ignore[list-item]
+            await client.chat.completions.create(model="demo", messages=[USER], n=1000)  # type: ignore[list-item]
         assert error.value.param == "n"
     async with openai.AsyncOpenAI(base_url=opened.base_url, api_key="wrong") as client:
         with pytest.raises(openai.AuthenticationError):
@@ -170,10 +170,15 @@ async def test_the_sdk_raises_its_own_errors(gateway: RunningGateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"Authorization": "Bearer hg-nobody"}, {"Authorization": "Basic eDp5"}]
+    ("headers", "code"),
+    [
+        ({}, "missing_api_key"),
+        ({"Authorization": "Bearer hg-nobody"}, "invalid_api_key"),
+        ({"Authorization": "Basic eDp5"}, "missing_api_key"),
+    ],
 )
-async def test_a_key_that_opens_nothing(gateway: RunningGateway, headers: dict[str, str]) -> None:
-    error_of(await gateway.chat(headers, model="demo"), 401, "invalid_api_key")
+async def test_a_key_that_opens_nothing(gateway: RunningGateway, headers: dict[str, str], code: str) -> None:
+    error_of(await gateway.chat(headers, model="demo"), 401, code)
 
 
 async def test_a_body_over_the_limit_is_refused(gateway: RunningGateway) -> None:

@@ -73,7 +73,7 @@ def test_open_reasoning_runs_freely_to_its_end() -> None:
 
 
 def test_a_named_function_is_the_only_one() -> None:
-    text = json.dumps(tag(choice="look"))
+    text = json.dumps(tag(choice="function:look"))
     assert "look" in text
     assert "write" not in text
     assert '"star"' not in text

@@ -1,0 +1,96 @@
+"""From what a request asks for to the sampling parameters that an engine gets. Pure; errors name the parameter."""
+
+from __future__ import annotations
+
+from gateway.control.live import LiveEpisode
+from gateway.control.models import LocalModel
+from gateway.dialects.asked import Asked, Tool
+from gateway.errors import BadRequest
+from gateway.render.constraints import constraint
+from gateway.settings import SamplingSettings
+from gateway.trajectories.recorder import Prompt
+from gateway.types import Grammar, Sampling
+
+
+def tools_of(asked: Asked) -> list[Tool]:
+    """Those that the model is told of."""
+    return [] if asked.tool_choice == "none" else asked.tools
+
+
+def sampling_of(
+    asked: Asked, limits: SamplingSettings, model: LocalModel, episode: LiveEpisode, prompt: Prompt
+) -> Sampling:
+    """The parameters to use; in training episodes the configuration may override what was asked for. Raises BadRequest."""
+    wanted = _room(asked, model, prompt)
+    _check_ids(asked, model, prompt)
+    temperature = limits.default_temperature if asked.temperature is None else asked.temperature
+    top_p = 1.0 if asked.top_p is None else asked.top_p
+    seed = asked.seed
+    if episode.mode == "train" and model.name == episode.model:
+        temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
+        seed = seed if limits.seed == "keep" else None
+    return Sampling(
+        temperature,
+        top_p,
+        wanted,
+        seed,
+        sorted(model.renderer.marks.stop),
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        min_tokens=asked.min_tokens,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        logit_bias=asked.logit_bias,
+        top_logprobs=asked.top_logprobs,
+        grammar=_grammar(asked, model, prompt),
+    )
+
+
+def _room(asked: Asked, model: LocalModel, prompt: Prompt) -> int:
+    """How many tokens the reply may take."""
+    longest = model.settings.max_model_len
+    room = longest - len(prompt.ids)
+    if len(prompt.ids) == 0:
+        raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
+    param = "prompt" if asked.prompts else "messages"
+    if room < 1:  # in these words: there are clients that look for them, and then shorten the conversation
+        message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum"
+        raise BadRequest(message, code="context_length_exceeded", param=param)
+    wanted = asked.max_tokens or room
+    if asked.max_tokens_may_exceed:
+        wanted = min(wanted, room)
+    if wanted > room:
+        message = (
+            f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"
+            f" and the reply was asked to take up to {wanted}"
+        )
+        raise BadRequest(message, code="context_length_exceeded", param=param)
+    return wanted
+
+
+def _grammar(asked: Asked, model: LocalModel, prompt: Prompt) -> Grammar | None:
+    """What the reply is held to, token by token."""
+    if asked.response_format is None and asked.tool_choice in ("auto", "none"):
+        return None
+    renderer = model.renderer
+    reasoning = renderer.reasoning_open(prompt.ids[-8:].tolist())
+    return constraint(
+        renderer,
+        asked.tools,
+        asked.tool_choice,
+        asked.parallel_tool_calls,
+        asked.response_format,
+        reasoning,
+    )
+
+
+def _check_ids(asked: Asked, model: LocalModel, prompt: Prompt) -> None:
+    """Engines fail on tokens that their model does not have."""
+    vocabulary = model.renderer.vocabulary
+    if any(not 0 <= token < vocabulary for token in asked.logit_bias):
+        message = f"logit_bias names a token outside the vocabulary of {vocabulary}"
+        raise BadRequest(message, code="invalid_value", param="logit_bias")
+    if asked.prompts and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
+        message = f"the prompt has a token outside the vocabulary of {vocabulary}"
+        raise BadRequest(message, code="invalid_value", param="prompt")
