@@ -14,6 +14,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.turns import spans_of
+from gateway.trajectories.lineage import lineages
 from gateway.types import EpisodeMode, Node, TokenFlag
 
 router = APIRouter(prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(require_admin)])
@@ -147,16 +148,18 @@ async def get_episode(episode_id: str, gateway: Gateway) -> dict[str, Any]:
 async def get_trajectory(episode_id: str, gateway: Gateway, model: str | None = None) -> dict[str, Any]:
     """The episode's token tree: a node hangs at the first `at` tokens of its parent (-1: the root).
 
-    Of the model that the episode is about, or of another that it called.
+    Of the model that the episode is about, or of another that it called. `lineage` numbers the conversations: sub-agents,
+    samples of one prompt, and what was edited or compacted each have their own.
     """
     row = await _episode(gateway, episode_id)
     found = gateway.models.one(model or row["model"])
     nodes = (await gateway.database.read(lambda c: turns.nodes(c, found.name, [episode_id])))[episode_id]
+    lines = lineages(nodes)
     return {
         "episode_id": episode_id,
         "model": found.name,
         "reward": row["reward"],
-        "nodes": [_node(found.renderer, node) for node in nodes],
+        "nodes": [{**_node(found.renderer, node), "lineage": lines.get(node.index)} for node in nodes],
     }
 
 

@@ -31,11 +31,11 @@ _PASSED = ("retry-after", "retry-after-ms", "x-should-retry")
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 """Not every API says `[DONE]`."""
-_RESPONDED = re.compile(
-    rb'^(?:event: ?|data: ?\{\s*"type": ?")(?:response\.(?:completed|incomplete|failed)|error)\b',
-    re.MULTILINE,
-)
-"""Streams of responses end with one of these events, and never with `[DONE]`."""
+_ENDING = rb'(?:event: ?|data: ?\{\s*"type": ?")(?:response\.(?:completed|incomplete|failed)|error)\b'
+_RESPONDED = re.compile(rb"^" + _ENDING, re.MULTILINE)
+"""Streams of responses end with one of these events."""
+_RESPONDED_OR_DONE = re.compile(rb"^(?:" + _ENDING + rb"|data: ?\[DONE\])", re.MULTILINE)
+"""`[DONE]` says nothing there, but clients stop reading at it."""
 
 
 async def relay(model: Upstream, episode: LiveEpisode, path: str, asked: dict[str, Any]) -> Response:
@@ -84,7 +84,8 @@ class Relay(Response):
         return EventStream(lambda: self._events(answer), self._model.keep_alive_s, failure)
 
     async def _events(self, answer: httpx.Response) -> AsyncIterator[bytes]:
-        last = _RESPONDED if self._call.api == "responses" else _DONE
+        responses = self._call.api == "responses"
+        last, end = (_RESPONDED_OR_DONE, _RESPONDED) if responses else (_DONE, _DONE)
         pending, finished = b"", False
         try:
             async with aclosing(self._model.read(self._call, answer)) as parts:  # type: ignore[type-var]
@@ -92,10 +93,10 @@ class Relay(Response):
                     pending += part
                     length = _deliverable(pending, last)
                     events, pending = pending[:length], pending[length:]
-                    finished = finished or (last is _DONE and _FINISHED.search(events) is not None)
+                    finished = finished or (not responses and _FINISHED.search(events) is not None)
                     if events:
                         yield events
-            if not finished and not last.search(pending):
+            if not finished and not end.search(pending):
                 raise self._model.broken(self._call)
         except GatewayError:
             await self._model.record(self._call)  # the error is the end that the client gets

@@ -175,7 +175,8 @@ def _tool(tool: Any, where: str) -> Tool:
         message = f"{where}: a tool needs a name and an input_schema, which is an object"
         raise BadRequest(message, code="invalid_value", param=where)
     if not isinstance(description, str | None):
-        raise BadRequest(f"{where}.description: must be a string", code="invalid_value", param=where)
+        param = f"{where}.description"
+        raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description

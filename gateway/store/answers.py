@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, insert, literal, select, tuple_, update
+from sqlalchemy import Connection, insert, literal, select, tuple_, update
 
 from gateway.store.models import AnswerRow
 
@@ -67,13 +67,14 @@ def list_answers(
     limit: int,
     after: str | None,
 ) -> list[dict[str, Any]]:
-    """An episode's answers, as their clients got them; after the one of id `after`, of the model that was asked for."""
+    """An episode's answers, as their clients got them; after the one of id `after`.
+
+    `model`: the name by which the client asked for it.
+    """
     place = tuple_(_TABLE.c.created_at, _TABLE.c.id)
     query = select(_TABLE.c.answer).where(
         _TABLE.c.episode_id == episode_id, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None)
     )
-    if model is not None:
-        query = query.where(_TABLE.c.model == model)
     if after is not None:
         last = select(_TABLE.c.created_at, _TABLE.c.id).where(_TABLE.c.id == after).subquery()
         bound = select(last.c.created_at, last.c.id).scalar_subquery()
@@ -83,14 +84,9 @@ def list_answers(
     found: list[dict[str, Any]] = []
     for row in connection.execute(query):
         has = row.answer.get("metadata") or {}
-        if all(has.get(key) == value for key, value in metadata.items()):
+        matches = all(has.get(key) == value for key, value in metadata.items())
+        if matches and model in (None, row.answer["model"]):
             found.append(row.answer)
             if len(found) == limit:
                 break
     return found
-
-
-def has_answer(connection: Connection, answer_id: str, episode_id: str) -> bool:
-    """Whether an episode has an answer of that id, deleted or not."""
-    where = (_TABLE.c.id == answer_id, _TABLE.c.episode_id == episode_id)
-    return bool(connection.scalar(select(func.count()).select_from(AnswerRow).where(*where)))

@@ -35,7 +35,7 @@ class ScriptedEngine(FakeEngine):
         """Yields one choice a token, the last with its finish reason."""
         params = body["sampling_params"]
         prompt = self._tokenizer.decode(body["token_ids"], skip_special_tokens=False)
-        text = reply(prompt, params.get("structured_outputs"))
+        text = reply(prompt, params.get("structured_outputs"), self._spelled)
         end = params["stop_token_ids"][-1] if params.get("stop_token_ids") else 258
         said = self._tokenizer.encode(text, add_special_tokens=False).ids
         ids = [*said, end][: params["max_tokens"]]
@@ -50,6 +50,9 @@ class ScriptedEngine(FakeEngine):
                 "finish_reason": ("stop" if token == end else "length") if last else None,
                 "weight_versions": [{"version": self.label, "start": 0, "end": count}] if last else None,
             }
+
+    def _spelled(self, token: int) -> str:
+        return str(self._tokenizer.id_to_token(token))
 
     def _keep(self, body: dict[str, Any], ids: list[int]) -> None:
         name = body.get("request_id", "")
@@ -88,7 +91,9 @@ def _entry(token: int, logprob: float, alternatives: int) -> dict[str, Any]:
 def main() -> None:
     """Serves one scripted engine on the loopback interface."""
     parser = argparse.ArgumentParser(prog="python -m tests.compat.engine", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a folder with tokenizer.json (Qwen's marks)")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="a folder with tokenizer.json (Qwen's marks)"
+    )
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
 

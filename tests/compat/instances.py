@@ -62,7 +62,9 @@ def _value(schema: Any, root: dict[str, Any], words: Words, name: str, depth: in
             return _value(_first_of(schema[union], depth), root, words, name, depth)
     if "allOf" in schema:
         merged = {k: v for part in schema["allOf"] for k, v in _direct(part, root).items()}
-        return _value({**merged, **{k: v for k, v in schema.items() if k != "allOf"}}, root, words, name, depth)
+        return _value(
+            {**merged, **{k: v for k, v in schema.items() if k != "allOf"}}, root, words, name, depth
+        )
     return _typed(schema, root, words, name, depth)
 
 
@@ -75,7 +77,9 @@ def _first_of(options: list[Any], depth: int) -> Any:
 
 
 def _typed(schema: dict[str, Any], root: dict[str, Any], words: Words, name: str, depth: int) -> Any:
-    kind = schema.get("type") or ("object" if "properties" in schema else "array" if "items" in schema else None)
+    kind = schema.get("type") or (
+        "object" if "properties" in schema else "array" if "items" in schema else None
+    )
     if isinstance(kind, list):
         kind = next((k for k in kind if k != "null"), "null")
     match kind:

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.compat.instances import Words, instance
 
+Spelled = Callable[[int], str]
+"""The text of a token."""
 FINISHING = ("final_answer", "submit", "final_result")
 HAIKU = "Water at the gate,\nheld back while the wheel is changed,\nthen it runs again."
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
@@ -78,15 +81,18 @@ class Conversation:
         return next((tool for tool in self.tools if tool["name"] == name), None)
 
 
-def reply(prompt: str, held_to: dict[str, Any] | None = None) -> str:
-    """The text of a reply to a rendered prompt, tool marks included. `held_to`: vLLM's `structured_outputs`."""
+def reply(prompt: str, held_to: dict[str, Any] | None = None, spelled: Spelled = str) -> str:
+    """The text of a reply to a rendered prompt, tool marks included.
+
+    `held_to`: vLLM's `structured_outputs`; `spelled` says what a token id in it stands for.
+    """
     talk = Conversation.read(prompt)
     scripted = _scripted(talk)
     if scripted is not None:
         return scripted
     words = Words(talk.asked, talk.results)
     if held_to:
-        return _held(talk, held_to, words)
+        return _held(talk, held_to, words, spelled)
     if talk.results:
         return _after_results(talk, words)
     called = _named(talk)
@@ -132,7 +138,9 @@ def _named(talk: Conversation) -> list[dict[str, Any]]:
 
 
 def _overlap(name: str, asked: str) -> int:
-    parts = {part.lower() for part in re.findall(r"[A-Za-z][a-z]+|\w+", name.replace("_", " ")) if len(part) > 3}
+    parts = {
+        part.lower() for part in re.findall(r"[A-Za-z][a-z]+|\w+", name.replace("_", " ")) if len(part) > 3
+    }
     return sum(part in asked for part in parts)
 
 
@@ -153,11 +161,11 @@ def _text(asked: str) -> str:
 # Replies that a grammar holds
 
 
-def _held(talk: Conversation, held_to: dict[str, Any], words: Words) -> str:
+def _held(talk: Conversation, held_to: dict[str, Any], words: Words, spelled: Spelled) -> str:
     if "json" in held_to:
         return json.dumps(instance(_loaded(held_to["json"]), words), ensure_ascii=False)
     if "structural_tag" in held_to:
-        return _tagged(_loaded(held_to["structural_tag"])["format"], talk, words)
+        return _tagged(_loaded(held_to["structural_tag"])["format"], talk, words, spelled)
     raise ValueError(f"the scripted engine knows no instance of {sorted(held_to)}")
 
 
@@ -165,35 +173,34 @@ def _loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-def _tagged(form: dict[str, Any], talk: Conversation, words: Words) -> str:
-    """An instance of a structural tag (xgrammar's form). Of several tags, the one that the conversation is about."""
-    kind = form["type"]
-    if kind == "const_string":
-        return str(form["value"])
-    if kind == "json_schema":
-        return json.dumps(instance(form["json_schema"], words), ensure_ascii=False)
-    if kind == "tag":
-        end = form["end"][0] if isinstance(form["end"], list) else form["end"]
-        return str(form["begin"]) + _tagged(form["content"], talk, words) + str(end)
-    if kind == "sequence":
-        return "".join(_tagged(part, talk, words) for part in form["elements"])
-    if kind in ("triggered_tags", "tags_with_separator"):
-        chosen = _chosen(form["tags"], talk)
-        if chosen is None and not form.get("at_least_one"):
-            return _text(talk.asked)
-        return _tagged(chosen or form["tags"][0], talk, words)
-    if kind == "or":
-        return _tagged(_chosen(form["elements"], talk) or form["elements"][0], talk, words)
-    if kind == "any_text":
-        return ""
-    raise ValueError(f"the scripted engine knows no structural tag of type {kind!r}")
+def _tagged(form: dict[str, Any], talk: Conversation, words: Words, spelled: Spelled) -> str:
+    """An instance of a structural tag (xgrammar's form). Of several, the one that the conversation is about."""
+    match form["type"]:
+        case "const_string":
+            return str(form["value"])
+        case "token":
+            return spelled(form["token"])
+        case "json_schema":
+            return json.dumps(instance(form["json_schema"], words), ensure_ascii=False)
+        case "sequence":
+            return "".join(_tagged(part, talk, words, spelled) for part in form["elements"])
+        case "or":
+            return _tagged(_chosen(form["elements"], talk), talk, words, spelled)
+        case "star" | "any_tokens" | "any_text":
+            return ""
+        case "regex" if form["pattern"] == "\\n{0,2}":
+            return "\n\n"
+        case kind:
+            raise ValueError(f"the scripted engine knows no instance of the structural tag {kind!r}: {form}")
 
 
-def _chosen(forms: list[dict[str, Any]], talk: Conversation) -> dict[str, Any] | None:
-    """The form that holds the name of the tool that comes next."""
+def _chosen(forms: list[dict[str, Any]], talk: Conversation) -> dict[str, Any]:
+    """The form that names the tool that comes next; else plain JSON, if that is allowed; else the first."""
     if talk.results or "Observation" in talk.turns[-1].text:
         names = [name for name in FINISHING if talk.tool(name)]
     else:
         names = [tool["name"] for tool in _named(talk)]
     written = [(json.dumps(form), form) for form in forms]
-    return next((form for name in names for text, form in written if name in text), None)
+    named = (form for name in names for text, form in written if name in text)
+    plain = (form for form in forms if form["type"] == "json_schema")
+    return next(named, None) or next(plain, None) or forms[0]

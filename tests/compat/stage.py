@@ -21,7 +21,16 @@ from tests.tiny import save_tokenizer
 
 START_S = 120.0
 NAMES = [
-    *("gpt-4o", "gpt-4o-mini", "gpt-4.1", "gpt-5.4", "gpt-5.6-sol", "gpt-3.5-turbo-instruct", "string"),
+    *(
+        "gpt-4o",
+        "gpt-4o-mini",
+        "gpt-4.1",
+        "gpt-5.4",
+        "gpt-6-astra",
+        "model",
+        "gpt-3.5-turbo-instruct",
+        "string",
+    ),
     *("claude-sonnet-4-5", "claude-opus-4-5", "openai/demo"),
 ]
 """The names by which foreign programs ask for the model; a name that is not among them is no model."""

@@ -59,7 +59,9 @@ class Episode:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The recorded tree."""
-        nodes: list[dict[str, Any]] = _json(f"{self.gate.gateway}/admin/v1/episodes/{self.id}/trajectory")["nodes"]
+        nodes: list[dict[str, Any]] = _json(f"{self.gate.gateway}/admin/v1/episodes/{self.id}/trajectory")[
+            "nodes"
+        ]
         return nodes
 
     def check(self, turns: int | None = None) -> None:

@@ -43,7 +43,11 @@ def model_of(kind: str, episode: Episode, name: str = MODEL, **config: Any) -> A
     settings = GenerateConfig(max_retries=0, **config)
     if kind == "anthropic":
         return get_model(
-            f"anthropic/{name}", base_url=episode.root, api_key=episode.api_key, config=settings, memoize=False
+            f"anthropic/{name}",
+            base_url=episode.root,
+            api_key=episode.api_key,
+            config=settings,
+            memoize=False,
         )
     return get_model(
         f"openai-api/headgate/{name}",

@@ -48,7 +48,9 @@ async def test_async_with_streamed_tokens(episode: Episode) -> None:
     graph = agent(episode, streaming=True)
     parts = [
         part.content
-        async for part, about in graph.astream({"messages": [("user", WEATHER)]}, THREAD, stream_mode="messages")
+        async for part, about in graph.astream(
+            {"messages": [("user", WEATHER)]}, THREAD, stream_mode="messages"
+        )
         if about["langgraph_node"] == "agent"
     ]
     assert "".join(parts) == f"The answer is {SUNNY}."

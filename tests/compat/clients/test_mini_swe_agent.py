@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
+os.environ["MSWEA_SILENT_STARTUP"] = "1"
+os.environ["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"] = "1"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched at import
 pytest.importorskip("minisweagent")
 
 import litellm  # noqa: E402
@@ -34,9 +36,7 @@ def model_of(kind: type, episode: Episode, name: str = MODEL) -> Any:
 
 
 @pytest.mark.parametrize("kind", [LitellmModel, LitellmResponseModel], ids=["chat", "responses"])
-def test_an_agent_with_a_shell_is_one_trajectory(
-    kind: type, episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_with_a_shell_is_one_trajectory(kind: type, episode: Episode, tmp_path: Path) -> None:
     config = yaml.safe_load((builtin_config_dir / "default.yaml").read_text())["agent"]
     agent = DefaultAgent(
         model_of(kind, episode),
@@ -53,7 +53,6 @@ def test_an_agent_with_a_shell_is_one_trajectory(
     assert [node["parent"] for node in episode.nodes()] == [-1, 0, 1, 2, 3, 4]
 
 
-def test_errors_are_litellms_own(episode: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")
+def test_errors_are_litellms_own(episode: Episode) -> None:
     with pytest.raises(litellm.exceptions.NotFoundError):
         model_of(LitellmModel, episode, "no-such-model").query([{"role": "user", "content": "hello"}])

@@ -66,7 +66,9 @@ class TestChat:
         assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
 
     def test_the_helper_for_streams_gathers_the_reply(self, client: Any) -> None:
-        with client.chat.completions.stream(model=MODEL, messages=[user(WEATHER)], tools=[CHAT_TOOL]) as stream:
+        with client.chat.completions.stream(
+            model=MODEL, messages=[user(WEATHER)], tools=[CHAT_TOOL]
+        ) as stream:
             kinds = {event.type for event in stream}
             whole = stream.get_final_completion()
         assert "tool_calls.function.arguments.done" in kinds
@@ -80,7 +82,9 @@ class TestChat:
         messages: list[Any] = [user(WEATHER)]
         for _ in range(2):
             if streamed:
-                with client.chat.completions.stream(model=MODEL, messages=messages, tools=[CHAT_TOOL]) as stream:
+                with client.chat.completions.stream(
+                    model=MODEL, messages=messages, tools=[CHAT_TOOL]
+                ) as stream:
                     message = stream.get_final_completion().choices[0].message
             else:
                 answer = client.chat.completions.create(model=MODEL, messages=messages, tools=[CHAT_TOOL])
@@ -105,7 +109,10 @@ class TestChat:
             assert set(json.loads(called.function.arguments)) == {"city"}
 
     def test_a_reply_in_a_schema(self, client: Any) -> None:
-        wanted: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+        wanted: Any = {
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": PERSON, "strict": True},
+        }
         answer = client.chat.completions.create(model=MODEL, messages=[user(ADA)], response_format=wanted)
         assert json.loads(answer.choices[0].message.content) == {"name": "Ada", "age": 36}
         answer = client.chat.completions.create(
@@ -156,7 +163,9 @@ class TestChat:
             client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": image}])
         assert "image_url" in str(refused.value)
         with pytest.raises(openai.AuthenticationError):
-            client.with_options(api_key="wrong").chat.completions.create(model=MODEL, messages=[user("hello")])
+            client.with_options(api_key="wrong").chat.completions.create(
+                model=MODEL, messages=[user("hello")]
+            )
 
 
 class TestModels:
@@ -219,7 +228,11 @@ class TestResponses:
                 model=MODEL, input=[result], tools=[RESPONSE_TOOL], previous_response_id=first.id
             )
         else:
-            items: Any = [user(WEATHER), *[item.model_dump(exclude_none=True) for item in first.output], result]
+            items: Any = [
+                user(WEATHER),
+                *[item.model_dump(exclude_none=True) for item in first.output],
+                result,
+            ]
             second = client.responses.create(model=MODEL, input=items, tools=[RESPONSE_TOOL])
         assert second.output_text == f"The answer is {SUNNY}."
         episode.check(turns=2)

@@ -30,9 +30,7 @@ def get_weather(city: str) -> str:
 @pytest.fixture(params=["chat", "responses"])
 async def model(episode: Episode, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     agents.set_tracing_disabled(True)
-    kind = (
-        agents.OpenAIChatCompletionsModel if request.param == "chat" else agents.OpenAIResponsesModel
-    )
+    kind = agents.OpenAIChatCompletionsModel if request.param == "chat" else agents.OpenAIResponsesModel
     async with openai.AsyncOpenAI(
         base_url=episode.base_url, api_key=episode.api_key, max_retries=0
     ) as client:
@@ -71,7 +69,9 @@ async def test_an_agent_with_a_tool_is_one_trajectory(model: Any, episode: Episo
 
 
 async def test_a_handoff_is_a_branch(model: Any, episode: Episode) -> None:
-    forecaster = agents.Agent(name="forecaster", instructions="You forecast.", model=model, tools=[get_weather])
+    forecaster = agents.Agent(
+        name="forecaster", instructions="You forecast.", model=model, tools=[get_weather]
+    )
     first = agents.Agent(name="first", instructions="Hand over.", model=model, handoffs=[forecaster])
     done = await agents.Runner.run(first, f"transfer_to_forecaster, please. {WEATHER}")
     assert done.last_agent.name == "forecaster"

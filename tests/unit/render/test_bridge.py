@@ -199,6 +199,7 @@ REMINDED_OF_THE_LAST_USER = (
     "{% endif %}{% endfor %}"
     + HEAD.replace("<|im_end|>", "{{ ' (last)' if loop.index0 == ns.last }}<|im_end|>")
 )
+QUOTING = HEAD.replace("{{ m.role }}", "{{ m.role }}{{ ' to ' ~ messages[0].content if m.role == 'user' }}")
 ENDED = HEAD + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
 DATED = "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n" + HEAD
 
@@ -215,11 +216,7 @@ DATED = "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n" + HEAD
         pytest.param(
             HEAD + GENERATION.replace("assistant", "assistant {{ messages|length }}"), False, id="counts"
         ),
-        pytest.param(
-            HEAD + GENERATION.replace("assistant", "assistant to {{ messages[0].content }}"),
-            False,
-            id="quotes the first",
-        ),
+        pytest.param(QUOTING + GENERATION, False, id="quotes the first"),
         pytest.param(HEAD.replace("<|im_end|>", "END") + GENERATION, False, id="closes a reply with text"),
         pytest.param(
             HEAD.replace("{{ m.content }}", "> {{ m.content }}") + GENERATION, False, id="quotes replies"

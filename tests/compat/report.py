@@ -1,0 +1,124 @@
+"""From JUnit XML to `docs/compatibility.md`: per client and version what passed, failed and was skipped, and why."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.compat.known import KNOWN, Known
+
+HEAD = """# Compatibility
+
+Programs that nobody here wrote, run against a gateway before a scripted engine (`tests/compat`): `make test-compat` makes this
+page. Versions are pinned in `requirements/compat`. Where a suite is the client's own (openai-python, langchain's standard tests),
+its tests are unchanged; the others are scenarios of ours with the unmodified client: a reply, a stream, a conversation with tools,
+a typed reply, async, errors, and after each one the episode's record is compared with what the engine was given and what it said.
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test."""
+
+    name: str
+    outcome: str
+    """`passed`, `failed` or `skipped`."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One suite."""
+
+    name: str
+    version: str
+    cases: Sequence[Case] = ()
+    skipped: str = ""
+    """Why it was not run at all."""
+
+    def reasons(self) -> list[tuple[str, list[Case], bool]]:
+        """Each reason for what did not pass, with its tests, and whether it is known."""
+        found: dict[tuple[str, bool], list[Case]] = defaultdict(list)
+        for case in self.cases:
+            if case.outcome != "passed":
+                known = reason_of(self.name, case)
+                plain = (
+                    case.message if case.outcome == "skipped" else f"unexplained: {case.name}: {case.message}"
+                )
+                found[known.why if known else plain, known is not None or case.outcome == "skipped"].append(
+                    case
+                )
+        return [(why, cases, known) for (why, known), cases in found.items()]
+
+    @property
+    def unexplained(self) -> int:
+        """How many failures nobody has explained."""
+        return sum(len(cases) for _, cases, known in self.reasons() if not known)
+
+
+def read(xml: Path) -> list[Case]:
+    """The tests in a JUnit file; a test that failed twice (also while it was torn down) is one."""
+    cases: dict[str, Case] = {}
+    for element in ElementTree.parse(xml).iter("testcase"):
+        name = f"{element.get('classname')}::{element.get('name')}"
+        bad = element.find("failure") if element.find("failure") is not None else element.find("error")
+        skipped = element.find("skipped")
+        if bad is not None:
+            text = f"{bad.get('message', '')}\n{bad.text or ''}"
+            cases[name] = Case(name, "failed", text)
+        elif skipped is not None:
+            cases[name] = Case(name, "skipped", _line(skipped.get("message", "")))
+        else:
+            cases.setdefault(name, Case(name, "passed"))
+    return list(cases.values())
+
+
+def reason_of(suite: str, case: Case) -> Known | None:
+    """The first known reason that fits a failure, or a skip."""
+    fits = (
+        known
+        for known in KNOWN
+        if re.search(known.suite, suite)
+        and re.search(known.test, case.name)
+        and re.search(known.message, case.message)
+    )
+    return next(fits, None)
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The page."""
+    lines = [HEAD, "| client | version | passed | failed | skipped |", "|---|---|---|---|---|"]
+    for row in rows:
+        if row.skipped:
+            lines.append(f"| {row.name} | {row.version} | not run: {row.skipped} | | |")
+            continue
+        count = Counter(case.outcome for case in row.cases)
+        lines.append(
+            f"| {row.name} | {row.version} | {count['passed']} | {count['failed']} | {count['skipped']} |"
+        )
+    for row in rows:
+        reasons = row.reasons()
+        if reasons:
+            lines += ["", f"## {row.name} {row.version}: what did not pass, and why", ""]
+            for why, cases, _ in sorted(reasons, key=lambda reason: -len(reason[1])):
+                outcome = "/".join(sorted({case.outcome for case in cases}))
+                named = _names(cases)
+                lines.append(f"- {len(cases)} {outcome} ({named}): {_line(why)}")
+    return "\n".join(lines) + "\n"
+
+
+def _names(cases: Sequence[Case]) -> str:
+    """The tests' names without their parameters, the first of them."""
+    bare = (case.name.rpartition("::")[2].partition("[")[0] for case in cases)
+    names = list(dict.fromkeys(f"`{name}`" for name in bare))
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _line(text: str) -> str:
+    found = [line for line in text.strip().splitlines() if line.startswith("E ")]
+    return re.sub(r"\s+", " ", found[-1][1:] if found else text.strip())[:400].strip()

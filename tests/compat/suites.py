@@ -1,0 +1,142 @@
+"""The suites: which tests, in which environment, and how they are run. Each writes JUnit XML, which `report.py` reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.compat.clients.gate import Episode, Gate
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = "tests/compat/clients"
+TIMEOUT_S = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One row of the table."""
+
+    name: str
+    package: str
+    """The distribution whose version is shown."""
+    environment: str
+    """`.venv-compat/NAME`, from `requirements/compat/NAME.txt`."""
+    tests: tuple[str, ...]
+    """Arguments of pytest."""
+    sources: bool = False
+    """The tests are the package's own: they come with its source distribution."""
+    options: tuple[str, ...] = field(default=())
+
+    @property
+    def python(self) -> Path:
+        """The environment's interpreter."""
+        return ROOT / ".venv-compat" / self.environment / "bin" / "python"
+
+    def version(self) -> str:
+        """The installed version of `package`."""
+        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        return subprocess.run(
+            [self.python, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+
+def _client(name: str, package: str, file: str, environment: str = "agents", *options: str) -> Suite:
+    return Suite(name, package, environment, (f"{CLIENTS}/{file}",), options=options)
+
+
+_OWN = ("chat", "test_completions.py", "test_models.py", "test_responses.py", "responses")
+_OWN_TESTS = tuple(f"tests/api_resources/{part}" for part in _OWN)
+
+SUITES = (
+    _client("openai 3.x", "openai", "test_openai.py"),
+    _client("openai 2.x", "openai", "test_openai.py", "openai2"),
+    _client("anthropic", "anthropic", "test_anthropic.py"),
+    _client("openai-agents", "openai-agents", "test_openai_agents.py"),
+    _client("langchain-openai", "langchain-openai", "test_langchain.py", "agents", "--disable-recording"),
+    _client("langgraph", "langgraph", "test_langgraph.py"),
+    _client("pydantic-ai", "pydantic-ai-slim", "test_pydantic_ai.py"),
+    _client("smolagents", "smolagents", "test_smolagents.py"),
+    _client("inspect-ai", "inspect-ai", "test_inspect_ai.py"),
+    _client("mini-swe-agent", "mini-swe-agent", "test_mini_swe_agent.py", "mini-swe-agent"),
+    Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True),
+)
+
+
+class Skipped(Exception):
+    """A suite that cannot be run here; the message says why."""
+
+
+def run(suite: Suite, gate: Gate, work: Path) -> Path:
+    """Runs a suite; answers its JUnit XML. Raises Skipped."""
+    if not suite.python.exists():
+        raise Skipped(f"no environment {suite.environment}: make .venv-compat/{suite.environment}/.ready")
+    result = work / f"{re.sub(r'[^a-z0-9]+', '-', suite.name.lower())}.xml"
+    if suite.sources:
+        _pytest(suite, _sources(suite, work), _own_environment(suite, gate, work), result)
+    else:
+        _pytest(suite, ROOT, _environment(gate), result)
+    if not result.exists():
+        raise Skipped(f"pytest ended without a result; see {result.with_suffix('.log')}")
+    return result
+
+
+def _pytest(suite: Suite, folder: Path, env: dict[str, str], result: Path) -> None:
+    ini = ["-n", "0"] if suite.sources else ["-c", "tests/compat/pytest.ini", "--rootdir", str(ROOT)]
+    argv = [suite.python, "-m", "pytest", *ini, "-q", "--tb=short", f"--junitxml={result}", *suite.options]
+    with result.with_suffix(".log").open("wb") as log:
+        subprocess.run([*argv, *suite.tests], cwd=folder, env=env, stdout=log, stderr=log, timeout=TIMEOUT_S)
+
+
+def _environment(gate: Gate) -> dict[str, str]:
+    given = {"HEADGATE_COMPAT_GATEWAY": gate.gateway, "HEADGATE_COMPAT_ENGINE": gate.engine}
+    return {**os.environ, **given}
+
+
+# The package's own tests
+
+
+def _own_environment(suite: Suite, gate: Gate, work: Path) -> dict[str, str]:
+    """They take the base URL from the environment, and a key that is written in their conftest: this episode's takes its place."""
+    episode: Episode = gate.open(suite.name)
+    conftest = work / _folder(suite) / "tests" / "conftest.py"
+    text, count = re.subn(
+        r'^api_key = ".*"', f'api_key = "{episode.api_key}"', conftest.read_text(), flags=re.M
+    )
+    if count != 1:
+        raise Skipped(f"{conftest} holds no key that could be replaced")
+    conftest.write_text(text)
+    return {**_environment(gate), "TEST_API_BASE_URL": episode.base_url}
+
+
+def _sources(suite: Suite, work: Path) -> Path:
+    """The source distribution of the installed version, unpacked: it brings the tests, at exactly this version."""
+    wanted = f"{suite.package}=={suite.version()}"
+    argv = [
+        suite.python,
+        "-m",
+        "pip",
+        "download",
+        "-qq",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "-d",
+        work,
+        wanted,
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S)
+    archives: Sequence[Path] = sorted(work.glob(f"{_folder(suite)}.tar.gz"))
+    if done.returncode or not archives:
+        raise Skipped(f"pip has no source distribution of {wanted}: {done.stderr.strip()[-200:]}")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(work, filter="data")
+    return work / _folder(suite)
+
+
+def _folder(suite: Suite) -> str:
+    return f"{suite.package}-{suite.version()}"

@@ -1,0 +1,352 @@
+"""Anthropic's API as its own SDK uses it: replies, streams, tools over several turns, thinking, errors, retries."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.engines.fake.engine import Faults
+from tests.gateways import RunningGateway
+from tests.integration.support import ScriptedEngine, nodes_of, path_to, scripted_gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HI: dict[str, Any] = {"role": "user", "content": "hi"}
+ADD: dict[str, Any] = {
+    "name": "add",
+    "description": "Adds.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d}}\n</tool_call>'
+THINKING: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+async def shared(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[RunningGateway, ScriptedEngine]]:
+    models = {"demo": {"path": str(tiny_model), "aliases": ["claude-opus"]}}
+    elsewhere = {"train": False, "upstream": {"url": "http://127.0.0.1:9/v1"}}
+    work = tmp_path_factory.mktemp("messages")
+    async with scripted_gateway(
+        tiny_model,
+        work,
+        models={**models, "elsewhere": elsewhere},
+        staleness={"batch": 64},
+        server={"keep_alive_s": 0.05},
+    ) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scripted(
+    shared: tuple[RunningGateway, ScriptedEngine],
+) -> AsyncIterator[tuple[RunningGateway, ScriptedEngine]]:
+    """The module's gateway; a test says everything that it has scripted."""
+    yield shared
+    left, engine = list(shared[1].replies), shared[1]
+    engine.replies.clear()
+    assert left == []
+
+
+@asynccontextmanager
+async def opened(
+    gateway: RunningGateway, **kwargs: Any
+) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, str]]:
+    """The SDK in a new episode, and the episode's id."""
+    episode = await gateway.admin.open_episode("task", mode="eval", **kwargs)
+    async with anthropic.AsyncAnthropic(
+        base_url=gateway.url, api_key=episode.api_key, max_retries=0
+    ) as client:
+        yield client, episode.episode_id
+
+
+async def ask(client: Any, *messages: Any, stream: bool = False, **values: Any) -> Any:
+    asked = {"model": "claude-opus", "max_tokens": 500, "messages": [*messages], **values}
+    if not stream:
+        return await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as events:
+        return await events.get_final_message()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
+    gateway, engine = scripted
+    engine.replies.append("Grüße 🙂")
+    async with opened(gateway) as (client, episode):
+        answer = await ask(client, HI, system="be kind", stream=stream)
+    assert [(block.type, block.text) for block in answer.content] == [("text", "Grüße 🙂")]
+    assert (answer.stop_reason, answer.stop_sequence, answer.role) == ("end_turn", None, "assistant")
+    assert answer.model == "claude-opus"
+    prompt, turn = await nodes_of(gateway, episode)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(prompt["ids"]), len(turn["ids"]))
+    assert answer.id == turn["call_id"]
+    assert gateway.model.renderer.decode(prompt["ids"]).startswith("<|im_start|>system\nbe kind<|im_end|>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("thinking", [None, THINKING, {"type": "adaptive", "display": "omitted"}])
+async def test_a_conversation_of_tools_is_one_path_of_tokens(
+    scripted: tuple[RunningGateway, ScriptedEngine], stream: bool, thinking: dict[str, Any] | None
+) -> None:
+    """What the SDK gave is sent back as it is; between turns, the client does what Claude Code does to its requests."""
+    gateway, engine = scripted
+    values: dict[str, Any] = {
+        "tools": [ADD],
+        "stream": stream,
+        **({"thinking": thinking} if thinking else {}),
+    }
+    engine.replies += [
+        "<think>\nadd\n</think>\n\nLet me." + CALL % 1 + "\n" + CALL % 2,
+        CALL % 3,
+        "<think>\nit is six\n</think>\n\nSix.",
+    ]
+    messages: list[Any] = [HI]
+    async with opened(gateway) as (client, episode):
+        for turn in range(3):
+            bill = {"type": "text", "text": f"x-anthropic-billing-header: cch={turn};"}
+            system = [bill, {"type": "text", "text": "add", "cache_control": {"type": "ephemeral"}}]
+            answer = await ask(client, *messages, system=system, **values)
+            messages.append({"role": "assistant", "content": answer.content})
+            uses = [block for block in answer.content if block.type == "tool_use"]
+            if uses:
+                assert answer.stop_reason == "tool_use"
+                results = [
+                    {"type": "tool_result", "tool_use_id": use.id, "content": str(use.input["a"])}
+                    for use in uses
+                ]
+                messages.append({"role": "user", "content": results})
+    nodes = await nodes_of(gateway, episode)
+    assert [node["sampled"] for node in nodes] == [False, True] * 3
+    for before, node in itertools.pairwise(nodes):
+        assert (node["parent"], node["at"]) == (before["index"], len(before["ids"]))
+    given = [request["token_ids"] for request in engine.requests[-3:]]
+    assert given == [path_to(nodes, node) for node in nodes if node["sampled"]]
+    first, last = messages[1]["content"], messages[-1]["content"]
+    kinds = ["text", "tool_use", "tool_use"]
+    assert [block.type for block in first] == (["thinking", *kinds] if thinking else kinds)
+    assert [block.input for block in first[-2:]] == [{"a": 1}, {"a": 2}]
+    assert last[-1].text == "Six."
+    if thinking:
+        assert (last[0].thinking, bool(last[0].signature)) == (
+            "it is six" if "budget_tokens" in thinking else "",
+            True,
+        )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_why_a_reply_ends(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
+    gateway, engine = scripted
+    async with opened(gateway) as (client, _):
+        engine.replies += ["one two three", "one two three", "x" * 4000]
+        stopped = await ask(client, HI, stop_sequences=["three", "two"], stream=stream)
+        short = await ask(client, HI, max_tokens=3, stream=stream)
+        full = await ask(client, HI, max_tokens=64_000, stream=stream, timeout=60)
+    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == (
+        "one ",
+        "stop_sequence",
+        "two",
+    )
+    assert (short.content[0].text, short.stop_reason) == ("one", "max_tokens")
+    assert full.stop_reason == "model_context_window_exceeded"
+    longest = gateway.settings.model.max_model_len
+    assert full.usage.input_tokens + full.usage.output_tokens == longest
+
+
+async def test_tokens_are_counted_as_they_would_be_given(
+    scripted: tuple[RunningGateway, ScriptedEngine],
+) -> None:
+    gateway, engine = scripted
+    engine.replies += ["<think>\nlong thoughts\n</think>\n\nyes", "no"]
+    messages: list[Any] = [HI]
+    async with opened(gateway) as (client, episode):
+        for _ in range(2):
+            count = await client.messages.count_tokens(model="claude-opus", messages=messages, tools=[ADD])
+            answer = await ask(client, *messages, tools=[ADD])
+            assert count.input_tokens == answer.usage.input_tokens
+            messages += [{"role": "assistant", "content": answer.content}, HI]
+    assert len([node for node in await nodes_of(gateway, episode) if node["sampled"]]) == 2
+
+
+async def test_a_retry_gets_the_same_answer(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+    gateway, engine = scripted
+    engine.replies.append("<think>\nadd\n</think>\n\nso " + CALL % 1)
+    asked = len(engine.requests)
+    async with opened(gateway) as (client, episode):
+        first, again = [
+            await ask(
+                client,
+                HI,
+                tools=[ADD],
+                thinking=THINKING,
+                extra_headers={"x-stainless-retry-count": str(count)},
+            )
+            for count in (0, 1)
+        ]
+    assert first.model_dump() == again.model_dump()
+    assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
+    assert len(engine.requests) == asked + 1
+    assert len(await nodes_of(gateway, episode)) == 2
+
+
+async def test_a_retry_of_a_stopped_reply_names_its_stop_sequence(
+    scripted: tuple[RunningGateway, ScriptedEngine],
+) -> None:
+    gateway, engine = scripted
+    engine.replies.append("one two three")
+    async with opened(gateway) as (client, _):
+        answers = [
+            await ask(client, HI, stop_sequences=["two"], extra_headers={"idempotency-key": "k"})
+            for _ in range(2)
+        ]
+    assert [(answer.content[0].text, answer.stop_sequence) for answer in answers] == [("one ", "two")] * 2
+
+
+async def test_errors_are_the_sdks_own(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+    gateway, _ = scripted
+    async with opened(gateway) as (client, _episode):
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await ask(client, {"role": "user", "content": [{"type": "image", "source": {}}]})
+        assert "'image'" in str(refused.value)
+        with pytest.raises(anthropic.BadRequestError, match="top_k"):
+            await ask(client, HI, extra_body={"top_k": -1})
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > 2047 maximum"
+        ):
+            await ask(client, {"role": "user", "content": "x" * 3000})
+        with pytest.raises(anthropic.BadRequestError, match="'elsewhere' is upstream"):
+            await ask(client, HI, model="elsewhere")
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await ask(client, HI, model="claude-nobody", stream=True)
+        assert unknown.value.body == {
+            "type": "error",
+            "error": {"type": "not_found_error", "message": "the model 'claude-nobody' does not exist"},
+        }
+        with pytest.raises(anthropic.AuthenticationError):
+            await ask(client.with_options(api_key="wrong"), HI)
+
+
+async def test_a_body_that_is_no_request(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+    gateway, _ = scripted
+    _, headers = await gateway.open("bad", mode="eval")
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        for content in (
+            b"",
+            b"{",
+            b"[]",
+            b"{}",
+            b'{"model": 5}',
+            b'{"model": "claude-opus", "messages": {}}',
+        ):
+            answer = await gateway.http.post(path, content=content, headers=headers)
+            assert answer.status_code == 400
+            assert answer.json()["type"] == "error"
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_key_as_anthropics_clients_send_it(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+    gateway, engine = scripted
+    episode = await gateway.admin.open_episode("task", mode="eval")
+    for headers in ({"x-api-key": episode.api_key}, {"authorization": f"Bearer {episode.api_key}"}):
+        engine.replies.append("yes")
+        answer = await gateway.http.post(
+            f"/e/{episode.episode_id}/v1/messages?beta=true",
+            json={"model": "claude-opus", "max_tokens": 9, "messages": [HI]},
+            headers={**headers, "anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219"},
+        )
+        assert answer.json()["content"] == [{"type": "text", "text": "yes"}], answer.text
+
+
+async def lines(gateway: RunningGateway, headers: dict[str, str], **values: Any) -> AsyncIterator[str]:
+    body = {"model": "claude-opus", "max_tokens": 50, "messages": [HI], "stream": True, **values}
+    async with gateway.http.stream("POST", "/v1/messages", json=body, headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            yield line
+
+
+async def test_a_stream_that_waits_pings(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+    """Hidden thinking is such a wait, too."""
+    gateway, engine = scripted
+    engine.replies.append("<think>\nhm\n</think>\n\nyes")
+    _, headers = await gateway.open("pinged", mode="eval")
+    engine.faults = Faults(delay_s=0.04)
+    try:
+        events = [line[7:] async for line in lines(gateway, headers) if line.startswith("event: ")]
+    finally:
+        engine.faults = Faults()
+    assert "ping" in events
+    shown = [event for event in events if event != "ping"]
+    assert shown[:2] == ["message_start", "content_block_start"]
+    assert {*shown[2:-3]} == {"content_block_delta"}
+    assert shown[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+async def test_a_stream_that_fails_says_so_and_never_ends_well(
+    scripted: tuple[RunningGateway, ScriptedEngine],
+) -> None:
+    gateway, engine = scripted
+    engine.replies.append("x" * 100)
+    engine.faults = Faults(delay_s=0.04)
+    try:
+        async with opened(gateway) as (client, episode):
+            async with client.messages.stream(model="claude-opus", max_tokens=200, messages=[HI]) as stream:
+                async for event in stream:
+                    if event.type == "text":
+                        break
+                await gateway.admin.abandon(episode, "stopped")
+                with pytest.raises(anthropic.APIStatusError) as failed:
+                    await stream.get_final_message()
+            assert failed.value.body["type"] == "error"
+            assert failed.value.body["error"]["message"]
+    finally:
+        engine.faults = Faults()
+
+
+async def test_models_in_both_forms(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+    gateway, _ = scripted
+    async with opened(gateway) as (client, _episode):
+        listed = await client.models.list(limit=2)
+        assert [model.id for model in listed.data] == ["demo", "claude-opus"]
+        assert (listed.first_id, listed.last_id, listed.has_more) == ("demo", "claude-opus", True)
+        assert [model.id async for model in client.models.list(limit=1)] == [
+            "demo",
+            "claude-opus",
+            "elsewhere",
+        ]
+        assert (await client.models.list(before_id="elsewhere", limit=1)).data[0].id == "claude-opus"
+        found = await client.models.retrieve("claude-opus")
+        assert (found.type, found.display_name, found.lifecycle) == ("model", "claude-opus", "active")
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await client.models.retrieve("org/none")
+        assert unknown.value.body["error"]["type"] == "not_found_error"
+        with pytest.raises(anthropic.BadRequestError, match="after_id"):
+            await client.models.list(after_id="nobody")
+    found = (await gateway.http.get("/v1/models/demo")).json()
+    assert found == {"id": "demo", "object": "model", "created": 0, "owned_by": "headgate"}
+    missing = await gateway.http.get("/v1/models/org/none")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_description_of_the_api_has_no_dangling_reference(
+    scripted: tuple[RunningGateway, ScriptedEngine],
+) -> None:
+    described = (await gateway_description(scripted[0])).json()
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/completions"):
+        operation = described["paths"][path]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert "$ref" not in json.dumps(schema)
+        assert "model" in schema["required"]
+
+
+async def gateway_description(gateway: RunningGateway) -> httpx.Response:
+    return await gateway.http.get("/openapi.json")
