@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
 
-_INSERT_NODE = insert(NodeRow.__table__)
-_INSERT_CALL = insert(CallRow.__table__)
+_INSERT_NODE = insert(cast(Table, NodeRow.__table__))
+_INSERT_CALL = insert(cast(Table, CallRow.__table__))
 
 
 @dataclass(frozen=True, slots=True)
