@@ -1,10 +1,10 @@
 """The gateway's CPU against that of vLLM's own chat front end, for the same work on real vLLM with a tiny model.
 
-Two ways to the same engine, in turn: (a) the client asks vLLM's `/v1/chat/completions`; (b) the client asks the gateway, recording
-on, and the gateway asks vLLM's `/inference/v1/generate`. Both stream. CPU-seconds per 1,000 tokens of each process: vLLM's API
-server, its EngineCore, the gateway, the client. `cpu_vs_vllm_chat` is the gateway's in (b) over the API server's in (a) while the
-client asks for log-probabilities; `cpu_vs_vllm_chat_plain` is the same where it does not: then vLLM makes none, and the gateway
-still records them. What the API server spends in (b) comes on top of the gateway, and is reported beside it.
+Two ways to the same engine, in turn: (a) the client asks vLLM's `/v1/chat/completions`; (b) the client asks the gateway, which
+records and asks vLLM's `/inference/v1/generate`. Both stream. CPU-seconds per 1,000 tokens of each process: vLLM's API server,
+its EngineCore, the gateway, the client. `cpu_vs_vllm_chat` is the gateway's in (b) over the API server's in (a) while the client
+asks for log-probabilities; `cpu_vs_vllm_chat_plain` is the same where it does not: then vLLM makes none, and the gateway still
+records them. What the API server spends in (b) comes on top of the gateway, and is reported beside it.
 
 Then the engine gets a core of its own, and the gateway and the client another: `own_cores_ratio` is the tokens/s through the
 gateway over those of `/inference/v1/generate` called directly.

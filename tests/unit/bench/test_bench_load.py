@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 
@@ -44,9 +45,13 @@ class Scripted:
         return events.count(b"x"), 3 * events.count(b"x")
 
 
+served: Counter[str] = Counter()
+
+
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while await reader.readuntil(b"\r\n\r\n"):
+            served["requests"] += 1
             writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             for event in [b"role", *[b"x"] * CHUNKS, b"[DONE]"]:
                 data = b"data: " + event + b"\n\n"
@@ -58,10 +63,12 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_a_window_counts_what_came_in_it() -> None:
+    served.clear()
     async with await asyncio.start_server(_serve, "127.0.0.1", 0) as server:
         target = Scripted(server.sockets[0].getsockname()[1])
         window = await measure(target, Shape(STREAMS, 8, True), 0.2, {"none": lambda: 0.0})
     assert window.failures == {}
+    assert len(window.answers) <= served.total() - STREAMS, "the first answer of each stream came before"
     assert window.tokens == pytest.approx(3 * window.chunks)
     assert len(window.answers) >= window.requests > 0
     assert len(window.answers) - window.requests <= STREAMS, "at most what was under way came later"

@@ -21,7 +21,7 @@ PROMPTS = Prompts(["hi"], [[1, 2]], [258])
 
 def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "bench.gateway", *options]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=400)
 
 
 def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:

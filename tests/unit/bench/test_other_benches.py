@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def report_of(name: str, out: Path, *options: str, timeout_s: float = 180.0) -> dict[str, Any]:
+def report_of(name: str, out: Path, *options: str, timeout_s: float = 400.0) -> dict[str, Any]:
     argv = [sys.executable, "-m", f"bench.{name}", *options, "--out", str(out)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_ledger(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_vllm_chat(tmp_path: Path) -> None:
     size = ["--streams", "4", "--seconds", "0.5", "--rounds", "1"]
-    report = report_of("vllm_chat", tmp_path / "chat.json", *size, timeout_s=600.0)
+    report = report_of("vllm_chat", tmp_path / "chat.json", *size, timeout_s=900.0)
     for key in ("cpu_vs_vllm_chat", "cpu_vs_vllm_chat_plain", "own_cores_ratio"):
         assert report[key] > 0
     for result in report["results"][:2]:
