@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 ENGINE := .venv-engine
+LITELLM := .venv-litellm
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
@@ -10,7 +11,8 @@ PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine check format test test-fast demo demo-seeds report-staleness prove \
-	bench bench-update bench-rules bench-ledger clean
+	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix \
+	litellm clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -48,8 +50,22 @@ report-staleness: setup engine ## the demo for five bounds on staleness, three s
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
 	$(BIN)/python -m tests.proof
 
-bench: setup engine ## what the gateway costs, with the fake engine and with real vLLM
+bench: setup engine litellm ## the gateway beside LiteLLM's proxy, a pass-through and the engine alone
 	$(BIN)/python -m bench.gateway
+
+litellm: $(LITELLM)/.ready ## install LiteLLM's proxy, to compare with, into .venv-litellm
+
+bench-chat: setup engine ## the gateway's CPU against that of vLLM's own chat front end
+	$(BIN)/python -m bench.vllm_chat
+
+bench-payloads: setup ## long prompts, many sessions, long conversations: the event loop's lag
+	$(BIN)/python -m bench.payloads
+
+bench-memory: setup ## the gateway's memory after 20,000 and after 100,000 calls
+	$(BIN)/python -m bench.memory
+
+bench-prefix: setup ## how often a conversation's next call extends its recorded tokens, per family of templates
+	$(BIN)/python -m bench.prefix
 
 bench-update: setup engine ## how long a weight update holds streams up, against the engine's own time
 	$(BIN)/python -m bench.update
@@ -61,7 +77,7 @@ bench-ledger: setup ## events per second of the staleness ledger, and its share 
 	$(BIN)/python -m bench.ledger
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(LITELLM) .venv-compat .cache runs *.egg-info build
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
@@ -75,4 +91,10 @@ $(ENGINE)/.ready: requirements/engine-cpu.txt
 	@$(PYTHON) -m venv $(ENGINE)
 	@$(ENGINE)/bin/python $(PIP) $(TORCH)
 	@$(ENGINE)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
+	@touch $@
+
+$(LITELLM)/.ready: requirements/litellm.txt
+	@echo "installing LiteLLM's proxy into $(LITELLM)"
+	@$(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/python $(PIP) --no-deps -r requirements/litellm.txt
 	@touch $@
