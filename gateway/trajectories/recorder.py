@@ -6,15 +6,15 @@ the store in one step without an await between, so the tree's order is the store
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from gateway.render.aside import aside
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.store import turns
 from gateway.store.database import Database
@@ -32,9 +32,6 @@ from gateway.types import (
 )
 
 LOGPROBS_MODE = "processed_logprobs"
-_LONG = 4_000
-"""Characters from which on rendering leaves the event loop."""
-T = TypeVar("T")
 _EMPTY_IDS: Int32Array = np.empty(0, np.int32)
 _EMPTY_LOGPROBS: Float32Array = np.empty(0, np.float32)
 _EMPTY_FLAGS: UInt8Array = np.empty(0, np.uint8)
@@ -107,18 +104,18 @@ class Recorder:
             history, new = lineage.tree.path(end), messages[known:]
             sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
             bridge = partial(self._renderer.bridge, history, sampled_from, new, tools, system=system)
-            suffix = await _aside(new, bridge)
+            suffix = await aside(new, bridge)
             if suffix is not None:
                 ids = np.concatenate([history, np.asarray(suffix, np.int32)])
                 return Prompt(ids, messages, tools, end)
             break
-        rendered = await _aside(messages, lambda: self._renderer.render(messages, tools))
+        rendered = await aside(messages, lambda: self._renderer.render(messages, tools))
         return Prompt(np.asarray(rendered, np.int32), messages, tools)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
         """A prompt that the caller made itself."""
         ids = (
-            await _aside([{"content": prompt}], lambda: self._renderer.encode(prompt))
+            await aside([{"content": prompt}], lambda: self._renderer.encode(prompt))
             if isinstance(prompt, str)
             else prompt
         )
@@ -206,18 +203,6 @@ class Recorder:
             "first_token_s": details.first_token_s,
             "seconds": time.time() - details.received_at,
         }
-
-
-def _characters(content: Any) -> int:
-    if isinstance(content, list):
-        return sum(len(part.get("text", "")) for part in content)
-    return len(content or "")
-
-
-async def _aside(messages: Sequence[Message], work: Callable[[], T]) -> T:
-    """Renders long messages in a thread."""
-    size = sum(_characters(message.get("content")) for message in messages)
-    return work() if size < _LONG else await asyncio.to_thread(work)
 
 
 def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetails) -> Node:
