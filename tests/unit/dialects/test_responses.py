@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -253,10 +254,8 @@ JSON: Any = st.recursive(
     st.dictionaries(st.sampled_from(sorted({*ResponsesRequest.model_fields, *_NEUTRAL})), JSON, max_size=4)
 )
 def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(BadRequest):
         made = parse({"model": "m", "input": "hi", **values})
         found = items(made.input)
         if not any(item["type"] == "item_reference" for item in found):
             asked(made, messages(found), values)
-    except BadRequest as error:
-        assert error.message
