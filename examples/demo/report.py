@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def summarize(
         "updates": facts["status"]["updates"],
         "streams_across_updates": facts["status"]["streams_across_updates"],
         "most_streams_across_one_update": max(report["streams"] for report in reports),
-        "failed_requests": failed_requests(facts["metrics"]) + before["failed"] + after["failed"],
+        "failed_requests": failed_requests(directory, facts["metrics"], before, after),
+        "abandoned_requests": abandoned_requests(facts["metrics"]),
         "engine_restarts": sum(bool(report["failure"]) for report in reports),
         "probes": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         "episodes_trained": sum(int(record["episodes"]) for record in records),
@@ -64,16 +67,32 @@ def components(evaluation: dict[str, Any], when: str) -> dict[str, float]:
     return {f"{name}_{when}": _mean([c[name] for c in said if name in c]) for name in names}
 
 
-def failed_requests(metrics: str) -> int:
-    """Calls that ended in an error, or were cut off, by the gateway's own counters."""
-    failed = 0.0
+def failed_requests(directory: Path, metrics: str, *evaluations: dict[str, Any]) -> int:
+    """Server errors, by the gateway's own counters, and episodes whose agent failed, in training or in an evaluation."""
+    errors = sum(
+        sample.value
+        for sample in _samples(metrics)
+        if sample.name == "headgate_errors_total" and sample.labels["status"] >= "500"
+    )
+    log = (directory / "trainer" / "rollout.log").read_text()
+    failed = len(re.findall(r"^episode \S+ failed: ", log, re.MULTILINE))
+    return int(errors) + failed + sum(evaluation["failed"] for evaluation in evaluations)
+
+
+def abandoned_requests(metrics: str) -> int:
+    """Calls whose agent went away: the agents that are at work when the last update is done are stopped."""
+    return int(
+        sum(
+            sample.value
+            for sample in _samples(metrics)
+            if sample.name == "headgate_calls_total" and sample.labels["finish"] == "abandoned"
+        )
+    )
+
+
+def _samples(metrics: str) -> Iterator[Any]:
     for family in text_string_to_metric_families(metrics):
-        for sample in family.samples:
-            server_error = sample.name == "headgate_errors_total" and sample.labels["status"] >= "500"
-            cut_off = sample.name == "headgate_calls_total" and sample.labels["finish"] == "abandoned"
-            if server_error or cut_off:
-                failed += sample.value
-    return int(failed)
+        yield from family.samples
 
 
 def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], title: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -40,12 +41,13 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     caller = await identify(request, gateway)
     body = await request.body()
     values = asked_object(body)
+    caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
     asked = dialect.parse(values)
-    caller, history = await _history(gateway, caller, asked.previous_response_id)
+    history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input))
     new = dialect.messages(items)
     generation = await generate(
@@ -66,13 +68,15 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
     """How many tokens the prompt of a response would have."""
     caller = await identify(request, gateway)
     values = json_object(await request.body())
+    caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
-    asked = dialect.parse({**values, "model": values.get("model") or caller.model, "input": given or ""})
+    said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
+    asked = dialect.parse({**values, **said})
     model = gateway.models.resolve(asked.model, caller.model)
     if isinstance(model, Upstream):
         message = f"the tokens of {asked.model!r} are counted elsewhere"
         raise BadRequest(message, code="unsupported_parameter", param="model")
-    caller, history = await _history(gateway, caller, asked.previous_response_id)
+    history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
     whole = dialect.asked(asked, [*history, *dialect.messages(items)], values)
     return {"object": "response.input_tokens", "input_tokens": await prompt_tokens(caller, model, whole)}
@@ -127,15 +131,26 @@ async def cancel_response(response_id: str, request: Request, gateway: Gateway) 
     raise BadRequest("only background responses can be cancelled", code="invalid_value", param="response_id")
 
 
-async def _history(gateway: Services, caller: Caller, previous: str | None) -> tuple[Caller, list[Message]]:
-    """The conversation that ends with an answer, and the caller in the episode that it belongs to."""
-    if previous is None:
-        return caller, []
+async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any]) -> Caller:
+    """The caller in the episode of the answer that its request continues. Raises Conflict if the run of that one is over."""
+    previous = values.get("previous_response_id")
+    if caller.episode is not None or not isinstance(previous, str):
+        return caller
     found = await owned(gateway, caller, previous, "responses")
     if found is None:
+        return caller
+    episode = await gateway.callers.reach(caller, found["episode_id"])
+    return replace(caller, episode=episode, model=episode.model)
+
+
+async def _history(gateway: Services, caller: Caller, previous: str | None) -> list[Message]:
+    """The conversation that ends with an answer."""
+    if previous is None:
+        return []
+    if await owned(gateway, caller, previous, "responses") is None:
         message = f"Previous response with id '{previous}' not found."
         raise NotFound(message, code="previous_response_not_found", param="previous_response_id")
-    return found[0], await gateway.database.read(lambda c: answers.conversation(c, previous))
+    return await gateway.database.read(lambda c: answers.conversation(c, previous))
 
 
 async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) -> list[Item]:
@@ -147,7 +162,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
 
 async def _referred(gateway: Services, caller: Caller, reference: Item) -> Item:
     found = await owned(gateway, caller, dialect.answer_of(reference), "responses")
-    known = [*found[1]["input"], *found[1]["answer"]["output"]] if found else []
+    known = [*found["input"], *found["answer"]["output"]] if found else []
     for item in known:
         if item["id"] == reference["id"] and item["type"] != "item_reference":
             referred: Item = item
@@ -194,7 +209,7 @@ async def _response(gateway: Services, caller: Caller, response_id: str) -> dict
     found = await owned(gateway, caller, response_id, "responses")
     if found is None:
         raise _no_response(response_id)
-    return found[1]
+    return found
 
 
 def _no_response(response_id: str) -> NotFound:

@@ -49,22 +49,14 @@ def body_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def owned(
-    gateway: Services, caller: Caller, answer_id: str, api: str
-) -> tuple[Caller, dict[str, Any]] | None:
-    """A stored answer, and its caller in the answer's episode; None if there is none for this caller.
-
-    Raises Conflict if the run of that episode is over.
-    """
+async def owned(gateway: Services, caller: Caller, answer_id: str, api: str) -> dict[str, Any] | None:
+    """A stored answer; None if there is none for this caller. An agent's key reaches those of all its episodes."""
     row = await gateway.database.read(lambda c: answers.answer(c, answer_id, api))
     if row is None:
         return None
     if caller.episode is not None:
-        return (caller, row) if row["episode_id"] == caller.episode.id else None
-    try:
-        return await gateway.callers.identify(caller.key, row["episode_id"]), row
-    except NotFound:
-        return None
+        return row if row["episode_id"] == caller.episode.id else None
+    return row if await gateway.episodes.agent_of(row["episode_id"]) == caller.agent else None
 
 
 def page(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
@@ -139,23 +131,16 @@ async def list_chat_completions(
     limit: Limit = 20,
     after: str | None = None,
 ) -> dict[str, Any]:
-    """The episode's stored chat completions. `metadata[KEY]=VALUE` picks those that have it."""
+    """The stored chat completions of the episode, or of all the agent's. `metadata[KEY]=VALUE` picks those that have it."""
     caller = await identify(request, gateway)
-    if caller.episode is None:
-        raise BadRequest("name the episode whose completions to list", code="episode_needed")
-    episode_id = caller.episode.id
+    whose = answers.Whose(caller.episode.id if caller.episode else "", caller.agent)
     if after is not None:
         await _completion(gateway, caller, after)
     matches = ((_METADATA.fullmatch(name), value) for name, value in request.query_params.multi_items())
     metadata = {match[1]: value for match, value in matches if match}
     found = await gateway.database.read(
         lambda c: answers.list_answers(
-            *(c, "chat", episode_id),
-            model=model,
-            metadata=metadata,
-            order=order,
-            limit=limit + 1,
-            after=after,
+            c, "chat", whose, model=model, metadata=metadata, order=order, limit=limit + 1, after=after
         )
     )
     return page(found, limit)
@@ -224,7 +209,7 @@ async def _completion(gateway: Services, caller: Caller, completion_id: str) -> 
     found = await owned(gateway, caller, completion_id, "chat")
     if found is None:
         raise _no_completion(completion_id)
-    return found[1]
+    return found
 
 
 def _no_completion(completion_id: str) -> NotFound:

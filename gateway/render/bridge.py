@@ -183,7 +183,7 @@ def closed_by(role: str) -> list[Message]:
 class LibraryBridge:
     """The bridge of a family that the `renderers` library knows by name.
 
-    The library is trusted with a make of conversation (what comes first after the reply, how the reply thought, whether it was
+    The library is trusted with a make of conversation (the roles that come after the reply, how the reply thought, whether it was
     closed, whether there are tools) only after it was seen to append there what its own full rendering has: once for each
     make. It is shown the sampled turn and the last tokens of the prompt.
     """
@@ -225,7 +225,7 @@ class LibraryBridge:
         return _extension(renderer, prompt, sampled, new, tools)
 
     def _proves(self, renderer: Any, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        make = (new[0]["role"], turn.closed_by is not None, turn.thinking, turn.says, bool(tools))
+        make = (_roles(new), turn.closed_by is not None, turn.thinking, turn.says, bool(tools))
         key = (renderer is self._keeping, *make)
         if key not in self._proved:
             try:
@@ -234,13 +234,20 @@ class LibraryBridge:
                 self._proved[key] = False
         return self._proved[key]
 
-    def _try(self, renderer: Any, role: str, closed: bool, thinking: str, says: bool, tools: bool) -> bool:
+    def _try(
+        self, renderer: Any, roles: tuple[str, ...], closed: bool, thinking: str, says: bool, tools: bool
+    ) -> bool:
         """Whether the library appends to a short conversation what its full rendering of the longer one has."""
-        new: list[Message] = [{"role": role, "content": "n", "tool_call_id": "call00000", "name": NAMED}]
-        reply: Message = {"role": "assistant", "content": SAID if says or role != "tool" else ""}
+        if len(roles) > _LONGEST:
+            return False
+        new: list[Message] = [
+            {"role": role, "content": "n", "tool_call_id": "call00000", "name": NAMED} for role in roles
+        ]
+        called = roles[0] == "tool"
+        reply: Message = {"role": "assistant", "content": SAID if says or not called else ""}
         if thinking != "none":
             reply["reasoning_content"] = THOUGHT if thinking == "some" else ""
-        if role == "tool":
+        if called:
             reply["tool_calls"] = [_call("call00000")]
         known = [_TOOL] if tools else None
         user: Message = {"role": "user", "content": "u"}
@@ -259,6 +266,19 @@ _TOOL: Tool = {
     "type": "function",
     "function": {"name": NAMED, "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
+
+
+_LONGEST = 8
+"""More changes of role than this among new messages are not tried out."""
+
+
+def _roles(new: Sequence[Message]) -> tuple[str, ...]:
+    """The roles of new messages; three of a kind in a row are as two."""
+    roles: list[str] = []
+    for message in new:
+        if roles[-2:] != [message["role"]] * 2:
+            roles.append(message["role"])
+    return tuple(roles)
 
 
 def _extension(

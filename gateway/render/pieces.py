@@ -25,49 +25,78 @@ class TokenTexts:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         decoder = json.loads(backend.to_str()).get("decoder") or {}
-        self.byte_level: bool = decoder.get("type") == "ByteLevel"
+        parts = {part["type"]: part for part in decoder.get("decoders", [])}
+        self._byte_level = decoder.get("type") == "ByteLevel"
+        pieces = "ByteFallback" in parts and parts.keys() <= {"Replace", "ByteFallback", "Fuse", "Strip"}
+        self.strip = parts["Strip"]["start"] if "Strip" in parts else 0
+        """Spaces that do not count at the beginning of a run of text."""
+        self.independent: bool = self._byte_level or pieces
         """Whether a token's bytes do not depend on its neighbours."""
-        self._bytes: dict[int, bytes] = {}
+        self.known: dict[int, bytes] = {}
 
     def of(self, token: int) -> bytes:
         """A token's bytes; none for an id that has no token."""
-        known = self._bytes.get(token)
+        known = self.known.get(token)
         if known is None:
-            text = self._backend.id_to_token(token)
-            known = self._bytes[token] = b"" if text is None else _token_bytes(text)
+            text = self._backend.id_to_token(token) or ""
+            known = self.known[token] = _level_bytes(text) if self._byte_level else _piece_bytes(text)
         return known
 
     def stream(self) -> TextStream:
         """A decoder for one run of text."""
-        return TextStream(self._backend, self if self.byte_level else None)
+        return TextStream(self._backend, self)
 
 
 class TextStream:
     """One run of tokens as text. `step` each token, then `end` once."""
 
-    def __init__(self, backend: Any, texts: TokenTexts | None) -> None:
-        self._texts = texts
-        if texts is not None:
-            decode, of = _Utf8("replace").decode, texts.of
-            known = texts._bytes
-            self._finish = lambda: decode(b"", True)
-
-            def step(token: int) -> str:
-                return decode(known.get(token) or of(token))
+    def __init__(self, backend: Any, texts: TokenTexts) -> None:
+        self.step: Step
+        self._finish: Callable[[], str]
+        if texts.independent:
+            self._by_bytes(texts)
         else:
-            stream, ids, said = DecodeStream(skip_special_tokens=False), [], [0]
-            advance = stream.step
+            self._by_asking(backend)
 
-            def step(token: int) -> str:
-                ids.append(token)
-                text = advance(backend, token)
-                if not text:
-                    return ""
-                said[0] += len(text)
+    def _by_bytes(self, texts: TokenTexts) -> None:
+        decode, of, get = _Utf8("replace").decode, texts.of, texts.known.get
+        self._finish = lambda: decode(b"", True)
+
+        def step(token: int) -> str:
+            return decode(get(token) or of(token))
+
+        begun = False
+
+        def first(token: int) -> str:
+            nonlocal begun
+            text = step(token)
+            if begun or not text:
                 return text
+            begun = True
+            return text[min(texts.strip, len(text) - len(text.lstrip(" "))) :]
 
-            self._finish = lambda: backend.decode(ids, skip_special_tokens=False)[said[0] :] if ids else ""
-        self.step: Step = step
+        self.step = first if texts.strip else step
+
+    def _by_asking(self, backend: Any) -> None:
+        stream, ids, said = DecodeStream(skip_special_tokens=False), [], 0
+
+        def step(token: int) -> str:
+            nonlocal stream, said
+            try:
+                text = stream.step(backend, token)
+            except Exception:  # the token changes what was said before; that cannot be taken back
+                stream, text = DecodeStream(skip_special_tokens=False), end() + backend.decode([token])
+                ids.clear()
+                said = 0
+                return text
+            ids.append(token)
+            said += len(text or "")
+            return text or ""
+
+        def end() -> str:
+            return backend.decode(ids, skip_special_tokens=False)[said:] if ids else ""
+
+        self.step, self._finish = step, end
 
     def end(self) -> str:
         """What is left: bytes of a character that never became whole, as replacement characters."""
@@ -84,7 +113,14 @@ def _byte_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_alphabet()
 
 
-def _token_bytes(token: str) -> bytes:
+def _level_bytes(token: str) -> bytes:
     if all(character in _ALPHABET for character in token):
         return bytes(_ALPHABET[character] for character in token)
     return token.encode()
+
+
+def _piece_bytes(token: str) -> bytes:
+    """A piece in SentencePiece's form: text with visible spaces, or one byte."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()

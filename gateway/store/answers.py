@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, insert, literal, select, tuple_, update
 
-from gateway.store.models import AnswerRow
+from gateway.store.models import AnswerRow, EpisodeRow
 
 _TABLE = AnswerRow.__table__
 Order = Literal["asc", "desc"]
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """An episode's, or all of an agent's."""
+
+    episode_id: str
+    """Empty: the agent's."""
+    agent: str
+
+    @property
+    def clause(self) -> ColumnElement[bool]:
+        """As SQL has it."""
+        if self.episode_id:
+            return _TABLE.c.episode_id == self.episode_id
+        return _TABLE.c.episode_id.in_(select(EpisodeRow.id).where(EpisodeRow.agent == self.agent))
 
 
 def insert_answer(connection: Connection, values: dict[str, Any]) -> None:
@@ -59,7 +76,7 @@ def set_metadata(connection: Connection, answer_id: str, metadata: dict[str, str
 def list_answers(
     connection: Connection,
     api: str,
-    episode_id: str,
+    whose: Whose,
     *,
     model: str | None,
     metadata: Mapping[str, str],
@@ -67,14 +84,12 @@ def list_answers(
     limit: int,
     after: str | None,
 ) -> list[dict[str, Any]]:
-    """An episode's answers, as their clients got them; after the one of id `after`.
+    """Answers as their clients got them; after the one of id `after`.
 
     `model`: the name by which the client asked for it.
     """
     place = tuple_(_TABLE.c.created_at, _TABLE.c.id)
-    query = select(_TABLE.c.answer).where(
-        _TABLE.c.episode_id == episode_id, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None)
-    )
+    query = select(_TABLE.c.answer).where(whose.clause, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None))
     if after is not None:
         last = select(_TABLE.c.created_at, _TABLE.c.id).where(_TABLE.c.id == after).subquery()
         bound = select(last.c.created_at, last.c.id).scalar_subquery()

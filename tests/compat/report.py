@@ -15,7 +15,7 @@ HEAD = """# Compatibility
 
 Programs that nobody here wrote, run against a gateway before a scripted engine (`tests/compat`): `make test-compat` makes this
 page. Versions are pinned in `requirements/compat`. Where a suite is the client's own (openai-python, langchain's standard tests),
-its tests are unchanged; the others are scenarios of ours with the unmodified client: a reply, a stream, a conversation with tools,
+its tests are unchanged; the others are scenarios of ours with the unmodified client: a reply, a stream, a talk with tools,
 a typed reply, async, errors, and after each one the episode's record is compared with what the engine was given and what it said.
 
 """

@@ -101,7 +101,7 @@ def _environment(gate: Gate) -> dict[str, str]:
 
 
 def _own_environment(suite: Suite, gate: Gate, work: Path) -> dict[str, str]:
-    """They take the base URL from the environment, and a key that is written in their conftest: this episode's takes its place."""
+    """They take the base URL from the environment, and the key in their conftest, where this episode's takes its place."""
     episode: Episode = gate.open(suite.name)
     conftest = work / _folder(suite) / "tests" / "conftest.py"
     text, count = re.subn(

@@ -1,1 +1,1 @@
-"""One file per client. They run in the client's environment, where headgate is not installed: the standard library, pytest, the client."""
+"""One file per client. They run in its environment, where headgate is not installed: standard library, pytest, the client."""

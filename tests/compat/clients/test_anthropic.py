@@ -116,7 +116,9 @@ def test_errors_are_the_sdks_own(client: Any) -> None:
         client.messages.create(model="no-such-model", max_tokens=10, messages=[user("hello")])
     assert found.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.BadRequestError) as refused:
-        client.messages.create(model=MODEL, max_tokens=10, temperature=9, messages=[user("hello")])
+        client.messages.create(
+            model=MODEL, max_tokens=10, messages=[user("hello")], extra_body={"temperature": 9}
+        )
     assert "temperature" in str(refused.value)
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=9, messages=[user("hi")])

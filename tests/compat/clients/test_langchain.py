@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("langchain_tests")
 
-from langchain_core.language_models import BaseChatModel  # noqa: E402
-from langchain_openai import ChatOpenAI  # noqa: E402
-from langchain_tests.integration_tests import ChatModelIntegrationTests  # noqa: E402
-from langchain_tests.unit_tests import ChatModelUnitTests  # noqa: E402
+from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
 
-from tests.compat.clients.gate import HELLO, Episode  # noqa: E402
+from tests.compat.clients.gate import HELLO, Episode
 
 NAME = "gpt-4o"
 
@@ -26,11 +25,11 @@ class Standard:
     """Filled by the fixture: langchain's suites read the model's parameters from the class."""
 
     @pytest.fixture(autouse=True)
-    def _episode(self, episode: Episode) -> Iterator[None]:
+    def _episode(self, episode: Episode) -> None:
         self.chat_model_params.update(
             model=NAME, base_url=episode.base_url, api_key=episode.api_key, max_retries=0, stream_usage=True
         )
-        yield
+        return
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("langgraph")
 
-import openai  # noqa: E402
-from langchain_core.tools import tool  # noqa: E402
-from langchain_openai import ChatOpenAI  # noqa: E402
-from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
-from langgraph.prebuilt import create_react_agent  # noqa: E402
+import openai
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.prebuilt import create_react_agent
 
-from tests.compat.clients.gate import HELLO, MODEL, SUNNY, WEATHER, Episode  # noqa: E402
+from tests.compat.clients.gate import HELLO, MODEL, SUNNY, WEATHER, Episode
 
 
 @tool

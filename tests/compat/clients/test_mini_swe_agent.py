@@ -13,15 +13,15 @@ os.environ["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched at import
 pytest.importorskip("minisweagent")
 
-import litellm  # noqa: E402
-import yaml  # noqa: E402
-from minisweagent.agents.default import DefaultAgent  # noqa: E402
-from minisweagent.config import builtin_config_dir  # noqa: E402
-from minisweagent.environments.local import LocalEnvironment  # noqa: E402
-from minisweagent.models.litellm_model import LitellmModel  # noqa: E402
-from minisweagent.models.litellm_response_model import LitellmResponseModel  # noqa: E402
+import litellm
+import yaml
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.config import builtin_config_dir
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.litellm_model import LitellmModel
+from minisweagent.models.litellm_response_model import LitellmResponseModel
 
-from tests.compat.clients.gate import MODEL, Episode  # noqa: E402
+from tests.compat.clients.gate import MODEL, Episode
 
 TASK = """Write a file.
 SCRIPT: bash {"command": "echo written > made.txt"}

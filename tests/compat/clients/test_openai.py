@@ -178,13 +178,18 @@ class TestModels:
 
 class TestCompletions:
     def test_text(self, client: Any, episode: Episode) -> None:
-        answer = client.completions.create(model=MODEL, prompt="hello")
+        answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=100)
         assert answer.choices[0].text == HELLO
         assert answer.usage.completion_tokens > 0
         episode.check(turns=1)
 
     def test_token_ids(self, client: Any) -> None:
-        assert client.completions.create(model=MODEL, prompt=[71, 68, 75, 75, 78]).choices[0].text == HELLO
+        assert (
+            client.completions.create(model=MODEL, prompt=[71, 68, 75, 75, 78], max_tokens=100)
+            .choices[0]
+            .text
+            == HELLO
+        )
 
     def test_a_stream(self, client: Any) -> None:
         stream = client.completions.create(model=MODEL, prompt="count to 5", stream=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.report import components
+from examples.demo.report import abandoned_requests, components, failed_requests
 from examples.demo.run import SUMS, Demo, Job
 from examples.tools_demo import tasks, teacher
 from examples.tools_demo.run import SHOP
@@ -83,3 +83,17 @@ def test_a_summary_has_the_means_of_what_the_agent_said_beside_its_rewards() -> 
     outcomes = [{"components": {"tool_calls": 2.0}}, {"components": {"tool_calls": 3.0}}, {"components": {}}]
     assert components({"outcomes": outcomes}, "before") == {"tool_calls_before": 2.5}
     assert components({"outcomes": [{"components": {}}]}, "after") == {}
+
+
+def test_failures_are_server_errors_and_failed_episodes_and_nothing_else(tmp_path: Path) -> None:
+    metrics = """
+headgate_errors_total{code="busy",status="429"} 5.0
+headgate_errors_total{code="engine",status="503"} 2.0
+headgate_calls_total{api="chat",finish="stop"} 9.0
+headgate_calls_total{api="chat",finish="abandoned"} 4.0
+"""
+    (tmp_path / "trainer").mkdir()
+    log = "8 episodes, reward 0.5, 0 failed\nepisode ep-1 failed: boom\n9 episodes, reward 0.5, 1 failed\n"
+    (tmp_path / "trainer" / "rollout.log").write_text(log)
+    assert failed_requests(tmp_path, metrics, {"failed": 0}, {"failed": 3}) == 2 + 1 + 3
+    assert abandoned_requests(metrics) == 4

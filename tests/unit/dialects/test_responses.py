@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given as given_by
+from hypothesis import strategies as st
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from gateway.dialects.responses import answer_of, asked, items, messages, named, parse
+from gateway.dialects.responses import (
+    _NEUTRAL,
+    ResponsesRequest,
+    answer_of,
+    asked,
+    items,
+    messages,
+    named,
+    parse,
+)
 from gateway.errors import BadRequest
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
@@ -222,3 +234,28 @@ def test_what_is_wrong_is_named(given: dict[str, Any], code: str, param: str) ->
     with pytest.raises(BadRequest) as error:
         asked_for(**given)
     assert (error.value.code, error.value.param) == (code, param)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3)
+WORDS = st.sampled_from(
+    ["type", "role", "content", "text", "id", "name", "output", "call_id", "arguments", "summary", "format"]
+)
+KINDS = st.sampled_from(
+    ["message", "reasoning", "function_call", "function_call_output", "item_reference", "input_text"]
+)
+JSON: Any = st.recursive(
+    SCALARS | KINDS | st.sampled_from(["user", "assistant", "function", "json_schema", "output_text"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given_by(
+    st.dictionaries(st.sampled_from(sorted({*ResponsesRequest.model_fields, *_NEUTRAL})), JSON, max_size=4)
+)
+def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> None:
+    with contextlib.suppress(BadRequest):
+        made = parse({"model": "m", "input": "hi", **values})
+        found = items(made.input)
+        if not any(item["type"] == "item_reference" for item in found):
+            asked(made, messages(found), values)

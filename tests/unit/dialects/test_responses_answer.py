@@ -217,7 +217,7 @@ def test_a_failure_ends_the_stream_with_an_error_and_a_failed_response(renderer:
 
     async def run() -> None:
         answer, seen = answer_of(reply, renderer), b""
-        with pytest.raises(Unavailable) as raised:
+        with pytest.raises(Unavailable) as raised:  # noqa: PT012
             async for part in answer.events():
                 seen += part
         events = parsed(seen + answer.failure(raised.value))

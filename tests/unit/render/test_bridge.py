@@ -92,6 +92,23 @@ def test_a_reply_that_was_cut_off_is_closed_as_the_template_closes_it(name: str)
     assert chat.bridge(cut, len(prompt), [USER], []) == whole[end:]
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen3 (library)", "glm4.5 (library)", "llama3 (library)", "qwen2.5", "phi4-mini"]
+)
+@pytest.mark.parametrize(
+    "roles", [["tool", "system"], ["tool", "user"], ["user", "system", "user"], ["system"]]
+)
+def test_new_messages_of_several_roles(name: str, roles: list[str]) -> None:
+    episode = Episode(named(name), TOOLS)
+    said = episode.ask(
+        [USER], Reply("" if roles[0] == "tool" else "hello", calls=LOOK if roles[0] == "tool" else ())
+    )
+    new = [{"role": role, "content": "waw", "tool_call_id": "call00000"} for role in roles]
+    episode.ask([USER, said, *new], Reply("end"))
+    assert episode.calls[-1].history is not None
+    assert episode.calls[-1].prompt.tolist() == episode.calls[-1].whole
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "glm4.5"])
 def test_a_reply_that_was_cut_off_in_thought_is_not_continued(name: str) -> None:
     chat = renderer(name)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.render.formats import TOOL_FORMS
+from gateway.render.pieces import TokenTexts
 from gateway.render.renderer import FAMILIES as KNOWN
 from gateway.render.renderer import ChatRenderer, ToolCall
 from gateway.render.segmenter import Piece, Segmenter
@@ -175,6 +176,24 @@ def test_text_comes_out_as_it_was(name: str, text: str, data: st.DataObject) -> 
     ids = chat.encode(text)
     said, _ = play(chat, ids, range(1, len(ids)), tools=[])
     assert said == ([("content", chat.decode(ids))] if ids else [])
+
+
+def test_a_byte_that_makes_no_character_leaves_what_was_said() -> None:
+    chat = renderer("gemma3")
+    ids = [*chat.encode("é"), 0x80, *chat.encode("he")]
+    assert play(chat, ids, range(1, len(ids)), tools=[])[0] == [("content", "é\ufffdhe")]
+
+
+def test_a_leading_space_of_pieces_is_stripped_once() -> None:
+    from tokenizers import Tokenizer, decoders
+
+    backend = Tokenizer.from_str(renderer("gemma3").backend.to_str())
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    ids = backend.encode("  a the b", add_special_tokens=False).ids
+    stream = TokenTexts(backend).stream()
+    step = stream.step
+    assert "".join([step(token) for token in ids]) + stream.end() == backend.decode(ids) == " a the b"
 
 
 def test_an_unknown_family_is_refused_with_the_choices(tmp_path: Path) -> None:
