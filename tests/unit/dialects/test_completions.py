@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.dialects.completions import MAX_REPLIES, parse
+from gateway.dialects.completions import MAX_REPLIES, CompletionRequest, parse
 from gateway.errors import BadRequest
 
 
@@ -80,3 +82,24 @@ def test_what_is_refused_is_named(values: dict[str, Any], param: str) -> None:
         parse(body(**values))
     assert refused.value.param == param
     assert param in refused.value.message
+
+
+noise = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**40) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+requests = st.fixed_dictionaries(
+    {"model": st.just("m"), "prompt": st.just("x") | noise},
+    optional={name: noise for name in CompletionRequest.model_fields if name not in ("model", "prompt")},
+)
+
+
+@given(requests)
+def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> None:
+    try:
+        asked = parse(values)[1]
+    except BadRequest:
+        return
+    assert all(isinstance(prompt, str | list) for prompt in asked.prompts)
+    assert asked.choices >= 1
