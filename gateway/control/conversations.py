@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.rollout.reply import tool_call_id
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.episodes import RecordedReply
-from gateway.trajectories.conversation import digests
+from gateway.trajectories.conversation import digests, tool_call_id, tool_call_ids
 
 Message = dict[str, Any]
 _FEW, _MANY = 8, 256
@@ -74,20 +73,10 @@ def ends(messages: Sequence[Message]) -> list[int]:
 
 def chosen(replies: Sequence[RecordedReply], messages: Sequence[Message], length: int) -> Match:
     """Among equal replies with which the first `length` messages end: the one whose tool calls have the ids that are named."""
-    named = set(_tool_call_ids(messages, length))
+    named = tool_call_ids(messages, length)
     meant = [reply for reply in replies if named & _ids_of(reply, messages[length - 1])] if named else []
     episodes = frozenset(reply.episode_id for reply in meant or replies)
     return Match(episodes, "" if len(episodes) == 1 else "ambiguous_conversation")
-
-
-def _tool_call_ids(messages: Sequence[Message], length: int) -> list[str]:
-    """Of the reply with which the first `length` messages end, as the reply says them, or the results right after it."""
-    found = [call.get("id") for call in messages[length - 1].get("tool_calls") or ()]
-    for message in messages[length:]:
-        if message["role"] != "tool":
-            break
-        found.append(message.get("tool_call_id"))
-    return [name for name in found if isinstance(name, str)]
 
 
 def _ids_of(reply: RecordedReply, message: Message) -> set[str]:

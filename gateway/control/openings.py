@@ -16,12 +16,13 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gateway.control.conversations import opening
 from gateway.control.episodes import Episodes
 from gateway.control.live import LiveEpisode
-from gateway.errors import Busy, Conflict, jittered
+from gateway.errors import Busy, Conflict, GatewayError, jittered
 from gateway.feed.ledger import StoredLedger
 from gateway.rollout.completion import Completion
 from gateway.rollout.replies import RequestKey
@@ -112,7 +113,8 @@ class Openings:
             return
         if not episode.calls and episode.state == "open":
             self._owe((episode.agent, episode.opening))
-            await self._episodes.abandon(episode.id, "nothing_sampled")
+            with suppress(GatewayError):  # it is over already, or will be: its client hears of its call
+                await self._episodes.abandon(episode.id, "nothing_sampled")
 
     async def _open(
         self, place: _Request, messages: Sequence[dict[str, Any]], notice: str, *, trains: bool

@@ -78,7 +78,8 @@ class TextStream:
         self.step = first if texts.strip else step
 
     def _by_asking(self, backend: Any) -> None:
-        stream, ids, said = DecodeStream(skip_special_tokens=False), [], 0
+        stream, said = DecodeStream(skip_special_tokens=False), 0
+        ids: list[int] = []
 
         def step(token: int) -> str:
             nonlocal stream, said

@@ -9,7 +9,6 @@ call, so a reply that is made again from the record has the same.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Any
 
 from gateway.render.renderer import Message
 from gateway.render.segmenter import Piece
+from gateway.trajectories.conversation import tool_call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,6 @@ class Reply:
     def _tell(self) -> None:
         for reader in self.readers:
             reader.news.set()
-
-
-def tool_call_id(call_id: str, index: int) -> str:
-    """The id of one of the tool calls in a call's reply: a function of the call, so that a replay says the same."""
-    return f"call_{hashlib.blake2b(f'{call_id}:{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 class Reader:

@@ -28,6 +28,21 @@ def digests(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> lis
     return result
 
 
+def tool_call_id(call_id: str, index: int) -> str:
+    """The id of one of the tool calls in a call's reply: a function of the call, so that a replay says the same."""
+    return f"call_{hashlib.blake2b(f'{call_id}:{index}'.encode(), digest_size=12).hexdigest()}"
+
+
+def tool_call_ids(messages: Sequence[Message], length: int) -> set[str]:
+    """The ids of the tool calls of the reply that ends the first `length` messages: as it says them, or the results after it."""
+    found = {call.get("id") for call in messages[length - 1].get("tool_calls") or ()}
+    for message in messages[length:]:
+        if message["role"] != "tool":
+            break
+        found.add(message.get("tool_call_id"))
+    return {name for name in found if isinstance(name, str)}
+
+
 def _meaning(message: Message) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):

@@ -18,7 +18,7 @@ from gateway.render.aside import aside
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.store import turns
 from gateway.store.database import Database
-from gateway.trajectories.conversation import digests
+from gateway.trajectories.conversation import digests, tool_call_id, tool_call_ids
 from gateway.trajectories.tree import START, Place, TokenTree
 from gateway.trajectories.turn import Span, Turn
 from gateway.types import (
@@ -73,7 +73,21 @@ class _Lineage:
     """An episode's tree, and where the conversations ended that it has answered."""
 
     tree: TokenTree
-    ends: dict[bytes, Place] = field(default_factory=dict)
+    ends: dict[bytes, list[tuple[str, Place]]] = field(default_factory=dict)
+    """By the conversation's digest: the calls whose replies end it, the oldest first, and where."""
+
+    def add(self, digest: bytes, call_id: str, place: Place) -> None:
+        """A reply ends a conversation."""
+        self.ends.setdefault(digest, []).append((call_id, place))
+
+    def end(self, digest: bytes, messages: Sequence[Message], length: int) -> Place | None:
+        """Where the first `length` messages end: of equal replies the one whose tool calls are named, else the newest."""
+        replies = self.ends.get(digest)
+        if not replies:
+            return None
+        named = tool_call_ids(messages, length) if len(replies) > 1 else set()
+        meant = [place for call_id, place in replies if tool_call_id(call_id, 0) in named]
+        return meant[-1] if meant else replies[-1][1]
 
 
 class Recorder:
@@ -98,7 +112,7 @@ class Recorder:
         chain = digests(messages, tools) if lineage.ends else []
         system = messages[0]["role"] in ("system", "developer")
         for known in range(len(chain) - 2, 0, -1):
-            end = lineage.ends.get(chain[known])
+            end = lineage.end(chain[known], messages, known)
             if end is None:
                 continue
             history, new = lineage.tree.path(end), messages[known:]
@@ -131,7 +145,7 @@ class Recorder:
         digest = b""
         if reply is not None and prompt.digest_of:
             digest = digests([*prompt.digest_of, reply], prompt.tools)[-1]
-            lineage.ends[digest] = places[-1]
+            lineage.add(digest, turn.call_id, places[-1])
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         try:
             await self._database.submit(lambda c: turns.insert_turn(c, nodes, row))
@@ -156,7 +170,9 @@ class Recorder:
             return lineage
         lineage = _Lineage(TokenTree())
         places = [lineage.tree.add(node) for node in nodes]
-        lineage.ends = {call["digest"]: places[call["node"]] for call in calls if call["digest"]}
+        for call in sorted(calls, key=lambda call: call["node"]):
+            if call["digest"]:
+                lineage.add(call["digest"], call["id"], places[call["node"]])
         self._lineages[episode_id] = lineage
         return lineage
 

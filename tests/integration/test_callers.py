@@ -164,7 +164,9 @@ async def test_ids_of_tool_calls_tell_equal_conversations_apart(stage: Stage) ->
 
 async def test_a_call_that_forbids_its_tools_goes_on_with_its_conversation(stage: Stage) -> None:
     messages = [user("look it up")]
-    first = await say(stage, "ann", messages, "found", tools=TOOLS)
+    first = await say(stage, "ann", messages, "no", tools=TOOLS, tool_choice="none")
+    messages += [said("no"), user("look it up now")]
+    assert await say(stage, "ann", messages, "found", tools=TOOLS) == first
     messages += [said("found"), user("now answer")]
     assert await say(stage, "ann", messages, "answered", tools=TOOLS, tool_choice="none") == first
     messages += [said("answered"), user("thanks")]

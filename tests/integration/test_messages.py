@@ -143,6 +143,27 @@ async def test_a_conversation_of_tools_is_one_path_of_tokens(
         )
 
 
+@pytest.mark.parametrize(
+    ("values", "grammar"),
+    [
+        ({"tool_choice": {"type": "any"}}, True),
+        ({"tool_choice": {"type": "tool", "name": "add"}}, True),
+        ({"output_config": {"format": {"type": "json_schema", "schema": ADD["input_schema"]}}}, True),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, False),
+    ],
+)
+async def test_what_a_reply_is_held_to(
+    scripted: tuple[RunningGateway, ScriptedEngine], values: dict[str, Any], grammar: bool
+) -> None:
+    gateway, engine = scripted
+    engine.replies.append(CALL % 1 + "\n" + CALL % 2)
+    async with opened(gateway) as (client, _):
+        answer = await ask(client, HI, tools=[ADD], **values)
+    assert bool(engine.requests[-1]["sampling_params"].get("structured_outputs")) == grammar
+    if not grammar:
+        assert [block.type for block in answer.content] == ["tool_use"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_why_a_reply_ends(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
     gateway, engine = scripted

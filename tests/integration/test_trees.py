@@ -110,9 +110,13 @@ class Agent:
 
     async def lineages(self) -> list[int]:
         """Of the turns, in the order in which they were sampled."""
+        return [node["lineage"] for node in await self.shown()]
+
+    async def shown(self) -> list[dict[str, Any]]:
+        """The turns as people see them."""
         nodes = (await self.stage.gateway.admin.trajectory(self.episode))["nodes"]
         assert all((node["lineage"] is None) is not node["sampled"] for node in nodes)
-        return [node["lineage"] for node in nodes if node["sampled"]]
+        return [node for node in nodes if node["sampled"]]
 
 
 def path(nodes: Sequence[Node], node: Node) -> list[int]:
@@ -149,7 +153,7 @@ def check_branch(nodes: Sequence[Node], paths: Sequence[list[int]], turn: Node, 
 
 
 def check_trained(episode: str, nodes: Sequence[Node], log: Sequence[Said]) -> None:
-    """Over all rows, each token that the engine said is trained once, after exactly what it was said after, and nothing else is."""
+    """Over all rows, each token that the engine said is trained once, after what it was said after, and nothing else is."""
     rows = rows_of([(Episode(episode, 1.0, tuple(nodes)), 1.0)])
     assert not rows.masked
     trained: Counter[tuple[tuple[int, ...], int, float]] = Counter()
@@ -266,7 +270,34 @@ async def test_thinking_that_is_dropped_is_kept_where_the_template_keeps_it_and_
     assert path(nodes, turns_[1])[: len(path(nodes, turns_[0]))] == path(nodes, turns_[0]), (
         "within the tool cycle"
     )
-    assert len(turns_) == 3
+    assert [node["lineage"] for node in await agent.shown()] == [0, 0, 1]
+    first, branch = turns_[0], nodes[turns_[2].parent]
+    assert (branch.parent, branch.at) == (first.parent, first.at), (
+        "the thinking is gone from its first token on"
+    )
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+async def test_of_replies_that_look_the_same_the_one_whose_tool_calls_are_named_goes_on(
+    stage: Stage, chosen: int
+) -> None:
+    """They were thought out otherwise, and clients send no thinking back."""
+    agent = await stage.agent()
+    messages: list[Any] = [user("add")]
+    choices = await agent.call(messages, f"<think>\none\n</think>\n\n{TOOL_CALL}", f"{THOUGHT}{TOOL_CALL}")
+    message = choices[chosen]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+    await agent.go([*messages, without_thinking(message), result], "three")
+    nodes = await agent.check()
+    suffix = f"-{chosen}" if chosen else ""
+    first = next(
+        n for n in nodes if n.sampled and n.call_id.endswith(suffix) and ("-1" in n.call_id) == chosen
+    )
+    onward = nodes[nodes[-1].parent]
+    assert (onward.parent, onward.at) == (first.index, len(first.ids))
+    thought = "one" if chosen == 0 else "hmm"
+    assert message["reasoning_content"].strip() == thought
+    assert thought in stage.gateway.model.renderer.decode(first.ids.tolist())
 
 
 async def test_an_edited_history_branches_at_the_edit(stage: Stage) -> None:
@@ -292,7 +323,7 @@ async def test_parallel_tool_calls_are_answered_in_the_recorded_tokens(stage: St
     await agent.go([*messages, message, *results], "three, and three")
     await agent.go([*messages, message, *results[::-1]], "three, or three")
     nodes = await agent.check()
-    assert [node.parent for node in nodes if node.sampled][0] == 0
+    assert next(node.parent for node in nodes if node.sampled) == 0
     lines = await agent.lineages()
     assert lines[:2] == [0, 0]
 

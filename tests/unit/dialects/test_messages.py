@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.dialects.messages import parse, parse_count
+from gateway.dialects.asked import check_messages, check_tools
+from gateway.dialects.messages import MessagesRequest, parse, parse_count
 from gateway.errors import BadRequest
 
 HI = {"role": "user", "content": "hi"}
@@ -237,3 +240,56 @@ def test_counting_needs_less() -> None:
     assert len(asked.tools) == 1
     with pytest.raises(BadRequest, match="max_tokens"):
         parse_count(body())
+
+
+noise = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**40) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+kinds = st.sampled_from(["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"])
+blocks = st.fixed_dictionaries(
+    {"type": kinds | noise},
+    optional={
+        name: st.sampled_from(["x", {"a": 1}, [text("y")]]) | noise
+        for name in ("text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "data")
+    },
+)
+turns = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant", "system"]) | noise,
+        "content": st.lists(blocks | noise) | noise,
+    }
+)
+tools = st.fixed_dictionaries(
+    {},
+    optional={name: st.sampled_from([ADD[name]]) | noise for name in ADD} | {"type": noise, "strict": noise},
+)
+choices = st.fixed_dictionaries(
+    {"type": st.sampled_from(["any", "tool", "auto"]) | noise}, optional={"name": noise}
+)
+requests = st.fixed_dictionaries(
+    {"model": st.just("m"), "max_tokens": st.just(9), "messages": st.lists(turns | noise, max_size=3)},
+    optional={
+        "system": st.lists(blocks, max_size=2) | noise,
+        "tools": st.lists(tools | noise, max_size=2) | noise,
+        "tool_choice": choices | noise,
+        "output_config": st.fixed_dictionaries({"format": noise}) | noise,
+        "context_management": st.fixed_dictionaries({"edits": st.lists(noise, max_size=2)}) | noise,
+        **{
+            name: noise
+            for name in MessagesRequest.model_fields
+            if name not in ("model", "messages", "max_tokens")
+        },
+    },
+)
+
+
+@given(requests)
+def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> None:
+    try:
+        asked = parse(values)[1]
+    except BadRequest:
+        return
+    check_messages(asked.messages)
+    check_tools(asked.tools)
