@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Table, insert, select, update
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
-
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _INSERT_CALL = insert(cast(Table, CallRow.__table__))
 
