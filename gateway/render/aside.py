@@ -1,7 +1,7 @@
 """Long work on text, beside the event loop.
 
-Owns the threads for it, which are few: tokenizing leaves the lock of Python, but what surrounds it does not, and every thread that
-wants the lock makes the event loop wait for its turn.
+Owns the threads for it, which are few: tokenizing leaves the lock of Python, but what surrounds it does not, and every thread
+that wants the lock makes the event loop wait for its turn.
 """
 
 from __future__ import annotations
