@@ -82,7 +82,7 @@ bench-ledger: setup ## events per second of the staleness ledger, and its share 
 	$(BIN)/python -m bench.ledger
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) .venv-compat .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) .cache runs *.egg-info build
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
