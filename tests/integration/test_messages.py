@@ -352,6 +352,7 @@ async def test_models_in_both_forms(scripted: tuple[RunningGateway, ScriptedEngi
         assert (found.type, found.display_name, found.lifecycle) == ("model", "claude-opus", "active")
         with pytest.raises(anthropic.NotFoundError) as unknown:
             await client.models.retrieve("org/none")
+        assert unknown.value.body["type"] == "error"
         assert unknown.value.body["error"]["type"] == "not_found_error"
         with pytest.raises(anthropic.BadRequestError, match="after_id"):
             await client.models.list(after_id="nobody")
