@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 ENGINE := .venv-engine
+COMPAT := .venv-compat
+CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
 LITELLM := .venv-litellm
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
@@ -10,7 +12,7 @@ TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast demo demo-seeds report-staleness prove \
+.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds report-staleness prove \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix \
 	litellm clean
 
@@ -37,6 +39,9 @@ test: setup engine ## every test, real vLLM included
 
 test-fast: setup ## the tests that need no vLLM
 	$(BIN)/python -m pytest tests -m "not vllm"
+
+test-compat: setup $(CLIENTS:%=$(COMPAT)/%/.ready) ## programs that nobody here wrote; makes docs/compatibility.md (8 minutes)
+	$(BIN)/python -m tests.compat
 
 demo: setup engine ## train a small model behind an unmodified agent, from nothing
 	$(BIN)/python -m examples.demo.run
@@ -77,7 +82,7 @@ bench-ledger: setup ## events per second of the staleness ledger, and its share 
 	$(BIN)/python -m bench.ledger
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(LITELLM) .venv-compat .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) .cache runs *.egg-info build
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
@@ -97,4 +102,10 @@ $(LITELLM)/.ready: requirements/litellm.txt
 	@echo "installing LiteLLM's proxy into $(LITELLM)"
 	@$(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/python $(PIP) --no-deps -r requirements/litellm.txt
+	@touch $@
+
+$(COMPAT)/%/.ready: requirements/compat/%.txt
+	@echo "installing the clients of $< into $(COMPAT)/$*"
+	@$(PYTHON) -m venv $(COMPAT)/$*
+	@$(COMPAT)/$*/bin/python $(PIP) --no-deps -r $<
 	@touch $@

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from gateway.api.context import Gateway, Services, require_admin
 from gateway.control.live import CALLS
@@ -36,6 +37,16 @@ class OpenBody(BaseModel):
     agent: str | None = None
     """One of `[agents]`, whose key then reaches the episode too, by the episode's id."""
     metadata: dict[str, Any] = {}
+
+    @field_validator("metadata")
+    @classmethod
+    def _can_be_stored(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Python's JSON takes integers of any size, and halves of characters; the store does not."""
+        try:
+            orjson.dumps(metadata)
+        except TypeError as error:
+            raise ValueError(f"cannot be stored: {error}") from error
+        return metadata
 
 
 class RewardBody(BaseModel):

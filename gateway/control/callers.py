@@ -54,6 +54,11 @@ class Callers:
         self._agents = {name: _hash(agent.key.get_secret_value()) for name, agent in settings.agents.items()}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
+    @property
+    def waiting(self) -> int:
+        """How many retries wait for the call that they repeat, which is still opening its episode."""
+        return self._openings.waiting
+
     async def identify(self, key: str, named: str) -> Caller:
         """The holder of a key, and the episode that the request names, if it names one.
 

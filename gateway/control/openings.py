@@ -52,6 +52,8 @@ class Openings:
         self._database = database
         self._episodes = episodes
         self._ledgers = ledgers
+        self.waiting = 0
+        """Retries of calls that are still opening their episodes."""
         self._underway: dict[_Request, set[asyncio.Future[None]]] = {}
         self._owed: dict[_Request, list[float]] = {}
         """Until when a refused call is expected back."""
@@ -69,7 +71,11 @@ class Openings:
                 return None, ""
             if place not in self._underway:
                 break
-            await asyncio.wait(self._underway[place])
+            self.waiting += 1
+            try:
+                await asyncio.wait(self._underway[place])
+            finally:
+                self.waiting -= 1
         now, grace_s = time.monotonic(), self._settings.calls.grace_s
         of_late = [
             live for live in found if not live.continued and (live.calls or now - live.seen_at <= grace_s)

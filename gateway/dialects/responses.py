@@ -78,7 +78,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "prompt": (None,),
     "prompt_cache_options": (None,),
-    "reasoning": (None, {}),
+    "reasoning": (None, {}, {"summary": "auto"}),  # a summary where there is one: inspect-ai always asks so
     "service_tier": (None, "auto", "default"),
     "truncation": (None, "disabled"),
 }

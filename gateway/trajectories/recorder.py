@@ -110,7 +110,7 @@ class Recorder:
         """
         lineage = await self._lineage(episode_id)
         chain = digests(messages, tools) if lineage.ends else []
-        system = messages[0]["role"] in ("system", "developer")
+        system = any(message["role"] in ("system", "developer") for message in messages[:1])
         for known in range(len(chain) - 2, 0, -1):
             end = lineage.end(chain[known], messages, known)
             if end is None:

@@ -154,7 +154,8 @@ async def test_equal_idempotency_keys_are_one_call_however_they_come(stage: Stag
     assert reused.status_code == 422
     made_up = [user("u"), said("never said"), user("v")]
     stage[1].replies += ["once", "not twice"]
-    unknown = [await send(stage, "ann", made_up, headers={"Idempotency-Key": "k-2"}) for _ in range(2)]
+    again = [send(stage, "ann", made_up, headers={"Idempotency-Key": "k-2"}) for _ in range(4)]
+    unknown = await asyncio.gather(*again)
     assert len({of(answer) for answer in unknown}) == 1
     stage[1].replies.clear()
 
@@ -229,6 +230,8 @@ async def test_a_group_goes_on_after_a_restart_and_a_closed_one_is_followed(
         await stage[0].admin.reward(second, 0.0)
         third = await stage[0].admin.episode(await say(stage, "ann", [user("t")]))
         assert third["group_id"] == rows[0]["group_id"][:-1] + "2"
+        lost = (await stage[0].admin.staleness())["lost"]
+        assert not lost, "nobody asks to join a group that takes no more"
 
 
 async def test_calls_wait_for_a_slot_and_then_begin(tiny_model: Path, tmp_path: Path) -> None:
@@ -247,3 +250,21 @@ async def test_a_refused_call_frees_its_slot(tiny_model: Path, tmp_path: Path) -
         for _ in range(3):
             assert (await send(stage, "ann", [user("t")], max_tokens=10**9)).status_code == 400
         assert stage[0].services.episodes.open_count == 0
+
+
+async def test_a_retry_waits_for_the_call_that_is_still_opening_its_episode(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with scripted_gateway(tiny_model, tmp_path, **training(max_wait_s=60, group_size=1)) as stage:
+        gateway, engine = stage
+        taken = [await say(stage, "ann", [user(str(i))]) for i in range(2)]
+        first = asyncio.create_task(send(stage, "ann", [user("waits")]), name="first")
+        await until(lambda: sum(gateway.services.episodes.waiting("demo").values()) == 1, "it waits")
+        first.cancel()
+        engine.replies += ["late", "later"]
+        again = asyncio.create_task(send(stage, "ann", [user("waits")], headers=RETRY), name="again")
+        await until(lambda: gateway.services.callers.waiting == 1, "the retry waits for the first")
+        for episode in taken:
+            await gateway.admin.abandon(episode, "gives its slot up")
+        assert of(await again) not in taken
+        assert len(await gateway.admin.episodes(agent="ann")) == 3

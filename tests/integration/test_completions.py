@@ -121,6 +121,15 @@ async def test_several_replies_to_several_prompts(gateway: RunningGateway, strea
     assert usage.completion_tokens == sum(len(turn["ids"]) for turn in turns(nodes)[:4])
 
 
+@pytest.mark.parametrize("encoded", [False, True])
+async def test_each_choice_echoes_its_own_prompt(gateway: RunningGateway, encoded: bool) -> None:
+    prompts = [gateway.model.renderer.encode(text) for text in PROMPTS] if encoded else PROMPTS
+    async with client_of(gateway) as (client, _):
+        answer = await ask(client, prompts, n=2, echo=True)
+    for choice, prompt in zip(answer.choices, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, strict=True):
+        assert choice.text.startswith(prompt)
+
+
 async def test_a_retry_of_several_prompts_samples_nothing_again(gateway: RunningGateway) -> None:
     async with client_of(gateway) as (client, episode):
         headers = {"idempotency-key": "k"}
@@ -179,7 +188,7 @@ async def test_stop_strings_and_the_default_length(scripted: tuple[RunningGatewa
         ({"prompt": [5, 1_000_000]}, "invalid_value", "prompt"),
         ({"prompt": [[5], [1_000_000]]}, "invalid_value", "prompt"),
         ({"prompt": ""}, "invalid_value", "prompt"),
-        ({"prompt": ["fine", "x" * 3000]}, "context_length_exceeded", "prompt"),
+        ({"prompt": ["fine", "x" * 5000]}, "context_length_exceeded", "prompt"),
         ({"prompt": "x", "max_tokens": 3000}, "context_length_exceeded", "prompt"),
         ({"prompt": None}, "invalid_value", "prompt"),
         ({"prompt": "x", "suffix": "y"}, "unsupported_parameter", "suffix"),
@@ -190,11 +199,13 @@ async def test_what_is_refused_is_named_and_nothing_is_sampled(
     gateway: RunningGateway, values: dict[str, Any], code: str, param: str
 ) -> None:
     episode, headers = await gateway.open("bad", mode="eval")
+    sampled = gateway.engine.sampled
     answer = await gateway.http.post("/v1/completions", json={"model": "m", **values}, headers=headers)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
     assert param in error["message"]
     assert await nodes_of(gateway, episode) == []
+    assert gateway.engine.sampled == sampled
 
 
 @pytest.mark.asyncio(loop_scope="function")

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from gateway.engines.fake.engine import Faults
 from tests.gateways import RunningGateway
-from tests.integration.support import ScriptedEngine, nodes_of, path_to, scripted_gateway
+from tests.integration.support import ScriptedEngine, nodes_of, path_to, scripted_gateway, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -198,21 +198,22 @@ async def test_tokens_are_counted_as_they_would_be_given(
     assert len([node for node in await nodes_of(gateway, episode) if node["sampled"]]) == 2
 
 
-async def test_a_retry_gets_the_same_answer(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_gets_the_same_answer(
+    scripted: tuple[RunningGateway, ScriptedEngine], stream: bool
+) -> None:
     gateway, engine = scripted
     engine.replies.append("<think>\nadd\n</think>\n\nso " + CALL % 1)
     asked = len(engine.requests)
+    answers = []
     async with opened(gateway) as (client, episode):
-        first, again = [
-            await ask(
-                client,
-                HI,
-                tools=[ADD],
-                thinking=THINKING,
-                extra_headers={"x-stainless-retry-count": str(count)},
+        for count in range(2):
+            retry = {"x-stainless-retry-count": str(count)}
+            answers.append(
+                await ask(client, HI, tools=[ADD], thinking=THINKING, stream=stream, extra_headers=retry)
             )
-            for count in (0, 1)
-        ]
+            await until(lambda: not gateway.services.replies._completions, "only the record has the reply")
+    first, again = answers
     assert first.model_dump() == again.model_dump()
     assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
     assert len(engine.requests) == asked + 1
@@ -224,11 +225,13 @@ async def test_a_retry_of_a_stopped_reply_names_its_stop_sequence(
 ) -> None:
     gateway, engine = scripted
     engine.replies.append("one two three")
+    answers = []
     async with opened(gateway) as (client, _):
-        answers = [
-            await ask(client, HI, stop_sequences=["two"], extra_headers={"idempotency-key": "k"})
-            for _ in range(2)
-        ]
+        for _ in range(2):
+            answers.append(
+                await ask(client, HI, stop_sequences=["two"], extra_headers={"idempotency-key": "k"})
+            )
+            await until(lambda: not gateway.services.replies._completions, "only the record has the reply")
     assert [(answer.content[0].text, answer.stop_sequence) for answer in answers] == [("one ", "two")] * 2
 
 
@@ -349,6 +352,7 @@ async def test_models_in_both_forms(scripted: tuple[RunningGateway, ScriptedEngi
         assert (found.type, found.display_name, found.lifecycle) == ("model", "claude-opus", "active")
         with pytest.raises(anthropic.NotFoundError) as unknown:
             await client.models.retrieve("org/none")
+        assert unknown.value.body["type"] == "error"
         assert unknown.value.body["error"]["type"] == "not_found_error"
         with pytest.raises(anthropic.BadRequestError, match="after_id"):
             await client.models.list(after_id="nobody")

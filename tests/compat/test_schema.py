@@ -1,0 +1,101 @@
+"""schemathesis on our own OpenAPI schema, every operation, the admin API too: no server error but a deliberate 503.
+
+`HEADGATE_COMPAT_EXAMPLES` says how many examples of each kind (valid, invalid) an operation gets: few in CI, more in
+`make test-compat`. The seed is fixed. The gateway is one of its own, because some operations take engines away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+schemathesis = pytest.importorskip("schemathesis")
+
+from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
+from hypothesis import seed as seeded  # noqa: E402
+from schemathesis import GenerationMode  # noqa: E402
+
+from tests.compat.clients.gate import Episode, Gate  # noqa: E402
+from tests.compat.stage import stage  # noqa: E402
+
+EXAMPLES = int(os.environ.get("HEADGATE_COMPAT_EXAMPLES", "3"))
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gateway of this file's own."""
+    with stage(tmp_path_factory.mktemp("schema") / "stage") as there:
+        yield Gate(there.gateway, there.engine)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_operation_fails_whatever_it_is_asked(gate: Gate) -> None:
+    schema = schemathesis.openapi.from_url(f"{gate.gateway}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) > 30
+    failed: list[str] = []
+    with httpx.Client(timeout=60) as http:
+        for operation in operations:
+            for mode in MODES:
+                ask(operation, mode, gate, http, failed)
+    assert not failed, "\n".join(failed)
+
+
+def ask(operation: Any, mode: GenerationMode, gate: Gate, http: httpx.Client, failed: list[str]) -> None:
+    """Some examples of one operation, in an episode of its own, which its path names where it names one."""
+    episode = gate.open("schema")
+    fixed = {key: {"episode_id": episode.id} for key in ["path_parameters"] if "{episode_id}" in operation.path}
+    if any(parameter.name == "wait" for parameter in operation.query):
+        fixed["query"] = {"wait": 0}  # a long wait is no error
+
+    @seeded(1)
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(case=operation.as_strategy(mode, **fixed))
+    def one(case: Any) -> None:
+        status, text = sent(case, gate, episode, http)
+        if status >= 500 and status != 503:
+            failed.append(f"{status} {operation.method.upper()} {operation.path} {case.body!r}: {text[:200]}")
+
+    try:
+        one()
+    except Exception as error:
+        if "Unsatisfiable" not in type(error).__name__:  # nothing can be invalid here
+            raise
+
+
+def sent(case: Any, gate: Gate, episode: Episode, http: httpx.Client) -> tuple[int, str]:
+    """The status and the text of the answer to an example."""
+    kwargs = case.as_transport_kwargs(base_url=gate.gateway)
+    headers = {**kwargs.pop("headers", {}), "authorization": f"Bearer {episode.api_key}"}
+    kwargs.pop("cookies", None)
+    for _ in range(2):
+        try:
+            answer = http.request(headers=headers, **kwargs)
+        except (httpx.InvalidURL, UnicodeEncodeError, ValueError):
+            return 0, ""  # no client can send it
+        except httpx.ReadError as error:
+            reset = str(error)  # what came before in this connection had not been read to its end
+        else:
+            return answer.status_code, answer.text
+    return 599, reset
+
+
+@pytest.mark.parametrize("text", ['{"x": 99999999999999999999}', '{"x": "\\ud800"}'], ids=["integer", "half"])
+def test_metadata_that_the_store_cannot_hold_is_refused(gate: Gate, text: str) -> None:
+    """It was accepted by the ledger and not by the store, and the gateway was of no use until its restart."""
+    body = '{"task_id": "task", "metadata": ' + text + "}"
+    headers = {"content-type": "application/json"}
+    for _ in range(2):
+        answer = httpx.post(f"{gate.gateway}/admin/v1/episodes", content=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
