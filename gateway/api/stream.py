@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from typing import Any
@@ -14,6 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.api.errors import error_body
 from gateway.errors import GatewayError
 from gateway.rollout.reply import Choices
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _SSE_HEADERS = [
@@ -89,10 +92,10 @@ class EventStream(Response):
         async def stream() -> None:
             try:
                 await self._send_events(send)
-            except GatewayError as error:
+            except Exception as error:
                 if not self._started:
                     raise
-                await self._write(send, self._failure(error))
+                await self._write(send, self._failure(_told(error)))
             if self._started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -119,6 +122,13 @@ class EventStream(Response):
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self._sse_headers})
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _told(error: Exception) -> GatewayError:
+    if isinstance(error, GatewayError):
+        return error
+    log.exception("a stream failed", exc_info=error)
+    return GatewayError("the gateway failed; its log says why", code="internal_error")
 
 
 async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, choices: Choices | None) -> None:

@@ -51,7 +51,12 @@ def tool_form(knows: Callable[[str], bool]) -> ToolForm | None:
 
 def json_text(value: Any) -> str:
     """Arguments as OpenAI's API has them."""
-    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no answer can hold
+        return text.encode(errors="replace").decode() if isinstance(value, str) else json.dumps(value)
+    return text
 
 
 def _calls(value: Any) -> list[ToolCall]:

@@ -56,12 +56,24 @@ def _meaning(message: Message) -> dict[str, Any]:
 
 
 def _call(function: dict[str, Any]) -> list[Any]:
+    """What no JSON library agrees on (numbers that are too large, nesting that is too deep) counts as it is written."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):
-            arguments = json.loads(arguments)
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            parsed = json.loads(arguments, parse_float=_number)
+            orjson.dumps(parsed)
+            arguments = parsed
     return [function.get("name"), arguments]
 
 
+def _number(text: str) -> float | int:
+    """Clients in JavaScript write 1.0 as 1."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
 def _canonical(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # a model can sample what orjson does not write, such as half of a surrogate pair
+        return json.dumps(value, sort_keys=True).encode()

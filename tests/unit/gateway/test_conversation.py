@@ -95,3 +95,30 @@ def test_the_digest_is_of_this_form_for_good() -> None:
         "7ebb3c7c2a87b1a2f8a7ed729ecb040d",
         "00df10d110714a5acbef3de958fd4bd0",
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": 123456789012345678901234567890}', '{"a": "\\ud800"}', "[" * 400 + "]" * 400, '{"a": 1e400}'],
+)
+def test_arguments_that_json_libraries_do_not_agree_on_are_compared_as_they_are_written(
+    arguments: str,
+) -> None:
+    def conversation(text: str) -> list[dict[str, Any]]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+        return [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+
+    assert digests(conversation(arguments), []) == digests(conversation(arguments), [])
+    assert digests(conversation(arguments), [])[-1] != digests(conversation('{"a": 1}'), [])[-1]
+
+
+def test_a_number_is_the_same_however_it_is_written() -> None:
+    def digest(text: str) -> bytes:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+        return digests([{"role": "assistant", "content": "", "tool_calls": [call]}], [])[-1]
+
+    assert digest('{"a": 1.0}') == digest('{"a":1}')
+    assert digest('{"a": 1.5}') != digest('{"a": 1}')
