@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds report-staleness prove \
+.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix \
 	litellm clean
 
@@ -48,6 +48,9 @@ demo: setup engine ## train a small model behind an unmodified agent, from nothi
 
 demo-seeds: setup engine ## the demo for three seeds, and a control run with frozen weights
 	$(BIN)/python -m examples.demo.seeds
+
+demo-tools: setup engine ## train an agent of the openai-agents SDK to use its tool to the end
+	$(BIN)/python -m examples.tools_demo.run
 
 report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness
