@@ -13,7 +13,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.context import Gateway, require_admin
+from gateway.api.context import Gateway, Number, require_admin
 from gateway.types import LeasedGroups, groups_to_arrow
 
 router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(require_admin)])
@@ -38,7 +38,7 @@ Model = Annotated[str | None, Query(description="A trained model; the first one,
 class FenceBody(Body):
     """The fencing number of the lease."""
 
-    fence: int
+    fence: Number
 
 
 class AckBody(FenceBody):
@@ -63,7 +63,7 @@ async def lease(body: LeaseBody, gateway: Gateway) -> dict[str, Any]:
 async def groups(
     lease_id: str,
     gateway: Gateway,
-    fence: int,
+    fence: Number,
     cursor: Annotated[int, Query(ge=0)] = 0,
     wait: Annotated[float, Query(ge=0, le=3600)] = 0.0,
     model: Model = None,
@@ -102,7 +102,7 @@ async def batches(gateway: Gateway, model: Model = None) -> dict[str, Any]:
 
 
 @router.get("/batches/{buffer}/groups", response_class=Response)
-async def batch_groups(buffer: int, gateway: Gateway, model: Model = None) -> Response:
+async def batch_groups(buffer: Number, gateway: Gateway, model: Model = None) -> Response:
     """The groups of a batch that was trained, as the lease gave them and in that order; the headers are a lease's.
 
     Only the flag ORPHANED may differ: it says what is true now.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 import orjson
+from annotated_types import Interval
 from fastapi import Depends, Request
 
 from gateway.control.callers import Callers
@@ -80,3 +81,5 @@ async def require_admin(request: Request) -> None:
 
 
 Gateway = Annotated[Services, Depends(services)]
+Number = Annotated[int, Interval(ge=-(2**63), lt=2**63)]
+"""An integer that the store can hold."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.context import Gateway, require_admin
+from gateway.api.context import Gateway, Number, require_admin
 from gateway.store import episodes as statements
 
 router = APIRouter(prefix="/admin/v1", tags=["Weights"], dependencies=[Depends(require_admin)])
@@ -35,7 +35,7 @@ async def publish(
 
 
 @router.get("/weights/{version}")
-async def get_version(version: int, gateway: Gateway, model: str | None = None) -> dict[str, Any]:
+async def get_version(version: Number, gateway: Gateway, model: str | None = None) -> dict[str, Any]:
     """A version's state, parent, path, and what each step of its update took."""
     return await gateway.models.one(model).versions.version(version)
 

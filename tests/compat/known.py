@@ -68,7 +68,12 @@ KNOWN: tuple[Known, ...] = (
         "the parameter 'conversation'",
         "The tests send every parameter at once; conversations are not stored as objects.",
     ),
-    Known(_OWN, "count", "No messages provided", "The tests count the tokens of nothing; OpenAI's answer to that is not documented."),
+    Known(
+        _OWN,
+        "count",
+        "No messages provided",
+        "The tests count the tokens of nothing; OpenAI's answer to that is not documented.",
+    ),
     Known(
         "langchain",
         "test_serdes",

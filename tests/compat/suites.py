@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class Suite:
     package: str
     """The distribution whose version is shown."""
     environment: str
-    """`.venv-compat/NAME`, from `requirements/compat/NAME.txt`."""
+    """`.venv-compat/NAME`, from `requirements/compat/NAME.txt`; empty: headgate's own."""
     tests: tuple[str, ...]
     """Arguments of pytest."""
     sources: bool = False
@@ -35,6 +36,8 @@ class Suite:
     @property
     def python(self) -> Path:
         """The environment's interpreter."""
+        if not self.environment:
+            return Path(sys.executable)
         return ROOT / ".venv-compat" / self.environment / "bin" / "python"
 
     def version(self) -> str:
@@ -64,6 +67,7 @@ SUITES = (
     _client("inspect-ai", "inspect-ai", "test_inspect_ai.py"),
     _client("mini-swe-agent", "mini-swe-agent", "test_mini_swe_agent.py", "mini-swe-agent"),
     Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True),
+    Suite("our OpenAPI schema", "schemathesis", "", ("tests/compat/test_schema.py",)),
 )
 
 
@@ -94,6 +98,7 @@ def _pytest(suite: Suite, folder: Path, env: dict[str, str], result: Path) -> No
 
 def _environment(gate: Gate) -> dict[str, str]:
     given = {"HEADGATE_COMPAT_GATEWAY": gate.gateway, "HEADGATE_COMPAT_ENGINE": gate.engine}
+    given["HEADGATE_COMPAT_EXAMPLES"] = "40"
     return {**os.environ, **given}
 
 

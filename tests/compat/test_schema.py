@@ -49,7 +49,9 @@ def test_no_operation_fails_whatever_it_is_asked(gate: Gate) -> None:
 def ask(operation: Any, mode: GenerationMode, gate: Gate, http: httpx.Client, failed: list[str]) -> None:
     """Some examples of one operation, in an episode of its own, which its path names where it names one."""
     episode = gate.open("schema")
-    fixed = {key: {"episode_id": episode.id} for key in ["path_parameters"] if "{episode_id}" in operation.path}
+    fixed = {
+        key: {"episode_id": episode.id} for key in ["path_parameters"] if "{episode_id}" in operation.path
+    }
     if any(parameter.name == "wait" for parameter in operation.query):
         fixed["query"] = {"wait": 0}  # a long wait is no error
 
@@ -102,3 +104,9 @@ def test_metadata_that_the_store_cannot_hold_is_refused(gate: Gate, text: str) -
     for _ in range(2):
         answer = httpx.post(f"{gate.gateway}/admin/v1/episodes", content=body, headers=headers)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+
+
+@pytest.mark.parametrize("path", ["weights/{}", "batches/{}/groups", "leases/one/groups?fence={}"])
+def test_a_number_that_the_store_cannot_hold_is_refused(gate: Gate, path: str) -> None:
+    assert httpx.get(f"{gate.gateway}/admin/v1/{path.format(2**63)}").status_code == 400
+    assert httpx.get(f"{gate.gateway}/admin/v1/{path.format(2**63 - 1)}").status_code == 404
