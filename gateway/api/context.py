@@ -81,5 +81,5 @@ async def require_admin(request: Request) -> None:
 
 
 Gateway = Annotated[Services, Depends(services)]
-Number = Annotated[int, Interval(ge=-(2**63), lt=2**63)]
-"""An integer that the store can hold."""
+Number = Annotated[int, Interval(gt=-(2**53), lt=2**53)]
+"""An integer as far as every reader of JSON knows them; the store, and sums with it, hold more."""
