@@ -41,7 +41,7 @@ KNOWN: tuple[Known, ...] = (
         _OWN,
         "",
         "/v1/responses/compact",
-        "The gateway does not compact conversations: what it would drop must stay in the record.",
+        "Not offered: agents compact their conversations themselves, which the record shows as a branch.",
     ),
     Known(_OWN, "Models.*delete", "Method Not Allowed", "Agents cannot delete models."),
     Known(

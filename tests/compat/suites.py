@@ -90,7 +90,7 @@ def run(suite: Suite, gate: Gate, work: Path) -> Path:
 
 
 def _pytest(suite: Suite, folder: Path, env: dict[str, str], result: Path) -> None:
-    ini = ["-n", "0"] if suite.sources else ["-c", "tests/compat/pytest.ini", "--rootdir", str(ROOT)]
+    ini = ["-n", "0"] if suite.sources else ["-c", "tests/compat/clients.ini", "--rootdir", str(ROOT)]
     argv = [suite.python, "-m", "pytest", *ini, "-q", "--tb=short", f"--junitxml={result}", *suite.options]
     with result.with_suffix(".log").open("wb") as log:
         subprocess.run([*argv, *suite.tests], cwd=folder, env=env, stdout=log, stderr=log, timeout=TIMEOUT_S)
