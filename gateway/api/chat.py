@@ -6,16 +6,16 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import generate, identify
-from gateway.api.stored import KeptChat
+from gateway.api.stored import KeptChat, body_of
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.api.upstream import relay
-from gateway.dialects.chat import ChatAnswer, parse
+from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
 from gateway.rollout.upstream import Upstream
 
 router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest.model_json_schema()))
 async def chat_completions(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await identify(request, gateway)

@@ -279,7 +279,7 @@ async def test_an_episode_that_cannot_be_opened(
 
 async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
     error_of(await gateway.http.get("/v1/none"), 404, "no_such_route")
-    error_of(await gateway.http.get("/v1/chat/completions"), 405, "no_such_route")
+    error_of(await gateway.http.put("/v1/chat/completions"), 405, "no_such_route")
 
 
 @pytest.fixture
