@@ -40,7 +40,7 @@ test: setup engine ## every test, real vLLM included
 test-fast: setup ## the tests that need no vLLM
 	$(BIN)/python -m pytest tests -m "not vllm"
 
-test-compat: setup $(CLIENTS:%=$(COMPAT)/%/.ready) ## programs that nobody here wrote; makes docs/compatibility.md (8 minutes)
+test-compat: setup $(CLIENTS:%=$(COMPAT)/%/.ready) ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
 	$(BIN)/python -m tests.compat
 
 demo: setup engine ## train a small model behind an unmodified agent, from nothing

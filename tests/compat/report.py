@@ -14,7 +14,7 @@ from tests.compat.known import KNOWN, Known
 HEAD = """# Compatibility
 
 Programs that nobody here wrote, run against a gateway before a scripted engine (`tests/compat`): `make test-compat` makes this
-page. Versions are pinned in `requirements/compat`. openai-python's tests (from its source distribution; the key in its conftest is
+page. Versions are pinned in `requirements/compat`. openai-python's tests (of its source distribution; the key in its conftest is
 the one line that is changed) and langchain's standard suites are their authors'. The others are scenarios of ours with the
 unmodified client: a reply, a stream, a talk with tools, a typed reply, async, errors. After each scenario the episode's record is
 compared with what the engine was given and what it said; openai-python's tests share one episode and are not compared.
