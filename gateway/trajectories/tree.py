@@ -17,6 +17,8 @@ import numpy as np
 from gateway.types import Int32Array, Node
 
 ROOT = -1
+_NOTHING = -1
+"""Stands for the first token of a node that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class TokenTree:
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
         self.nodes: list[Node] = []
         self._starts: list[int] = []
-        self._children: dict[int, list[int]] = {}
+        self._children: dict[int, dict[int, dict[int, list[int]]]] = {}
+        """Of each node: where children hang, by which token they begin, their indices."""
         for node in nodes:
             self.add(node)
 
@@ -53,7 +56,10 @@ class TokenTree:
             start = self._starts[node.parent] + node.at
         self.nodes.append(node)
         self._starts.append(start)
-        self._children.setdefault(node.parent, []).append(node.index)
+        at = node.at if node.parent != ROOT else 0
+        first = int(node.ids[0]) if len(node.ids) else _NOTHING
+        branches = self._children.setdefault(node.parent, {}).setdefault(at, {})
+        branches.setdefault(first, []).append(node.index)
         return Place(node.index, len(node.ids), start + len(node.ids))
 
     def path(self, place: Place) -> Int32Array:
@@ -76,17 +82,25 @@ class TokenTree:
         if after.node != ROOT:
             known += _common(self.nodes[after.node].ids[after.at :], ids[after.length :])
             best = Place(after.node, known, after.length + known - after.at)
-        branches = [(index, after.at, known) for index in self._children.get(after.node, ())]
-        while branches:
-            index, least, most = branches.pop()
-            node, start = self.nodes[index], self._starts[index]
-            if node.parent != ROOT and not least <= node.at <= most:
-                continue
-            count = _common(node.ids, ids[start:])
+        found = self._branches(after.node, after.length - after.at, after.at, known, ids)
+        while found:
+            index = found.pop()
+            start = self._starts[index]
+            count = _common(self.nodes[index].ids, ids[start:])
             if start + count > best.length or (start + count == best.length and count and index < best.node):
                 best = Place(index, count, start + count)
-            branches += [(child, 0, count) for child in self._children.get(index, ())]
+            found += self._branches(index, start, 0, count, ids)
         return best
+
+    def _branches(self, node: int, start: int, least: int, most: int, ids: Int32Array) -> list[int]:
+        """The children of a node that begins at `start`, hang at its tokens `least` to `most`, and may go on as `ids` does."""
+        found: list[int] = []
+        for at, branches in self._children.get(node, {}).items():
+            if least <= at <= most:
+                found += branches.get(_NOTHING, ())
+                if start + at < len(ids):
+                    found += branches.get(int(ids[start + at]), ())
+        return found
 
 
 def _common(left: Int32Array, right: Int32Array) -> int:
