@@ -55,7 +55,7 @@ from gateway.trajectories.recorder import Recorder
 log = logging.getLogger(__name__)
 
 _TEND_EVERY_S = 1.0
-_COLLECT_EVERY = (50_000, 20, 20)
+_COLLECT_EVERY = (50_000, 20, 100)
 """Python's own figures (700, 10, 10) are for programs that make fewer objects than one request does here."""
 
 

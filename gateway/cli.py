@@ -69,6 +69,7 @@ def serve(
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
+        proxy_headers=False,  # nothing here depends on where a client is
         timeout_graceful_shutdown=int(settings.server.shutdown_s),
     )
 

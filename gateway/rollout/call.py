@@ -33,6 +33,10 @@ _ACCOUNT_S = 5.0
 """How long a call that is stopped waits for its engine to say which version sampled what."""
 
 
+def _nobody() -> None:
+    """Stands where a listener will be."""
+
+
 class Call:
     """A prompt and what was sampled after it."""
 
@@ -67,7 +71,7 @@ class Call:
         self._interval = interval
         self._pool = pool
         self._max_failures = max_failures
-        self._listener: Callable[[], None] = lambda: None
+        self._listener: Callable[[], None] = _nobody
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
@@ -94,6 +98,10 @@ class Call:
                 self._over.set()
 
         task.add_done_callback(ended)
+
+    def part(self) -> None:
+        """Nobody listens any more."""
+        self._listener = _nobody
 
     def enough(self) -> None:
         """The listener needs no more tokens: `wait` returns, and the call is not begun anew; its run goes on until `stop`."""

@@ -104,6 +104,13 @@ class Completion:
             self.reply.end(error)
         else:
             await self._linger()
+        finally:
+            self._part()
+
+    def _part(self) -> None:
+        """Lets go of what refers back here: replies are many, and should not wait for the garbage collector."""
+        self.reply.deserted = None
+        self._call.part()
 
     async def _wait_for_a_reader(self) -> None:
         """Raises what ended the waiting: the end of the grace period, or `stop`."""

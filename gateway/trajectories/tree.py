@@ -39,8 +39,10 @@ class TokenTree:
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
         self.nodes: list[Node] = []
         self._starts: list[int] = []
-        self._children: dict[int, dict[int, dict[int, list[int]]]] = {}
-        """Of each node: where children hang, by which token they begin, their indices."""
+        self._children: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        """Of a node, at one of its places, those that begin with one token. Of tuples, which the garbage collector passes by."""
+        self._places: dict[int, tuple[int, ...]] = {}
+        """Where children hang, of each node."""
         for node in nodes:
             self.add(node)
 
@@ -58,8 +60,10 @@ class TokenTree:
         self._starts.append(start)
         at = node.at if node.parent != ROOT else 0
         first = int(node.ids[0]) if len(node.ids) else _NOTHING
-        branches = self._children.setdefault(node.parent, {}).setdefault(at, {})
-        branches.setdefault(first, []).append(node.index)
+        key, places = (node.parent, at, first), self._places.get(node.parent, ())
+        self._children[key] = (*self._children.get(key, ()), node.index)
+        if at not in places:
+            self._places[node.parent] = (*places, at)
         return Place(node.index, len(node.ids), start + len(node.ids))
 
     def path(self, place: Place) -> Int32Array:
@@ -95,11 +99,11 @@ class TokenTree:
     def _branches(self, node: int, start: int, least: int, most: int, ids: Int32Array) -> list[int]:
         """The children of a node that begins at `start`, hang at its tokens `least` to `most`, and may go on as `ids` does."""
         found: list[int] = []
-        for at, branches in self._children.get(node, {}).items():
+        for at in self._places.get(node, ()):
             if least <= at <= most:
-                found += branches.get(_NOTHING, ())
+                found += self._children.get((node, at, _NOTHING), ())
                 if start + at < len(ids):
-                    found += branches.get(int(ids[start + at]), ())
+                    found += self._children.get((node, at, int(ids[start + at])), ())
         return found
 
 
