@@ -19,6 +19,7 @@ import httpx
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.generation import EPISODE_HEADER
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.control.episodes import LiveEpisode
 from gateway.dialects.responses_answer import error_event
@@ -76,12 +77,14 @@ class Relay(Response):
         self._call.finish_reason = "upstream" if answer.is_success else "error"
         await self._model.record(self._call)
         headers = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
+        headers[EPISODE_HEADER] = self._episode.id
         kind = answer.headers.get("content-type", "application/json")
         return Response(content, answer.status_code, {**headers, "content-type": kind})
 
     def _stream(self, answer: httpx.Response) -> Response:
         failure = error_event if self._call.api == "responses" else openai_failure
-        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, failure)
+        whose = {EPISODE_HEADER: self._episode.id}
+        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, failure, headers=whose)
 
     async def _events(self, answer: httpx.Response) -> AsyncIterator[bytes]:
         responses = self._call.api == "responses"

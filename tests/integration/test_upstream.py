@@ -35,6 +35,7 @@ async def test_a_whole_answer_is_the_upstreams_own_and_recorded(
     body = {"n": 2, "response_format": {"type": "json_object"}, "unheard_of": [1, {"deep": None}]}
     answer = await gateway.chat({**headers, "x-of-the-agent": "1"}, model="gpt-4o", **body)
     assert (answer.status_code, answer.json()) == (200, WHOLE)
+    assert answer.headers["x-headgate-episode"] == episode
     ((sent, asked),) = there.requests
     assert asked == {"model": "big-one", "messages": [USER], **body}
     assert sent["authorization"] == "Bearer sk-of-the-admin"
