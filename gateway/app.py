@@ -44,6 +44,7 @@ from gateway.feed.ledger import StoredLedger, check_settings
 from gateway.grading.grading import Grading
 from gateway.metrics import Metrics
 from gateway.render.renderer import ChatRenderer
+from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies
 from gateway.rollout.steps import EngineSteps
@@ -144,11 +145,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 
 
 def _engines(settings: Settings) -> dict[str, ModelEngines]:
-    found = {}
+    found, pace = {}, Pace(settings.calls.chunks_per_s)
     for name, model in settings.models.items():
         if model.upstream is None:
             pool, engine = (
-                EnginePool(name, settings.queue, settings.update.patience_s),
+                EnginePool(name, settings.queue, settings.update.patience_s, pace),
                 settings.engine_of(name),
             )
             found[name] = ModelEngines(pool, EngineSteps(pool, model, engine, settings.update), engine)

@@ -293,6 +293,9 @@ class CallSettings(Section):
 
     grace_s: Seconds = 30.0
     """How long the tokens of a call whose client went away can be resumed by a retry, before they become an abandoned branch."""
+    chunks_per_s: int = Field(14_000, ge=1, le=10**9)
+    """Chunks a second of all streams together: where engines sample more tokens than this, several come in one chunk. What one
+    core carries; fewer make first tokens come sooner under load."""
     max_failures: int = Field(5, ge=1, le=100)
     """A call that saw so many engines fail gives up: it may be what kills them."""
 

@@ -5,6 +5,7 @@ identify the caller -> parse (the dialect's) -> find the model and the episode -
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -186,7 +187,9 @@ def _completion(
         prompt.ids,
         details.used,
         model.pool,
-        interval=1 if details.stream else WHOLE_INTERVAL,
+        interval=model.pool.pace.interval(asyncio.get_running_loop().time())
+        if details.stream
+        else WHOLE_INTERVAL,
         episode_id=episode_id,
         max_failures=limits.max_failures,
     )

@@ -129,9 +129,10 @@ class Call:
         task.cancel()  # not `self._task`: the call may have been started again meanwhile
         await asyncio.wait({task})
 
-    def take(self, chunk: TokenChunk) -> None:
-        """Tokens have arrived from the engine."""
+    def take(self, chunk: TokenChunk, now: float) -> None:
+        """Tokens have arrived from the engine, by the loop's clock at `now`."""
         if chunk.ids:
+            self._pool.pace.count(len(chunk.ids), now)
             self.turn.append(chunk.ids, chunk.logprobs)
             if chunk.top is not None:
                 self.top += chunk.top

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import Conflict, NotFound, Unavailable, jittered
+from gateway.rollout.pace import Pace
 from gateway.rollout.slot import Run, Slot
 from gateway.settings import QueueSettings
 from scheduler.policies.routing import EngineLoad, choose
@@ -40,8 +41,10 @@ class _Cached:
 class EnginePool:
     """Hands out open engines, and lets calls wait while none is."""
 
-    def __init__(self, model: str, queue: QueueSettings, patience_s: float) -> None:
+    def __init__(self, model: str, queue: QueueSettings, patience_s: float, pace: Pace | None = None) -> None:
+        """`pace` is shared by all pools of a process."""
         self.model = model
+        self.pace = pace or Pace()
         self.patience_s = patience_s
         """How long calls that an engine gave back wait for it."""
         self.slots: dict[str, Slot] = {}

@@ -103,8 +103,8 @@ class Slot:
                 await self._settled.wait()
             if run.cut_reason:
                 raise self._cut(run)
-            run.last_token_at = self.last_token_at = clock()
-            run.call.take(chunk)
+            now = run.last_token_at = self.last_token_at = clock()
+            run.call.take(chunk, now)
 
     def _cut(self, run: Run) -> EngineUnreachable:
         return EngineUnreachable(f"{self.name}: {run.cut_reason}", code="run_cut")

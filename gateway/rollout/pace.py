@@ -1,0 +1,37 @@
+"""How many tokens an engine gathers in one chunk while somebody reads along. Pure: the clock is the caller's.
+
+One token a chunk is what people want to see. But each chunk costs the gateway the same whether it brings one token or four, and a
+gateway with more chunks than it can carry makes every stream wait, the new ones most. So the chunks of all streams together are
+held to a number a second; beyond it, streams that begin get chunks of several tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+MOST_TOKENS = 16
+_WINDOW_S = 1.0
+
+
+class Pace:
+    """Counts the tokens of a process, in windows of a second."""
+
+    def __init__(self, chunks_per_s: float = 14_000.0) -> None:
+        self._most = chunks_per_s
+        self._began = 0.0
+        self._tokens = 0
+        self._rate = 0.0
+
+    def count(self, tokens: int, now: float) -> None:
+        """Tokens have come."""
+        passed = now - self._began
+        if passed >= _WINDOW_S:
+            self._rate = self._tokens / passed
+            self._began, self._tokens = now, 0
+        self._tokens += tokens
+
+    def interval(self, now: float) -> int:
+        """Tokens to a chunk for a stream that begins now: at least 1. What was long ago does not count."""
+        if now - self._began > 2 * _WINDOW_S:
+            return 1
+        return min(max(1, math.ceil(self._rate / self._most)), MOST_TOKENS)
