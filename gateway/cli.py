@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, GatewayClient, Task
     from gateway.types import EpisodeMode
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open: longer than clients keep theirs, or some would be used just as they close."""
 _SWITCH_S = 0.001
 """How long a thread keeps Python's lock from the event loop: the default, 5 ms, is what a token's whole way should take."""
 
@@ -69,6 +71,7 @@ def serve(
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         proxy_headers=False,  # nothing here depends on where a client is
         timeout_graceful_shutdown=int(settings.server.shutdown_s),
     )

@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 
 from gateway.app import create_app
+from gateway.cli import KEEP_ALIVE_S
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
@@ -66,7 +67,10 @@ class RunningGateway:
 @asynccontextmanager
 async def serve(app: Any, port: int) -> AsyncIterator[None]:
     """An ASGI application on a loopback port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(
+        app, port=port, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=KEEP_ALIVE_S
+    )
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(), name=f"server-{port}")
     try:
         while not server.started:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -28,7 +28,10 @@ class Express:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         request = Request(scope, receive)
-        response = await self._endpoint(request, await services(request))
+        try:
+            response = await self._endpoint(request, await services(request))
+        except ClientDisconnect:  # it had not even said all, so nothing was begun
+            return
         await response(scope, receive, send)
 
 

@@ -225,9 +225,20 @@ class _World:
         """Sets the fault, for requests that begin from now on. A restarted engine has to be told again."""
         if self._plan.engine != "fake" or not self._plan.lag_s:
             return
-        for engine in (await self._gateway.admin.status())["engines"]:
-            url = f"{engine['url']}/fake/faults"
-            (await self._gateway.http.post(url, json={"lag_s": self._plan.lag_s})).raise_for_status()
+
+        async def bent() -> bool:
+            for engine in (await self._gateway.admin.status())["engines"]:
+                if engine["url"] is None:  # it is being restarted
+                    return False
+                url = f"{engine['url']}/fake/faults"
+                try:
+                    answer = await self._gateway.http.post(url, json={"lag_s": self._plan.lag_s})
+                except httpx.TransportError:
+                    return False
+                answer.raise_for_status()
+            return True
+
+        await self._until(bent, "every engine has its fault")
 
     async def _all_engines_open(self) -> None:
         async def are() -> bool:

@@ -25,7 +25,14 @@ def main() -> None:
 
     engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s))
     app = _APPS[options.api](engine)
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=75,
+    )
 
 
 if __name__ == "__main__":
