@@ -23,7 +23,6 @@ _ADAPTERS: dict[str, Callable[[str, str, float], Engine]] = {"vllm": VLLMEngine,
 
 _VLLM_ENV = {
     "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",  # its 5 s are near those after which a busy gateway leaves a connection
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
