@@ -20,7 +20,7 @@ from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool
 from gateway.render.pieces import TokenTexts
 from gateway.render.recorded import Marks
 from gateway.render.template import ChatTemplate, Message, Tool
-from gateway.render.tokenizer import BareTokenizer
+from gateway.render.tokenizer import BareTokenizer, encode
 from gateway.settings import ModelSettings
 from gateway.types import Int32Array
 
@@ -141,7 +141,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text, marks included and nothing added."""
-        return cast("list[int]", self.backend.encode(text, add_special_tokens=False).ids)
+        return encode(self.backend, text, False)
 
     def _render(self, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
         if self._template is not None:

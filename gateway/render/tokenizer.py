@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+_LONG = 2_000
+
+
+def encode(backend: Any, text: str, special: bool) -> list[int]:
+    """The ids of a text, by a `tokenizers.Tokenizer`. Long ones as a batch of one: only batches leave Python's lock meanwhile."""
+    if len(text) < _LONG:
+        found = backend.encode(text, add_special_tokens=special)
+    else:
+        found = backend.encode_batch_fast([text], add_special_tokens=special)[0]
+    ids: list[int] = found.ids
+    return ids
+
 
 class BareTokenizer:
     """Encodes and decodes by the `tokenizers.Tokenizer` beneath; whatever else is asked of it, the wrapped one answers.
@@ -17,10 +29,7 @@ class BareTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
-        ids: list[int] = self._wrapped.backend_tokenizer.encode(
-            text, add_special_tokens=add_special_tokens
-        ).ids
-        return ids
+        return encode(self._wrapped.backend_tokenizer, text, add_special_tokens)
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         """The text of ids."""
