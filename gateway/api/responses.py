@@ -6,7 +6,6 @@ continues. Its messages are the ones that were rendered and sampled, so the reco
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from gateway.dialects.asked import Asked, Message
 from gateway.dialects.responses import Item, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.errors import BadRequest, NotFound
+from gateway.render.aside import aside
 from gateway.rollout.upstream import Upstream
 from gateway.store import answers
 
@@ -202,7 +202,7 @@ async def prompt_tokens(caller: Caller, model: LocalModel, asked: Asked) -> int:
     tools = tools_of(asked)
     if caller.episode is not None:
         return len((await model.recorder.prepare(caller.episode.id, asked.messages, tools)).ids)
-    return len(await asyncio.to_thread(model.renderer.render, asked.messages, tools))
+    return len(await aside(asked.messages, lambda: model.renderer.render(asked.messages, tools)))
 
 
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:

@@ -261,17 +261,21 @@ class ChatAnswer:
         return logprob_entries(delivery, self._renderer, self._request.top_logprobs or 0)
 
     def _usage(self) -> dict[str, Any]:
-        prompt, completion = self._choices.prompt_tokens, self._choices.completion_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
+        return usage_of(self._choices.prompt_tokens, self._choices.completion_tokens)
 
 
 _BEFORE_INDEX = b',"choices":[{"index":'
 _BEFORE_TEXT = b',"delta":{"content":'
 _AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    """What was used, in tokens."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def logprob_entries(delivery: Delivery, renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:

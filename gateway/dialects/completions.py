@@ -15,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.asked import Asked
-from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions
+from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, usage_of
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -227,12 +227,7 @@ class CompletionAnswer:
 
     def _usage(self) -> dict[str, Any]:
         prompt = sum(reply.prompt_tokens for reply in self._choices.replies[:: self._asked.n])
-        completion = self._choices.completion_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
+        return usage_of(prompt, self._choices.completion_tokens)
 
 
 _BEFORE_INDEX = b',"choices":[{"index":'
