@@ -8,6 +8,7 @@
     ├── Conflict            the thing is in a state that forbids this       409, never retried
     ├── Busy                come again after `retry_after` seconds          429
     ├── Unavailable         the same, and it is not the caller's share      503
+    │   └── Fenced          another gateway process decides now             503
     ├── UpstreamFailed      an upstream model's API does not answer         502
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
@@ -89,6 +90,10 @@ class Unavailable(Busy):
 
     status = 503
     type = "server_error"
+
+
+class Fenced(Unavailable):
+    """Another gateway process has become the coordinator; this one must not write any more what only the coordinator may."""
 
 
 class UpstreamFailed(GatewayError):

@@ -314,6 +314,27 @@ class ControlSettings(Section):
     """What happened and what was decided, for `scheduler replay`."""
 
 
+class ClusterSettings(Section):
+    """`[cluster]`: several gateway processes on one store, of which one at a time decides (docs/cluster.md)."""
+
+    url: str | None = Field(None, pattern="^https?://")
+    """Where the other gateway processes reach this one, without a path. Setting it (or `gateway serve --workers`) turns the
+    cluster on; it needs PostgreSQL."""
+    key: SecretStr | None = Field(None, min_length=16)
+    """What the processes show one another. Or `HEADGATE_CLUSTER_KEY` in the environment."""
+    lease_s: float = Field(5.0, ge=0.5, le=300)
+    """How long the coordinator may be silent before another process takes its place."""
+    ask_s: Seconds = 10.0
+    """How long a process may take to do what the coordinator asks of it, before it counts as gone."""
+
+
+class BusSettings(Section):
+    """`[bus]`: what is hot, shared between gateway processes, and may be lost."""
+
+    url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://")
+    """`redis://HOST:PORT/N`; `memory://` is this process alone: a call whose process dies is then begun anew by its retry."""
+
+
 class FeedSettings(Section):
     """`[feed]`: leases."""
 
@@ -335,6 +356,8 @@ class Settings(Section):
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
+    bus: BusSettings = BusSettings()
+    cluster: ClusterSettings = ClusterSettings()
     update: UpdateSettings = UpdateSettings()
     queue: QueueSettings = QueueSettings()
     feed: FeedSettings = FeedSettings()
@@ -344,6 +367,15 @@ class Settings(Section):
     def _closed_outside_loopback(self) -> Self:
         if self.admin.key is None and not _is_loopback(self.server.host):
             raise ValueError("[admin] key is needed when [server] host is not a loopback address")
+        return self
+
+    @model_validator(mode="after")
+    def _cluster_can_be_one(self) -> Self:
+        if self.cluster.url is not None:
+            if self.cluster.key is None:
+                raise ValueError("[cluster] key is needed with [cluster] url; or HEADGATE_CLUSTER_KEY")
+            if not self.store.url.startswith("postgres"):
+                raise ValueError("several gateway processes need PostgreSQL: [store] url = 'postgresql://...'")
         return self
 
     @model_validator(mode="after")
@@ -435,6 +467,8 @@ class Settings(Section):
         """Checks values as they come from TOML. Raises ConfigError."""
         if key := os.environ.get("HEADGATE_ADMIN_KEY"):
             values = {**values, "admin": {"key": key, **values.get("admin", {})}}
+        if key := os.environ.get("HEADGATE_CLUSTER_KEY"):
+            values = {**values, "cluster": {"key": key, **values.get("cluster", {})}}
         if isinstance(agents := values.get("agents"), dict):
             values = {**values, "agents": {name: _with_key(name, agent) for name, agent in agents.items()}}
         try:

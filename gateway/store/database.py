@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.errors import Unavailable
 from gateway.settings import StoreSettings
+from gateway.store import coordination
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,10 @@ class Database:
         """Waits until every write submitted so far is committed."""
         await self.submit(_nothing)
 
+    def fenced(self, fence: int) -> Database:
+        """The same database for the coordinator with this fence: once there is another, every write fails with Fenced."""
+        return _Fenced(self, fence)
+
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Runs a query that changes nothing."""
         return await self._loop.run_in_executor(self._readers, self._read, query)
@@ -142,6 +147,31 @@ class Database:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+
+
+class _Fenced(Database):
+    """See `Database.fenced`. Opening and closing are the other one's."""
+
+    def __init__(self, database: Database, fence: int) -> None:
+        self._database = database
+        self._fence = fence
+
+    @property
+    def healthy(self) -> bool:
+        return self._database.healthy
+
+    def check(self) -> None:
+        self._database.check()
+
+    def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
+        def fenced(connection: Connection) -> T:
+            coordination.check(connection, self._fence)
+            return write(connection)
+
+        return self._database.submit(fenced)
+
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        return await self._database.read(query)
 
 
 _Item = tuple[Write, asyncio.Future[Any]]

@@ -222,3 +222,17 @@ class VersionRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     report: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
+
+
+class CoordinatorRow(Base):
+    """One row: which gateway process decides. Its fence grows with every new holder, and is never used twice."""
+
+    __tablename__ = "coordinator"
+
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    fence: Mapped[int] = mapped_column(BigInteger)
+    holder: Mapped[str] = mapped_column(String(64))
+    url: Mapped[str] = mapped_column(Text)
+    """Where the other gateway processes reach it."""
+    deadline: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch by the database's clock: afterwards another process may become the coordinator."""
