@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.servers import PostgresServer, postgres_server
 from tests.tiny import save_model
 
 settings.register_profile("unhurried", deadline=None)
@@ -21,6 +22,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "a"
     save_model(directory, seed=1)
     return directory
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that all tests share: each takes a `new_database()`, and none stops it."""
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
