@@ -1,18 +1,31 @@
 """The gateway's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
-Relative paths are taken from the folder in which the gateway is started. `HEADGATE_ADMIN_KEY` in the environment stands in for
-`[admin] key`, and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME] key`, so that no key need be written into a file.
+Relative paths are taken from the folder in which the gateway is started. What differs from process to process, and what no file
+should hold, may stand in the environment instead (`ENVIRONMENT`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME] key`. What the
+file says goes before it. `HEADGATE_ENGINE_URLS` is the supervisor's (`gateway/workers.py`): engines that it has started.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+ENVIRONMENT = {
+    "HEADGATE_ADMIN_KEY": ("admin", "key"),
+    "HEADGATE_STORE_URL": ("store", "url"),
+    "HEADGATE_BUS_URL": ("bus", "url"),
+    "HEADGATE_CLUSTER_URL": ("cluster", "url"),
+    "HEADGATE_CLUSTER_KEY": ("cluster", "key"),
+}
+"""For each variable: the key that it stands in for."""
+ENGINE_URLS = "HEADGATE_ENGINE_URLS"
+"""JSON, `{model: [url, ...]}`: these models' engines are running already, whatever `launch` says."""
 
 RuleName = Literal["staleflow", "synchronous", "one_step", "verl", "areal", "roll", "slime"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -62,6 +75,8 @@ class EngineSettings(Section):
     count: int = Field(1, ge=0, le=256)
     """Engines to start; more can be added and removed at /admin/v1/engines."""
     url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Instead of `url`: several external engines."""
     api: Literal["vllm", "sglang"] = "vllm"
     """What an external or fake engine speaks."""
     python: str = "python"
@@ -82,15 +97,24 @@ class EngineSettings(Section):
 
     @model_validator(mode="after")
     def _external_has_url(self) -> Self:
-        if (self.launch == "external") != (self.url is not None):
-            raise ValueError("`url` is for launch = 'external', and needed there")
+        if (self.launch == "external") != (self.url is not None or bool(self.urls)):
+            raise ValueError("`url` (or `urls`) is for launch = 'external', and needed there")
+        if self.url is not None and self.urls:
+            raise ValueError("`url`, or `urls`: one of the two")
         if self.restart_window_s < self.max_restarts * self.start_s:
             raise ValueError(
                 "restart_window_s must hold max_restarts starts of start_s, or the budget would never run out"
             )
         if self.launch == "external" and self.count > 1:
-            raise ValueError("one external engine has one `url`; add others at /admin/v1/engines")
+            raise ValueError("external engines are counted by their `urls`; add others at /admin/v1/engines")
         return self
+
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """One for each engine at the start: where it is, or None if it is to be started."""
+        if self.launch == "external":
+            return self.urls or (self.url,)
+        return (None,) * self.count
 
 
 class UpstreamSettings(Section):
@@ -375,7 +399,9 @@ class Settings(Section):
             if self.cluster.key is None:
                 raise ValueError("[cluster] key is needed with [cluster] url; or HEADGATE_CLUSTER_KEY")
             if not self.store.url.startswith("postgres"):
-                raise ValueError("several gateway processes need PostgreSQL: [store] url = 'postgresql://...'")
+                raise ValueError(
+                    "several gateway processes need PostgreSQL: [store] url = 'postgresql://...'"
+                )
         return self
 
     @model_validator(mode="after")
@@ -417,8 +443,9 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _engines_are_not_shared(self) -> Self:
-        urls = [self.engine_of(name).url for name, model in self.models.items() if model.upstream is None]
-        if shared := sorted({url for url in urls if url is not None and urls.count(url) > 1}):
+        engines = [self.engine_of(name) for name, model in self.models.items() if model.upstream is None]
+        urls = [url for engine in engines for url in engine.places if url is not None]
+        if shared := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(
                 f"an engine runs one model: give each of several a [models.NAME.engine] ({shared[0]})"
             )
@@ -465,10 +492,11 @@ class Settings(Section):
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "settings") -> Settings:
         """Checks values as they come from TOML. Raises ConfigError."""
-        if key := os.environ.get("HEADGATE_ADMIN_KEY"):
-            values = {**values, "admin": {"key": key, **values.get("admin", {})}}
-        if key := os.environ.get("HEADGATE_CLUSTER_KEY"):
-            values = {**values, "cluster": {"key": key, **values.get("cluster", {})}}
+        for variable, (section, key) in ENVIRONMENT.items():
+            if (given := os.environ.get(variable)) and isinstance(table := values.get(section, {}), dict):
+                values = {**values, section: {key: given, **table}}
+        if urls := os.environ.get(ENGINE_URLS):
+            values = _with_engines(values, json.loads(urls))
         if isinstance(agents := values.get("agents"), dict):
             values = {**values, "agents": {name: _with_key(name, agent) for name, agent in agents.items()}}
         try:
@@ -485,6 +513,17 @@ def _variable(agent: str) -> str:
 def _with_key(agent: str, values: Any) -> Any:
     key = os.environ.get(_variable(str(agent)))
     return {"key": key, **values} if key and isinstance(values, dict) else values
+
+
+def _with_engines(values: dict[str, Any], urls: dict[str, list[str]]) -> dict[str, Any]:
+    models = dict(values["models"])
+    for name, places in urls.items():
+        engine = dict(models[name].get("engine", values.get("engine", {})))
+        engine.pop("count", None)
+        if engine.get("launch", "vllm") == "vllm":
+            engine["api"] = "vllm"
+        models[name] = {**models[name], "engine": {**engine, "launch": "external", "urls": places}}
+    return {**values, "models": models}
 
 
 def _wrong(where: tuple[int | str, ...], message: str) -> str:

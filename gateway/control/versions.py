@@ -53,8 +53,8 @@ class Versions:
         await self._load_newest()
         self._engines.steps.know(self.current)
         self._host.begin(self.model, self.current.version)
-        for i in range(settings.count):
-            self._host.add(self.model, Slot(f"{self.model}-{i}", settings.url))
+        for i, url in enumerate(settings.places):
+            self._host.add(self.model, Slot(f"{self.model}-{i}", url))
         await self._opened()
 
     async def _opened(self) -> None:
