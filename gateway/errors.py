@@ -154,3 +154,11 @@ def validation_error(errors: Any) -> BadRequest:
     return BadRequest(
         f"{where}: {first['msg']}" if where else first["msg"], code="invalid_value", param=where or None
     )
+
+
+class Elsewhere(Exception):
+    """Another gateway process has what was asked for: the request belongs to `url` (`api/forward.py`). Nothing was done."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"the process at {url} has it")
+        self.url = url

@@ -20,6 +20,7 @@ from gateway.errors import Conflict, Unavailable
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
+from gateway.rollout.peers import NoPeers, Peers
 from gateway.store import episodes as statements
 from gateway.store.database import Database, Write
 from gateway.trajectories.recorder import Recorder
@@ -42,7 +43,9 @@ class Endings:
         ledgers: Mapping[str, StoredLedger],
         recorders: Collection[Recorder],
         grading: Grading,
+        peers: Peers | None = None,
     ) -> None:
+        self._peers = peers or NoPeers()
         self.over: dict[str, LiveEpisode] = {}
         self._database = database
         self._ledgers = ledgers
@@ -177,7 +180,9 @@ class Endings:
     async def _stop(self, live: LiveEpisode, reason: Conflict) -> None:
         """Memory first, so that no second end can begin while this one is being committed."""
         self.over[live.id] = live
+        elsewhere = self._peers.end(live.id, reason)
         await asyncio.gather(*(call.stop(reason) for call in live.calls))
+        await elsewhere
         for recorder in self._recorders:
             recorder.forget(live.id)
 

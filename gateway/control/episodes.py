@@ -24,6 +24,7 @@ from gateway.control.overdue import OverdueGroups
 from gateway.errors import Conflict, NotAuthenticated, NotFound
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
+from gateway.rollout.peers import Peers
 from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import turns
@@ -45,14 +46,15 @@ class Episodes:
         ledgers: Mapping[str, StoredLedger],
         recorders: Collection[Recorder],
         grading: Grading,
+        peers: Peers | None = None,
     ) -> None:
-        """`ledgers`: of each trained model; `recorders`: of every model."""
+        """`ledgers`: of each trained model; `recorders`: of every model; `peers`: the other gateway processes."""
         self._settings = settings
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
-        self._endings = Endings(database, ledgers, recorders, grading)
+        self._endings = Endings(database, ledgers, recorders, grading, peers)
         self._overdue = OverdueGroups(settings, ledgers)
         self._live: dict[str, LiveEpisode] = {}
         self._by_key: dict[str, LiveEpisode] = {}
@@ -113,7 +115,7 @@ class Episodes:
         key = "" if opening else f"hg-{secrets.token_urlsafe(24)}"
         row: dict[str, Any] = {
             "id": episode_id,
-            "key_hash": statements.opened_by(opening) if opening else _hash(key),
+            "key_hash": statements.opened_by(opening) if opening else key_hash(key),
             "task_id": task_id,
             "group_id": group_id,
             "mode": mode,
@@ -147,7 +149,10 @@ class Episodes:
 
     async def authenticate(self, key: str) -> LiveEpisode:
         """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode's run is over."""
-        key_hash = _hash(key)
+        return await self.keyed(key_hash(key))
+
+    async def keyed(self, key_hash: str) -> LiveEpisode:
+        """The same, by the key's hash."""
         if live := self._by_key.get(key_hash):
             live.seen_at = time.monotonic()
             return live
@@ -159,6 +164,11 @@ class Episodes:
         live.key_hash, self._by_key[key_hash] = key_hash, live
         live.seen_at = time.monotonic()
         return live
+
+    def seen(self, episode_id: str, ago_s: float) -> None:
+        """Another process served a call of an open episode so long ago."""
+        if live := self._live.get(episode_id):
+            live.seen_at = max(live.seen_at, time.monotonic() - ago_s)
 
     async def named(self, episode_id: str) -> LiveEpisode:
         """An open episode by its id. Raises NotFound, or Conflict if its run is over."""
@@ -314,6 +324,6 @@ class Episodes:
         self._by_key.pop(live.key_hash, None)
 
 
-def _hash(key: str) -> str:
+def key_hash(key: str) -> str:
     """Keys are long and random, so a plain digest hides them well enough."""
     return hashlib.sha256(key.encode()).hexdigest()

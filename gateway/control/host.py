@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from gateway.errors import EngineError
+from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
@@ -57,8 +58,11 @@ class ModelEngines:
 class ControlHost:
     """The control program of this gateway."""
 
-    def __init__(self, settings: Settings, models: dict[str, ModelEngines]) -> None:
+    def __init__(
+        self, settings: Settings, models: dict[str, ModelEngines], peers: Peers | None = None
+    ) -> None:
         self.models = models
+        self._peers = peers or NoPeers()
         described = {name: program_settings(settings, name) for name in models}
         self.program = ControlProgram({"models": described})
         path = settings.control.recording
@@ -66,7 +70,7 @@ class ControlHost:
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
-            model.pool.on_trouble = partial(self._suspect, name)
+            model.pool.on_trouble = partial(self.suspect, name)
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
             self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
@@ -125,6 +129,7 @@ class ControlHost:
             log.error("%s is lost: %s", engine, reason)
             slot.fail(reason)
             self.models[model].pool.notify()
+            self._peers.show(model, slot)
             self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
 
     async def tend(self) -> None:
@@ -151,7 +156,7 @@ class ControlHost:
         if sick[slot.name] >= patience and slot.state == "open" and slot.engine is engine:
             self.lose(name, slot.name, f"no answer to {sick[slot.name]} health checks")
 
-    def _suspect(self, name: str, slot: Slot) -> None:
+    def suspect(self, name: str, slot: Slot) -> None:
         """A request could not reach the engine: it is asked at once, and one check is enough."""
         suspected = self.models[name].suspected
         if slot.state == "open" and (slot.name not in suspected or suspected[slot.name].done()):
@@ -192,7 +197,7 @@ class ControlHost:
         if do.step == "quarantine":
             log.error("%s is out of use: %s", do.engine, do.reason)
             self._cancel(model, do.engine)
-            self._forget(model, do.engine)
+            self._forget(name, do.engine)
             return
         before = self._cancel(model, do.engine)
         task = asyncio.create_task(self._run(name, do, before), name=f"{do.engine}-{do.step}")
@@ -209,13 +214,14 @@ class ControlHost:
             task.cancel()
         return running
 
-    @staticmethod
-    def _forget(model: ModelEngines, engine: str) -> None:
+    def _forget(self, name: str, engine: str) -> None:
         """An engine that was removed is stopped, or cannot be."""
+        model = self.models[name]
         if engine in model.removed:
             model.removed.discard(engine)
             model.pool.slots.pop(engine, None)
             model.pool.notify()
+            self._peers.forget(name, engine)
 
     async def _run(self, name: str, do: Do, before: set[asyncio.Task[None]]) -> None:
         if before:
@@ -230,12 +236,12 @@ class ControlHost:
             log.exception("%s: step %s", do.engine, do.step)
             ok, detail = False, repr(error)
         if do.step == "stop":
-            self._forget(model, do.engine)
+            self._forget(name, do.engine)
         slot = model.pool.slots.get(do.engine)
         if ok and do.step == "launch" and slot is not None and slot.process is not None:
             watch = self._watch(name, slot, slot.process.process)
             model.watchers[do.engine] = asyncio.create_task(watch, name=f"watch-{do.engine}")
-        pinned = slot.pinned if slot is not None and do.step == "hold" else 0
+        pinned = model.steps.runs(slot)[1] if slot is not None and do.step == "hold" else 0
         reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
         self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned))
 

@@ -47,6 +47,8 @@ class Slot:
         self.name = name
         self.external_url = url
         """Where the engine is, if this gateway does not start it."""
+        self.owned = False
+        """Of a mirror: the engine is a child of the coordinator, and ends with it."""
         self.state: SlotState = "starting"
         self.reason = ""
         self.version = -1
@@ -77,6 +79,10 @@ class Slot:
     def pinned(self) -> int:
         """Requests in the engine whose sampler cannot move."""
         return sum(run.pinned for run in self.runs.values())
+
+    def movable(self) -> list[str]:
+        """The requests in the engine that can go on in another one."""
+        return [run.request_id for run in self.runs.values() if not run.pinned]
 
     async def run(self, call: Call, request: GenerateRequest) -> None:
         """One request's run, to its finish. Raises EngineUnreachable if it is cut."""

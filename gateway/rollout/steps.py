@@ -16,6 +16,7 @@ from typing import Any
 from gateway.engines.base import Engine
 from gateway.engines.process import EngineProcess, connect
 from gateway.errors import EngineError, ProbeFailed
+from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import Weights
@@ -62,9 +63,17 @@ class EngineSteps:
     """The steps of one model's engines."""
 
     def __init__(
-        self, pool: EnginePool, model: ModelSettings, engine: EngineSettings, update: UpdateSettings
+        self,
+        pool: EnginePool,
+        model: ModelSettings,
+        engine: EngineSettings,
+        update: UpdateSettings,
+        peers: Peers | None = None,
     ) -> None:
+        """`peers`: the other gateway processes; an external engine may then come later than the gateway."""
         self._pool = pool
+        self._patient = peers is not None
+        self._peers = peers or NoPeers()
         self._model = model
         self._settings = engine
         self._update = update
@@ -111,6 +120,7 @@ class EngineSteps:
             slot.given_up = do.step == "quarantine"
             slot.fail(do.reason)
             self._pool.notify()
+            self._peers.show(self._pool.model, slot)
 
     async def run(self, do: Do) -> None:
         """Does a step. Raises EngineError, with what went wrong."""
@@ -131,17 +141,27 @@ class EngineSteps:
     async def _launch(self, slot: Slot, weights: Weights) -> None:
         """A process of our own; or a connection, and the weights loaded, as nobody knows what an external engine ran so far."""
         slot.state, slot.given_up = "starting", False
+        await self._shown(slot)
         if slot.external_url is not None:
-            slot.engine = connect(slot.name, slot.external_url, self._settings.api)
-            await slot.engine.pause()
-            await slot.engine.load(weights.path)
-            await slot.engine.resume()
+            await self._attach(slot, slot.external_url, weights)
         else:
             slot.process = await EngineProcess.start(
                 slot.name, self._settings, self._model, self._pool.model, weights.path
             )
             slot.engine = slot.process.engine
         slot.state = "held"
+        await self._shown(slot)
+
+    async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
+        """Requests may run there: of a gateway that was killed, or of other processes."""
+        engine = slot.engine = connect(slot.name, url, self._settings.api)
+        while self._patient and not await engine.healthy():  # noqa: ASYNC110
+            await asyncio.sleep(_AGAIN_S)
+        slot.evict("its weights are loaded anew")
+        await engine.pause()
+        await self._settle(slot, weights)
+        await engine.load(weights.path)
+        await engine.resume()
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
         slot.restarts += 1
@@ -150,7 +170,8 @@ class EngineSteps:
     async def _drain(self, slot: Slot, _weights: Weights) -> None:
         slot.state = "draining"
         slot.evict("it is drained while its weights change")
-        while slot.runs and slot.engine is not None:
+        await self._shown(slot)
+        while self.runs(slot)[0] and slot.engine is not None:
             await self._give_back_movable(slot)
             await self._a_moment(slot)
 
@@ -158,21 +179,23 @@ class EngineSteps:
 
     async def _hold(self, slot: Slot, weights: Weights) -> None:
         slot.state = "held"
-        report = self._report(slot.name, weights.version)
-        report.streams, report.pinned = slot.streams + self._pool.waiting, slot.pinned
+        await self._shown(slot)
+        report, name = self._report(slot.name, weights.version), self._pool.model
+        streams, report.pinned = self.runs(slot)
+        report.streams = streams + self._pool.waiting + self._peers.waiting(name)
 
     async def _abort(self, slot: Slot, _weights: Weights) -> None:
         await _engine(slot).pause()
 
     async def _settle(self, slot: Slot, _weights: Weights) -> None:
         """A request that was on its way when the engine paused arrives later and must be given back too."""
-        while slot.runs:
+        while self.runs(slot)[0]:
             await self._a_moment(slot)
-            if slot.runs:
+            if self.runs(slot)[0]:
                 await _engine(slot).pause()
 
     async def _handback(self, slot: Slot, _weights: Weights) -> None:
-        while slot.streams > slot.pinned:
+        while self._movable(slot):
             await self._give_back_movable(slot)
             await self._a_moment(slot)
 
@@ -186,7 +209,9 @@ class EngineSteps:
         await _engine(slot).label(weights.version)
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
-        slot.cross(weights.version, stale_kv=not self._update.clear_cache)
+        stale_kv = not self._update.clear_cache
+        slot.cross(weights.version, stale_kv)
+        await self._peers.cross(self._pool.model, slot, weights.version, stale_kv)
         await _engine(slot).resume()
 
     async def _probe(self, slot: Slot, weights: Weights) -> None:
@@ -215,10 +240,24 @@ class EngineSteps:
             raise EngineError(f"it was lost meanwhile: {slot.reason}")
         slot.confirm(weights.version)
         self._pool.notify()
+        await self._shown(slot)
+
+    def runs(self, slot: Slot) -> tuple[int, int]:
+        """How many requests are in the engine, those of other processes too, and how many of them cannot move."""
+        streams, pinned = self._peers.runs(self._pool.model, slot.name)
+        return slot.streams + streams, slot.pinned + pinned
+
+    def _movable(self, slot: Slot) -> int:
+        streams, pinned = self.runs(slot)
+        return streams - pinned
+
+    async def _shown(self, slot: Slot) -> None:
+        await self._peers.show(self._pool.model, slot)
 
     async def _give_back_movable(self, slot: Slot) -> None:
-        movable = [run.request_id for run in slot.runs.values() if not run.pinned]
-        await _engine(slot).abort(movable)
+        asked = self._peers.give_back(self._pool.model, slot)
+        await _engine(slot).abort(slot.movable())
+        await asked
 
     async def _a_moment(self, slot: Slot) -> None:
         """Until a run ends, or so long that a request on its way must have arrived."""

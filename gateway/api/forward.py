@@ -1,0 +1,191 @@
+"""Sends a request on to the gateway process that can answer it. Pure ASGI, around everything else.
+
+What only the coordinator can do (the admin API, calls under agents' keys) goes to the coordinator; a retry whose call runs in
+another process (`Elsewhere`) goes there. A request is sent on once at most: whoever gets one that was sent on answers it or says
+that it cannot. Nothing is sent twice that may have been done: if the other process goes away before it answers, the client hears
+that nobody knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import aiohttp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from yarl import URL
+
+from gateway.api.errors import error_response
+from gateway.errors import Elsewhere, Unavailable
+
+log = logging.getLogger(__name__)
+
+_MARK = b"x-headgate-forwarded"
+_HOP = {
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
+    b"upgrade", b"host", _MARK,
+}  # fmt: skip
+_AGAIN_S = 0.2
+
+
+class Place(Protocol):
+    """Where this process stands in its cluster."""
+
+    async def coordinator(self) -> str | None:
+        """The coordinator's URL; None: it is this process. Waits while there is none; raises Unavailable in the end."""
+        ...
+
+    def is_coordinators(self, scope: Scope) -> bool:
+        """Whether only the coordinator can answer a request."""
+        ...
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request that may have to be sent on after it was read here."""
+
+    receive: Receive
+    body: list[bytes] = field(default_factory=list)
+    whole: bool = False
+    started: bool = False
+
+    async def recording(self) -> Message:
+        """The next message, remembered."""
+        message = await self.receive()
+        if message["type"] == "http.request":
+            self.body.append(message.get("body", b""))
+            self.whole = not message.get("more_body", False)
+        return message
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """The body from its beginning."""
+        for part in self.body:
+            yield part
+        while not self.whole:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError
+            self.whole = not message.get("more_body", False)
+            yield message.get("body", b"")
+
+
+class Forward:
+    """The outermost middleware of a process in a cluster."""
+
+    def __init__(self, app: ASGIApp, place: Place, key: str) -> None:
+        self._app = app
+        self._place = place
+        self._key = key.encode()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "lifespan":
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                if self._session is not None:
+                    await self._session.close()
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._answer(scope, receive, send)
+        except Unavailable as error:
+            await error_response(error, scope["path"])(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        forwarded = self._was_forwarded(scope)
+        sent = _Sent(receive)
+        if self._place.is_coordinators(scope):
+            while (url := await self._place.coordinator()) is not None:
+                if forwarded:
+                    raise Unavailable("this process is not the coordinator any more", retry_after=1.0, code="no_coordinator")
+                if await self._send_on(url, scope, sent, send):
+                    return
+                await asyncio.sleep(_AGAIN_S)
+        try:
+            await self._app(scope, sent.recording, self._noting(sent, send))
+        except Elsewhere as elsewhere:
+            if sent.started or forwarded:
+                raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
+            if not await self._send_on(elsewhere.url, scope, sent, send):
+                raise Unavailable(
+                    "the process that has this call does not answer", retry_after=1.0, code="elsewhere"
+                ) from elsewhere
+
+    def _was_forwarded(self, scope: Scope) -> bool:
+        mark = next((value for name, value in scope["headers"] if name == _MARK), b"")
+        return hmac.compare_digest(mark, self._key)
+
+    @staticmethod
+    def _noting(sent: _Sent, send: Send) -> Send:
+        async def noting(message: Message) -> None:
+            sent.started = True
+            await send(message)
+
+        return noting
+
+    async def _send_on(self, url: str, scope: Scope, sent: _Sent, send: Send) -> bool:
+        """Whether somebody was there to take it; then it is answered."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5), auto_decompress=False
+            )
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        query: bytes = scope.get("query_string", b"")
+        target = url + raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
+        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"] if n not in _HOP]
+        headers.append((_MARK.decode(), self._key.decode()))
+        try:
+            async with self._session.request(
+                scope["method"],
+                URL(target, encoded=True),
+                headers=headers,
+                data=sent.rest() if scope["method"] not in ("GET", "HEAD", "DELETE") else None,
+                allow_redirects=False,
+            ) as answer:
+                await self._relay(answer, sent, send)
+        except aiohttp.ClientConnectorError:
+            return False
+        except (aiohttp.ClientError, ConnectionResetError) as error:
+            if sent.started:
+                raise  # the connection breaks off, which is what happened
+            message = "the process that was to answer went away; whether it did what was asked is not known"
+            raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
+        return True
+
+    async def _relay(self, answer: aiohttp.ClientResponse, sent: _Sent, send: Send) -> None:
+        """The answer as it comes; when the client goes away, the connection to the other process is closed."""
+        gone = asyncio.create_task(_disconnected(sent), name="forwarded-client")
+        passing = asyncio.create_task(_pass(answer, sent, send), name="forwarded-answer")
+        try:
+            await asyncio.wait({gone, passing}, return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                passing.result()
+            else:
+                answer.close()
+        finally:
+            for task in (gone, passing):
+                task.cancel()
+            await asyncio.gather(gone, passing, return_exceptions=True)
+
+
+async def _disconnected(sent: _Sent) -> None:
+    while (await sent.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _pass(answer: aiohttp.ClientResponse, sent: _Sent, send: Send) -> None:
+    headers = [(n.lower(), v) for n, v in answer.raw_headers if n.lower() not in _HOP]
+    sent.started = True
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    async for part in answer.content.iter_any():
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,68 @@
+"""Who is calling a process that follows: episodes' keys, asked of the coordinator and remembered.
+
+Calls under agents' keys (`[agents]`) open episodes and are told apart by the coordinator alone, so they are served there
+(`forward.py`). Invariant: as `gateway.control.callers`, a key reaches its own episode and no other one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.control.callers import Caller
+from gateway.control.episodes import key_hash
+from gateway.control.live import LiveEpisode
+from gateway.errors import NotAuthenticated, NotFound
+from gateway.peers.follower import Follower
+from gateway.rollout.replies import RequestKey
+
+
+class RemoteCallers:
+    """Everyone who may call a model here. See `gateway.control.callers.Callers`."""
+
+    def __init__(self, follower: Follower, wait_s: float) -> None:
+        self._follower = follower
+        self._wait_s = wait_s
+
+    async def identify(self, key: str, named: str) -> Caller:
+        """See `Callers`. Raises Unavailable too, while there is no coordinator."""
+        if not key:
+            message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
+            raise NotAuthenticated(message, code="missing_api_key")
+        episode = await self._follower.keyed(key_hash(key), self._wait_s)
+        caller = Caller(key, episode.model, episode)
+        if named:
+            await self.reach(caller, named)
+        return caller
+
+    async def reach(self, caller: Caller, episode_id: str) -> LiveEpisode:
+        """See `Callers`."""
+        if caller.episode is None or caller.episode.id != episode_id:
+            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+        return await self.still_open(caller.episode)
+
+    async def episode(
+        self,
+        caller: Caller,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        sent: RequestKey | None = None,
+        model: str = "",
+    ) -> LiveEpisode:
+        """See `Callers`: the key's."""
+        return await self.apart(caller)
+
+    async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
+        """See `Callers`."""
+        live = await self._follower.named(episode.id, self._wait_s)
+        live.seen_at = time.monotonic()
+        return live
+
+    async def apart(self, caller: Caller) -> LiveEpisode:
+        """See `Callers`."""
+        assert caller.episode is not None, "agents' keys are forwarded"
+        return await self.still_open(caller.episode)
+
+    async def failed(self, episode: LiveEpisode) -> None:
+        """See `Callers`: nothing was opened for the call."""

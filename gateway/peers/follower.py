@@ -1,0 +1,294 @@
+"""A process that follows a coordinator: engines and episodes as it says, calls of its own.
+
+Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
+- a run begins only while the link stands and the coordinator shows the engine as open;
+- what the coordinator asks is done in its order, and answered when it is done;
+- an episode that is over for the coordinator starts nothing here, and what it had running is recorded before that is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import aiohttp
+
+from gateway.control.live import LiveEpisode
+from gateway.engines.process import connect
+from gateway.errors import EngineError, GatewayError, Unavailable
+from gateway.peers.messages import Message, error_from_json, pack, runs_to_json, unpack
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.trajectories.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+LINK = "/peers/v1/link"
+_REPORT_S, _SOON_S = 0.5, 0.02
+"""How often the coordinator hears what runs here; and while it waits for an engine's runs to end."""
+_NO_LINK = "the gateway process has no coordinator now"
+
+
+class Follower:
+    """One process's link to whoever is the coordinator."""
+
+    def __init__(
+        self, name: str, url: str, key: str, pools: Mapping[str, EnginePool], recorders: Collection[Recorder]
+    ) -> None:
+        """`name` and `url`: of this process. `recorders`: of every model."""
+        self.episodes: dict[str, LiveEpisode] = {}
+        """Those that have called here since the link stands, or have calls."""
+        self.linked = asyncio.Event()
+        self._name = name
+        self._url = url
+        self._key = key
+        self._pools = pools
+        self._recorders = recorders
+        self._by_key: dict[str, LiveEpisode] = {}
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[LiveEpisode]] = {}
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._trouble: list[tuple[str, str, str]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def follow(self, url: str) -> None:
+        """Links to the coordinator at `url`, and returns when the link is lost."""
+        headers = {"Authorization": f"Bearer {self._key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            try:
+                async with session.ws_connect(f"{url}{LINK}", heartbeat=5.0, max_msg_size=0) as wire:
+                    await self._talk(wire)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                log.info("no link to the coordinator at %s: %s", url, error)
+            finally:
+                self._unlink()
+
+    async def keyed(self, key_hash: str, wait_s: float) -> LiveEpisode:
+        """The open episode of a key. Raises what the coordinator says, or Unavailable if there is none within `wait_s`."""
+        if (live := self._by_key.get(key_hash)) and self.linked.is_set():
+            live.seen_at = time.monotonic()
+            return live
+        live = await self._ask({"key_hash": key_hash}, wait_s)
+        live.key_hash, self._by_key[key_hash] = key_hash, live
+        return live
+
+    async def named(self, episode_id: str, wait_s: float) -> LiveEpisode:
+        """An open episode by its id; raises as `keyed` does."""
+        if (live := self.episodes.get(episode_id)) and self.linked.is_set():
+            live.seen_at = time.monotonic()
+            return live
+        return await self._ask({"episode": episode_id}, wait_s)
+
+    def trouble(self, model: str, slot: Slot, reason: str) -> None:
+        """An engine could not be reached, or is not what it should be: the coordinator looks into it."""
+        self._trouble.append((model, slot.name, reason))
+
+    async def _ask(self, values: Message, wait_s: float) -> LiveEpisode:
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    await self.linked.wait()
+                    number = next(self._numbers)
+                    answer: asyncio.Future[LiveEpisode] = asyncio.get_running_loop().create_future()
+                    self._asked[number] = answer
+                    self._outbox.put_nowait({"ask": number, **values})
+                    try:
+                        return await answer
+                    except _LinkLost:
+                        continue
+                    finally:
+                        self._asked.pop(number, None)
+        except TimeoutError as error:
+            message = f"step 'ask the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
+            raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
+
+    # The link
+
+    async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
+        self._outbox = asyncio.Queue()
+        await wire.send_str(pack({"hello": True, "name": self._name, "url": self._url, **self._report()}))
+        speaker = asyncio.create_task(self._speak(wire), name="link-speaks")
+        reporter = asyncio.create_task(self._report_forever(), name="link-reports")
+        try:
+            async for message in wire:
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                self._take(unpack(message.data))
+                if speaker.done() or reporter.done():
+                    break
+        finally:
+            for task in (speaker, reporter):
+                task.cancel()
+            await asyncio.gather(speaker, reporter, return_exceptions=True)
+
+    async def _speak(self, wire: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await wire.send_str(pack(await self._outbox.get()))
+
+    async def _report_forever(self) -> None:
+        while True:
+            waits = any(s.runs and s.state != "open" for pool in self._pools.values() for s in pool.slots.values())
+            await asyncio.sleep(_SOON_S if waits or self._trouble else _REPORT_S)
+            self._outbox.put_nowait(self._report())
+
+    def _report(self) -> Message:
+        now = time.monotonic()
+        trouble, self._trouble = self._trouble, []
+        seen = {
+            live.id: 0.0 if live.calls else round(now - live.seen_at, 3)
+            for live in self.episodes.values()
+            if live.calls or now - live.seen_at < 2 * _REPORT_S
+        }
+        return {
+            "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
+            "waiting": {name: pool.waiting for name, pool in self._pools.items()},
+            "seen": seen,
+            "trouble": trouble,
+        }
+
+    def _unlink(self) -> None:
+        """Nobody says any more what may be done: engines are held, and episodes are asked for anew."""
+        self.linked.clear()
+        for pool in self._pools.values():
+            for slot in pool.slots.values():
+                if slot.state == "open":
+                    slot.state, slot.reason = "held", _NO_LINK
+        self._by_key.clear()
+        self.episodes = {live.id: live for live in self.episodes.values() if live.calls}
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(_LinkLost())
+
+    # What the coordinator says
+
+    def _take(self, message: Message) -> None:
+        if "welcome" in message:
+            self._welcome(message)
+        elif "answer" in message:
+            self._answered(message)
+        elif message["do"] == "end":
+            task = asyncio.create_task(self._end(message), name=f"end-{message['episode']}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        elif message["do"] == "give_back":
+            task = asyncio.create_task(self._give_back(message), name=f"give-back-{message['name']}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        else:
+            self._slot(message)
+            self._done(message)
+
+    def _welcome(self, message: Message) -> None:
+        known = {(slot["model"], slot["name"]) for slot in message["slots"]}
+        for name, pool in self._pools.items():
+            for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
+                slot.fail("the coordinator knows no such engine")
+                del pool.slots[slot.name]
+        self.linked.set()
+        for shown in message["slots"]:
+            self._show(shown)
+        for live in list(self.episodes.values()):
+            task = asyncio.create_task(self._verify(live), name=f"verify-{live.id}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _verify(self, live: LiveEpisode) -> None:
+        """An episode that went on while there was no link may be over."""
+        try:
+            await self._ask({"episode": live.id}, 60.0)
+        except GatewayError as error:
+            if not isinstance(error, Unavailable):
+                await self._stop(live.id, error)
+
+    def _answered(self, message: Message) -> None:
+        answer = self._asked.get(message["answer"])
+        if "error" in message:
+            if answer is not None and not answer.done():
+                answer.set_exception(error_from_json(message))
+            return
+        now, values = time.monotonic(), message["episode"]
+        live = self.episodes.get(values["id"])
+        if live is None:
+            place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
+            live = self.episodes[values["id"]] = LiveEpisode(*place, now, now)
+        live.seen_at = now
+        if answer is not None and not answer.done():
+            answer.set_result(live)
+
+    def _slot(self, message: Message) -> None:
+        if message["do"] == "slot":
+            self._show(message)
+            return
+        pool = self._pools[message["model"]]
+        slot = pool.slots.get(message["name"])
+        if slot is None:
+            return
+        if message["do"] == "cross":
+            slot.cross(message["version"], message["stale_kv"])
+        else:  # forget
+            slot.fail("it was removed")
+            del pool.slots[slot.name]
+            pool.notify()
+
+    def _show(self, shown: Message) -> None:
+        pool = self._pools[shown["model"]]
+        slot = pool.slots.get(shown["name"])
+        if slot is None:
+            slot = pool.slots[shown["name"]] = Slot(shown["name"], shown["url"])
+        slot.owned = not shown["external"]
+        if shown["url"] is not None and (slot.engine is None or slot.external_url != shown["url"]):
+            slot.external_url = shown["url"]
+            slot.engine = connect(slot.name, shown["url"], shown["api"])
+        apply(slot, shown["state"], shown["reason"], shown["version"])
+        slot.generation = shown["generation"]
+        pool.notify()
+
+    async def _end(self, message: Message) -> None:
+        await self._stop(message["episode"], error_from_json(message))
+        self._done(message)
+
+    async def _stop(self, episode_id: str, reason: GatewayError) -> None:
+        live = self.episodes.pop(episode_id, None)
+        if live is None:
+            return
+        self._by_key.pop(live.key_hash, None)
+        await asyncio.gather(*(call.stop(reason) for call in live.calls))
+        for recorder in self._recorders:
+            recorder.forget(episode_id)
+
+    async def _give_back(self, message: Message) -> None:
+        slot = self._pools[message["model"]].slots.get(message["name"])
+        if slot is not None and slot.engine is not None:
+            try:
+                await slot.engine.abort(slot.movable())
+            except EngineError as error:
+                log.warning("%s was asked to give requests back: %s", slot.name, error)
+        self._done(message)
+
+    def _done(self, message: Message) -> None:
+        self._outbox.put_nowait({"done": message["id"], **self._report()})
+
+
+def apply(slot: Slot, state: str, reason: str, version: int) -> None:
+    """Makes a mirror of an engine as the coordinator shows it."""
+    if state == "quarantined":
+        slot.fail(reason)
+    elif state == "open":
+        slot.confirm(version)
+    else:
+        if state in ("starting", "draining"):
+            slot.evict(reason or f"the engine is {state}")
+        slot.state, slot.reason = state, reason  # type: ignore[assignment]
+
+
+class _LinkLost(Exception):
+    """Before the answer came."""
+
+
+def describe(follower: Follower) -> dict[str, Any]:
+    """For the admin API and metrics."""
+    return {"linked": follower.linked.is_set(), "episodes": len(follower.episodes)}

@@ -1,0 +1,255 @@
+"""The coordinator's side of its links: what the other processes are told, and what they have running.
+
+Owns the links. Invariants: a follower is told everything in the order in which it happened here, beginning with all engines as
+they are when it comes; one that does not do in time what it is asked counts as gone, and its link is closed; a process that is
+gone starts no run any more (`follower.py`), so nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from gateway.control.episodes import Episodes
+from gateway.errors import GatewayError
+from gateway.peers.messages import (
+    Message,
+    Runs,
+    episode_to_json,
+    error_to_json,
+    pack,
+    slot_to_json,
+    unpack,
+)
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+
+log = logging.getLogger(__name__)
+
+
+class Wire(Protocol):
+    """A WebSocket."""
+
+    async def receive_text(self) -> str:
+        """The next message. Raises when the other side is gone."""
+        ...
+
+    async def send_text(self, data: str) -> None:
+        """Sends a message."""
+        ...
+
+
+class _Link:
+    """One follower."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        self.runs: dict[str, Runs] = {}
+        """By model."""
+        self.waiting: dict[str, int] = {}
+        self.episodes: set[str] = set()
+        """That it may have calls of."""
+        self.outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[None]] = {}
+
+    def ask(self, do: str, values: Message) -> asyncio.Future[None]:
+        """Sends something to do; the future is done when it is done there, or the follower is gone."""
+        number = next(self._numbers)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = done
+        self.outbox.put_nowait({"do": do, "id": number, **values})
+        return done
+
+    def done(self, number: int) -> None:
+        """The follower has done it."""
+        if (done := self._asked.pop(number, None)) is not None and not done.done():
+            done.set_result(None)
+
+    def close(self) -> None:
+        """The follower is gone."""
+        self.gone.set()
+        for number in list(self._asked):
+            self.done(number)
+
+
+class Hub:
+    """Every link of the coordinator. See `gateway.rollout.peers.Peers`."""
+
+    def __init__(self, fence: int, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float) -> None:
+        """`apis`: what each model's engines speak."""
+        self.fence = fence
+        self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
+        self.on_trouble: Callable[[str, Slot, str], None] = lambda _model, _slot, _reason: None
+        """Called when a follower could not reach an engine, or found something wrong with it."""
+        self._pools = pools
+        self._apis = apis
+        self._ask_s = ask_s
+        self._links: dict[str, _Link] = {}
+
+    def opened(self, episodes: Episodes) -> None:
+        """From now on followers are told whose calls they have."""
+        self._episodes.set_result(episodes)
+
+    # What the control half asks (see `Peers`)
+
+    def show(self, model: str, slot: Slot) -> Awaitable[None]:
+        """See `Peers`."""
+        return self._ask_all("slot", self._slot(model, slot))
+
+    def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+        """See `Peers`."""
+        values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
+        return self._ask_all("cross", values)
+
+    def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
+        """See `Peers`."""
+        return self._ask_all("give_back", {"model": model, "name": slot.name})
+
+    def forget(self, model: str, name: str) -> Awaitable[None]:
+        """See `Peers`."""
+        return self._ask_all("forget", {"model": model, "name": name})
+
+    def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
+        """See `Peers`. Only those that may have calls of the episode are asked."""
+        links = [link for link in self._links.values() if episode_id in link.episodes]
+        for link in links:
+            link.episodes.discard(episode_id)
+        return self._ask(links, "end", {"episode": episode_id, **error_to_json(reason)})
+
+    def runs(self, model: str, name: str) -> tuple[int, int]:
+        """See `Peers`."""
+        found = [link.runs.get(model, {}).get(name, (0, 0)) for link in self._links.values()]
+        return sum(streams for streams, _ in found), sum(pinned for _, pinned in found)
+
+    def waiting(self, model: str) -> int:
+        """See `Peers`."""
+        return sum(link.waiting.get(model, 0) for link in self._links.values())
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every other process, for people."""
+        return [
+            {"name": link.name, "url": link.url, "episodes": len(link.episodes), "runs": link.runs}
+            for link in self._links.values()
+        ]
+
+    # What followers say
+
+    async def serve(self, wire: Wire) -> None:
+        """A follower's link, to its end."""
+        hello = unpack(await wire.receive_text())
+        link = _Link(hello["name"], hello["url"])
+        self._report(link, hello)
+        if before := self._links.get(link.name):
+            before.close()
+        self._links[link.name] = link
+        slots = [self._slot(name, slot) for name, pool in self._pools.items() for slot in pool.slots.values()]
+        link.outbox.put_nowait({"welcome": self.fence, "slots": slots})
+        log.info("the process %s follows", link.name)
+        tasks = [
+            asyncio.create_task(self._listen(link, wire), name=f"link-{link.name}-listens"),
+            asyncio.create_task(self._speak(link, wire), name=f"link-{link.name}-speaks"),
+            asyncio.create_task(link.gone.wait(), name=f"link-{link.name}-gone"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._drop(link)
+
+    def close(self) -> None:
+        """Lets every follower look for another coordinator."""
+        for link in list(self._links.values()):
+            self._drop(link)
+
+    def _drop(self, link: _Link) -> None:
+        link.close()
+        if self._links.get(link.name) is link:
+            del self._links[link.name]
+            log.warning("the process %s is gone", link.name)
+
+    async def _speak(self, link: _Link, wire: Wire) -> None:
+        while True:
+            await wire.send_text(pack(await link.outbox.get()))
+
+    async def _listen(self, link: _Link, wire: Wire) -> None:
+        answers: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                message = unpack(await wire.receive_text())
+                if "done" in message:
+                    self._report(link, message)
+                    link.done(message["done"])
+                elif "ask" in message:
+                    answer = asyncio.create_task(
+                        self._answer(link, message), name=f"link-{link.name}-answers"
+                    )
+                    answers.add(answer)
+                    answer.add_done_callback(answers.discard)
+                else:
+                    self._report(link, message)
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    def _report(self, link: _Link, message: Message) -> None:
+        """What runs there, which engines made trouble, and whose calls were served of late."""
+        link.runs.update(message.get("runs", {}))
+        link.waiting.update(message.get("waiting", {}))
+        for model, name, reason in message.get("trouble", ()):
+            if slot := self._pools[model].slots.get(name):
+                self.on_trouble(model, slot, reason)
+        for episode_id, ago_s in message.get("seen", {}).items():
+            if self._episodes.done():
+                self._episodes.result().seen(episode_id, ago_s)
+
+    async def _answer(self, link: _Link, message: Message) -> None:
+        try:
+            episodes = await asyncio.shield(self._episodes)
+            if "key_hash" in message:
+                live = await episodes.keyed(message["key_hash"])
+            else:
+                live = await episodes.named(message["episode"])
+        except GatewayError as error:
+            link.outbox.put_nowait({"answer": message["ask"], **error_to_json(error)})
+            return
+        link.episodes.add(live.id)
+        link.outbox.put_nowait({"answer": message["ask"], "episode": episode_to_json(live)})
+
+    def _slot(self, model: str, slot: Slot) -> Message:
+        return slot_to_json(model, slot, self._apis[model])
+
+    def _ask_all(self, do: str, values: Message) -> Awaitable[None]:
+        return self._ask(list(self._links.values()), do, values)
+
+    def _ask(self, links: list[_Link], do: str, values: Message) -> Awaitable[None]:
+        asked = [(link, link.ask(do, values)) for link in links]
+        return _Asked(asked, do, self._ask_s)
+
+
+class _Asked:
+    """Until every link has done it, or is gone."""
+
+    def __init__(self, asked: list[tuple[_Link, asyncio.Future[None]]], do: str, ask_s: float) -> None:
+        self._asked = asked
+        self._do = do
+        self._ask_s = ask_s
+
+    def __await__(self) -> Any:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        if not self._asked:
+            return
+        _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._ask_s)
+        for link, done in self._asked:
+            if done in late:
+                log.error("%s did not do %r within %g s ([cluster] ask_s)", link.name, self._do, self._ask_s)
+                link.close()

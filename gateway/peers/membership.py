@@ -1,0 +1,129 @@
+"""This process's place in its cluster: coordinator, follower, or neither yet.
+
+Owns the loop that leads from one to the other. A process becomes a coordinator at most once: when it learns of a successor it ends
+(`lost`), and whoever started it starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Literal
+
+from gateway.errors import Unavailable
+from gateway.peers.election import Election
+from gateway.peers.follower import Follower
+
+log = logging.getLogger(__name__)
+
+Role = Literal["starting", "follower", "coordinator"]
+Lead = Callable[[int], AbstractAsyncContextManager[None]]
+"""Opens what only the coordinator has, under its fence."""
+
+
+class Membership:
+    """One process of a cluster."""
+
+    def __init__(self, election: Election, follower: Follower, lead: Lead, wait_s: float) -> None:
+        """`wait_s`: how long a request waits for a coordinator."""
+        self.role: Role = "starting"
+        self.fence = 0
+        """Of this process, while it is the coordinator."""
+        self.url = ""
+        """The coordinator's, while this process follows."""
+        self._election = election
+        self._follower = follower
+        self._lead = lead
+        self._wait_s = wait_s
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, lost: Callable[[BaseException], None]) -> None:
+        """Looks for its place. `lost` is called with what ended it: the process cannot go on."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.critical("this process leaves the cluster: %s", error, exc_info=error)
+                lost(error)
+
+        self._task = asyncio.create_task(self._run(), name="membership")
+        self._task.add_done_callback(ended)
+
+    async def close(self) -> None:
+        """Leaves; the coordinator lets another process follow at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def coordinator(self) -> str | None:
+        """The coordinator's URL; None: it is this process. Raises Unavailable if there is none in time."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while not (self.role == "coordinator" or (self.role == "follower" and self._follower.linked.is_set())):
+                    await self._changed.wait()
+        except TimeoutError as error:
+            message = f"step 'find the coordinator' took more than {self._wait_s:g} s"
+            raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
+        return None if self.role == "coordinator" else self.url
+
+    def check(self) -> None:
+        """Raises Unavailable while this process has no place."""
+        if self.role == "starting" or (self.role == "follower" and not self._follower.linked.is_set()):
+            raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
+
+    async def _run(self) -> None:
+        while True:
+            found = await self._election.decide()
+            if isinstance(found, int):
+                return await self._coordinate(found)
+            self.url = found.url
+            self._set("follower")
+            following = asyncio.create_task(self._follower.follow(found.url), name="follow")
+            linked = asyncio.create_task(self._announce(), name="follow-linked")
+            watching = asyncio.create_task(self._election.changed(found.fence), name="watch-the-coordinator")
+            try:
+                await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (following, linked, watching):
+                    task.cancel()
+                await asyncio.gather(following, linked, watching, return_exceptions=True)
+                self._set("starting")
+            await asyncio.sleep(0.1)
+
+    async def _announce(self) -> None:
+        await self._follower.linked.wait()
+        self._set("follower")
+
+    async def _coordinate(self, fence: int) -> None:
+        log.warning("this process is the coordinator now (fence %d)", fence)
+        self.fence = fence
+        holding = asyncio.create_task(self._election.hold(fence), name="hold-the-lease")
+        leading = asyncio.create_task(self._open(fence), name="lead")
+        try:
+            await asyncio.wait({holding, leading}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (holding, leading):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (holding, leading):
+                task.cancel()
+            await asyncio.gather(holding, leading, return_exceptions=True)
+            self._set("starting")
+            try:
+                await asyncio.wait_for(self._election.resign(fence), 2.0)
+            except (Unavailable, TimeoutError) as error:
+                log.warning("the next coordinator has to wait for the lease's end: %s", error)
+
+    async def _open(self, fence: int) -> None:
+        async with self._lead(fence):
+            self._set("coordinator")
+            await asyncio.Event().wait()
+
+    def _set(self, role: Role) -> None:
+        self.role = role
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+

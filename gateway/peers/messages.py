@@ -1,0 +1,84 @@
+"""What a follower and the coordinator say to one another over their link: JSON objects, each way in order.
+
+From the coordinator, after `welcome`: things to do (`do`, with an `id` that is answered by `done` once it is done) and answers. From
+a follower, after `hello`: questions (`ask`, with an `id` that is answered by `answer`), and `report`, which asks for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway import errors
+from gateway.control.live import LiveEpisode
+from gateway.errors import Busy, GatewayError
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+
+Message = dict[str, Any]
+Runs = dict[str, list[int]]
+"""By engine: requests in it, and how many of them cannot move."""
+
+
+def pack(message: Message) -> str:
+    """A message as it travels."""
+    return orjson.dumps(message).decode()
+
+
+def unpack(text: str | bytes) -> Message:
+    """A message as it came."""
+    found: Message = orjson.loads(text)
+    return found
+
+
+def slot_to_json(model: str, slot: Slot, api: str) -> Message:
+    """An engine as a follower needs to know it."""
+    return {
+        "model": model,
+        "name": slot.name,
+        "url": slot.url,
+        "api": api,
+        "external": slot.external_url is not None,
+        "state": slot.state,
+        "reason": slot.reason,
+        "version": slot.version,
+        "generation": slot.generation,
+    }
+
+
+def runs_to_json(pool: EnginePool) -> Runs:
+    """What runs in a model's engines for this process."""
+    return {slot.name: [slot.streams, slot.pinned] for slot in pool.slots.values()}
+
+
+def episode_to_json(live: LiveEpisode) -> Message:
+    """An open episode as a follower needs to know it."""
+    return {
+        "id": live.id,
+        "task_id": live.task_id,
+        "group_id": live.group_id,
+        "mode": live.mode,
+        "model": live.model,
+    }
+
+
+def error_to_json(error: GatewayError) -> Message:
+    """An error, to be raised on the other side."""
+    return {
+        "error": type(error).__name__,
+        "message": error.message,
+        "code": error.code,
+        "param": error.param,
+        "retry_after": error.retry_after,
+    }
+
+
+def error_from_json(values: Message) -> GatewayError:
+    """The error again; of a kind that is not known here, a plain one."""
+    kind = getattr(errors, values["error"], GatewayError)
+    if isinstance(kind, type) and issubclass(kind, Busy):
+        return kind(values["message"], retry_after=values["retry_after"] or 1.0, code=values["code"])
+    if not (isinstance(kind, type) and issubclass(kind, GatewayError)):
+        kind = GatewayError
+    return kind(values["message"], code=values["code"], param=values["param"])
