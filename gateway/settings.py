@@ -1,8 +1,8 @@
 """The gateway's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
 Relative paths are taken from the folder in which the gateway is started. What differs from process to process, and what no file
-should hold, may stand in the environment instead (`ENVIRONMENT`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME] key`. What the
-file says goes before it. `HEADGATE_ENGINE_URLS` is the supervisor's (`gateway/workers.py`): engines that it has started.
+should hold, may stand in the environment instead (`ENVIRONMENT`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME] key`
+(`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` is the supervisor's (`gateway/workers.py`): engines that it has started.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
@@ -29,6 +30,7 @@ ENGINE_URLS = "HEADGATE_ENGINE_URLS"
 
 RuleName = Literal["staleflow", "synchronous", "one_step", "verl", "areal", "roll", "slime"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 
 class ConfigError(Exception):
@@ -63,8 +65,55 @@ class ServerSettings(Section):
 class AdminSettings(Section):
     """`[admin]`: who may open episodes and publish weights."""
 
-    key: SecretStr | None = None
-    """Without a key the admin API answers only while the gateway listens on a loopback address."""
+    key: SecretStr | None = Field(None, min_length=1)
+    """Without a key the admin API answers only while the gateway listens on loopback addresses."""
+    port: int | None = Field(None, ge=1, le=65_535)
+    """A port of its own: then the admin API and `/metrics` are served there alone, beside `/healthz` and `/readyz`."""
+    host: str | None = None
+    """Where that port listens; `[server] host`, if it is not given."""
+
+    @model_validator(mode="after")
+    def _host_has_port(self) -> Self:
+        if self.host is not None and self.port is None:
+            raise ValueError("`host` is for the admin API's own `port`, and nothing without one")
+        return self
+
+
+class ProjectSettings(Section):
+    """`[projects.NAME]`: a tenant, which is a set of models and an admin key that reaches nothing else (docs/security.md)."""
+
+    key: SecretStr = Field(min_length=16)
+    """Or `HEADGATE_PROJECT_KEY_NAME` in the environment: the name in capitals, `_` for `-`."""
+    models: tuple[str, ...] = Field(min_length=1)
+    """A trained model is in one project at most."""
+    weights: Path | None = None
+    """The folder in which the versions are that this key may publish; without one it may publish none."""
+
+
+class LimitSettings(Section):
+    """`[limits.episode]`, `[limits.agent]`: what one key may have at once; what is not given is not limited."""
+
+    calls: int | None = Field(None, ge=1, le=1_000_000)
+    """Calls that are being answered."""
+    tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
+    """Of prompts and replies together. A key that has used up its minute is refused until there is something left again."""
+
+
+class ProjectLimitSettings(LimitSettings):
+    """`[limits.project]`: what all keys of a project may have together."""
+
+    episodes: int | None = Field(None, ge=1, le=10_000_000)
+    """Open episodes, however they were opened."""
+    engines: int = Field(8, ge=0, le=256)
+    """Of one model; the project's key may add engines up to this number."""
+
+
+class LimitsSettings(Section):
+    """`[limits]`: beyond them calls are refused with 429 before anything is rendered. Each gateway process counts for itself."""
+
+    episode: LimitSettings = LimitSettings()
+    agent: LimitSettings = LimitSettings()
+    project: ProjectLimitSettings = ProjectLimitSettings()
 
 
 class EngineSettings(Section):
@@ -79,11 +128,14 @@ class EngineSettings(Section):
     """Instead of `url`: several external engines."""
     api: Literal["vllm", "sglang"] = "vllm"
     """What an external or fake engine speaks."""
+    allow_public: bool = False
+    """True: external engines may have public addresses. Whoever reaches one controls it: vLLM asks for its API key under /v1
+    alone, and not where it is paused, given weights or asked for tokens."""
     python: str = "python"
     """The interpreter of vLLM's environment."""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = Field((), repr=False)
     """Further arguments for the engine's command line."""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field({}, repr=False)
     log: Path = Path("runs/engine.log")
     """Each engine's name is put before the suffix: `runs/engine-NAME-0.log`."""
     start_s: Seconds = 180.0
@@ -107,6 +159,9 @@ class EngineSettings(Section):
             )
         if self.launch == "external" and self.count > 1:
             raise ValueError("external engines are counted by their `urls`; add others at /admin/v1/engines")
+        for url in (self.url, *self.urls):
+            if url is not None and not self.allow_public and is_public(urlsplit(url).hostname or ""):
+                raise ValueError(public_engine(url))
         return self
 
     @property
@@ -281,7 +336,8 @@ class AgentSettings(Section):
 class StoreSettings(Section):
     """`[store]`: where committed facts live."""
 
-    url: str = "sqlite:///runs/headgate.db"
+    url: str = Field("sqlite:///runs/headgate.db", repr=False)
+    """It may hold a password."""
     max_pending: int = Field(10_000, ge=1)
     """Writes that may wait for the database before calls are refused with 503."""
 
@@ -355,7 +411,7 @@ class ClusterSettings(Section):
 class BusSettings(Section):
     """`[bus]`: what is hot, shared between gateway processes, and may be lost."""
 
-    url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://")
+    url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
     """`redis://HOST:PORT/N`; `memory://` is this process alone: a call whose process dies is then begun anew by its retry."""
 
 
@@ -376,7 +432,9 @@ class Settings(Section):
     sampling: SamplingSettings = SamplingSettings()
     staleness: StalenessSettings = StalenessSettings()
     graders: dict[str, GraderSettings] = {}
-    agents: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")], AgentSettings] = {}
+    agents: dict[Name, AgentSettings] = {}
+    projects: dict[Name, ProjectSettings] = {}
+    limits: LimitsSettings = LimitsSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
@@ -389,8 +447,38 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _closed_outside_loopback(self) -> Self:
-        if self.admin.key is None and not _is_loopback(self.server.host):
-            raise ValueError("[admin] key is needed when [server] host is not a loopback address")
+        if self.admin.key is None:
+            if not _is_loopback(self.server.host):
+                raise ValueError("[admin] key is needed when [server] host is not a loopback address")
+            if not _is_loopback(self.admin.host or self.server.host):
+                raise ValueError("[admin] key is needed when [admin] host is not a loopback address")
+            if self.projects:
+                raise ValueError(
+                    "[admin] key is needed with [projects]: without one, everybody reaches everything"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _admin_port_is_its_own(self) -> Self:
+        if self.admin.port is not None and self.admin.port == self.server.port:
+            raise ValueError("[admin] port is [server] port: name another, or none")
+        return self
+
+    @model_validator(mode="after")
+    def _projects_are_apart(self) -> Self:
+        owners: dict[str, list[str]] = {}
+        for name, project in self.projects.items():
+            for model in project.models:
+                if model not in self.models:
+                    raise ValueError(f"[projects.{name}] models: {model!r} is no model")
+                owners.setdefault(model, []).append(name)
+        for model, names in owners.items():
+            if self.models[model].train and len(names) > 1:
+                raise ValueError(
+                    f"[projects]: the trained model {model!r} is in {', '.join(names)}; one may have it"
+                )
+        if len({_variable(name) for name in self.projects}) < len(self.projects):
+            raise ValueError("[projects]: two names differ in nothing but capitals, `-` and `_`")
         return self
 
     @model_validator(mode="after")
@@ -427,11 +515,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _agents_are_told_apart(self) -> Self:
-        keys = [agent.key.get_secret_value() for agent in self.agents.values()]
-        if self.admin.key is not None:
-            keys.append(self.admin.key.get_secret_value())
+        holders = [*self.agents.values(), *self.projects.values(), self.admin, self.cluster]
+        keys = [holder.key.get_secret_value() for holder in holders if holder.key is not None]
         if len(set(keys)) < len(keys):
-            raise ValueError("[agents]: each needs a key of its own, and none may have the admin key")
+            raise ValueError(
+                "[agents]: each needs a key of its own, and none may have the admin key; so do [projects] and the cluster"
+            )
         if len({_variable(name) for name in self.agents}) < len(self.agents):
             raise ValueError("[agents]: two names differ in nothing but capitals, `-` and `_`")
         for name, agent in self.agents.items():
@@ -497,8 +586,12 @@ class Settings(Section):
                 values = {**values, section: {key: given, **table}}
         if urls := os.environ.get(ENGINE_URLS):
             values = _with_engines(values, json.loads(urls))
-        if isinstance(agents := values.get("agents"), dict):
-            values = {**values, "agents": {name: _with_key(name, agent) for name, agent in agents.items()}}
+        for section, kind in (("agents", "AGENT"), ("projects", "PROJECT")):
+            if isinstance(holders := values.get(section), dict):
+                values = {
+                    **values,
+                    section: {name: _with_key(name, given, kind) for name, given in holders.items()},
+                }
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -506,12 +599,12 @@ class Settings(Section):
             raise ConfigError("\n".join([f"{source}:", *lines])) from error
 
 
-def _variable(agent: str) -> str:
-    return f"HEADGATE_AGENT_KEY_{agent.upper().replace('-', '_')}"
+def _variable(name: str, kind: str = "AGENT") -> str:
+    return f"HEADGATE_{kind}_KEY_{name.upper().replace('-', '_')}"
 
 
-def _with_key(agent: str, values: Any) -> Any:
-    key = os.environ.get(_variable(str(agent)))
+def _with_key(name: str, values: Any, kind: str) -> Any:
+    key = os.environ.get(_variable(str(name), kind))
     return {"key": key, **values} if key and isinstance(values, dict) else values
 
 
@@ -529,6 +622,24 @@ def _with_engines(values: dict[str, Any], urls: dict[str, list[str]]) -> dict[st
 def _wrong(where: tuple[int | str, ...], message: str) -> str:
     name, text = ".".join(map(str, where)), message.removeprefix("Value error, ")
     return f"{name}: {text}" if name else text
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address can be reached from everywhere; False for a name."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_global
+
+
+def public_engine(url: str) -> str:
+    """Why an engine is refused at a public address."""
+    return (
+        f"{url.rpartition('@')[2]}: an engine at a public address can be paused, reloaded and read by anybody, because vLLM's "
+        "control endpoints ignore its API key; put it on loopback or a private network, or say `allow_public = true`"
+    )
 
 
 def _is_loopback(host: str) -> bool:
