@@ -2,7 +2,8 @@
 
 Relative paths are taken from the folder in which the gateway is started. What differs from process to process, and what no file
 should hold, may stand in the environment instead (`ENVIRONMENT`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME] key`
-(`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` is the supervisor's (`gateway/workers.py`): engines that it has started.
+(`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` is the supervisor's
+(`gateway/workers.py`): engines that it has started.
 """
 
 from __future__ import annotations
