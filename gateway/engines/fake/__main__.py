@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 
 from gateway.engines.fake import FakeEngine, Faults, create_fake_app, create_fake_sglang_app
+from gateway.engines.fake.log import SampleLog
 
 _APPS = {"vllm": create_fake_app, "sglang": create_fake_sglang_app}
 
@@ -17,13 +19,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api", choices=_APPS, default="vllm", help="what it speaks")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds per token")
+    parser.add_argument("--log", type=Path, help="append to this file what is asked for and what is sampled")
+    parser.add_argument("--first-mark", type=int, default=1, help="the first of the log's marks")
     options = parser.parse_args()
     if not math.isfinite(options.delay_s) or options.delay_s < 0:
         parser.error("--delay-s must be a number of seconds")
 
     import uvicorn
 
-    engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s))
+    log = SampleLog(options.log, options.first_mark) if options.log else None
+    engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s), log)
     app = _APPS[options.api](engine)
     uvicorn.run(
         app,

@@ -3,8 +3,8 @@
 What it samples is a pure function (`next_token`) of the weights' identity, the number and the last four of the tokens so far,
 and the seed, so that a test can say without this server which token must follow, with which log-probability, under which
 version. Its weights are a directory; their identity is the sha256 of `model.safetensors`, or of the path where there is none.
-A directory with a `block.json` ({"first": F, "size": S}) samples the tokens F to F + S - 1 in turn, by position: such weights
-name themselves in every token.
+A directory with a `block.json` samples the tokens of its block alone (`blocks`): such weights name themselves in every token.
+With a log (`log`) the log-probabilities are marks that name the sampling.
 
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
@@ -22,7 +22,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import orjson
+from gateway.engines.fake.blocks import Block
+from gateway.engines.fake.log import SampleLog
 
 VOCABULARY = 256
 CACHE_BLOCK = 16
@@ -87,7 +88,8 @@ def token_logprob(weights_id: str, previous: int, token: int) -> float:
 class FakeEngine:
     """The engine's state: weights, label, pause, faults, a prefix cache, and the requests that run."""
 
-    def __init__(self, weights: str, faults: Faults | None = None) -> None:
+    def __init__(self, weights: str, faults: Faults | None = None, log: SampleLog | None = None) -> None:
+        self._log = log
         self._take(weights)
         self.label = "default"
         self.faults = faults or Faults()
@@ -143,16 +145,18 @@ class FakeEngine:
         name = body.get("request_id") or f"request-{id(body)}"
         self._requests[name] = request = _Request()
         context = list(body["token_ids"])
+        if self._log is not None:
+            self._log.ask(name, context)
         try:
             self._look_up(context, body.get("cache_salt", ""))
-            async for choice in self._sample(request, context, body["sampling_params"]):
+            async for choice in self._sample(name, request, context, body["sampling_params"]):
                 yield choice
         finally:
             if self._requests.get(name) is request:
                 del self._requests[name]
 
     async def _sample(
-        self, request: _Request, context: list[int], params: dict[str, Any]
+        self, name: str, request: _Request, context: list[int], params: dict[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit, count = params.get("stop_token_ids") or [], params.get("max_tokens", 16), 0
         while True:
@@ -161,6 +165,8 @@ class FakeEngine:
                 yield _choice([], [], "abort", request)
                 return
             token, logprob = self._next(context, params.get("seed"), stop)
+            if self._log is not None:
+                logprob = self._log.sampled(name, token)
             context.append(token)
             count += 1
             self.sampled += 1
@@ -182,9 +188,8 @@ class FakeEngine:
 
     def _next(self, context: Sequence[int], seed: int | None, stop: Sequence[int]) -> tuple[int, float]:
         if self.block is not None:
-            first, size = self.block
-            token = first + len(context) % size
-            return token, token_logprob(self.weights_id, context[-1], token)
+            token = self.block.next(context)
+            return token, self._logprob(context[-1], token)
         return next_token(self.weights_id, context, seed, stop)
 
     async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
@@ -194,7 +199,7 @@ class FakeEngine:
         noise = self.faults.logprob_noise
         rows: list[dict[str, Any] | None] = [None]
         for previous, token in pairwise(ids):
-            value = token_logprob(self.weights_id, previous, token) - noise
+            value = self._logprob(previous, token) - noise
             rows.append({str(token): {"logprob": value, "rank": 1}})
         return rows
 
@@ -203,13 +208,16 @@ class FakeEngine:
         self.faults = replace(self.faults, **values)
         self._wake()
 
+    def _logprob(self, previous: int, token: int) -> float:
+        if self.block is not None and self.block.digits is not None:
+            return self.block.logprob(previous, token)
+        return token_logprob(self.weights_id, previous, token)
+
     def _take(self, weights: str) -> None:
         self.weights_id = identity(weights)
-        self.block: tuple[int, int] | None = None
-        file = Path(weights) / "block.json"
-        if file.exists():
-            block = orjson.loads(file.read_bytes())
-            self.block = (block["first"], block["size"])
+        self.block = Block.read(weights)
+        if self._log is not None:
+            self._log.load(weights)
 
     def _look_up(self, prompt: Sequence[int], salt: str) -> None:
         """Counts the blocks of a prompt that are cached, and caches the rest."""

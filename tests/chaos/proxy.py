@@ -1,0 +1,209 @@
+"""TCP links that can be cut, held and slowed, between everything and everything else.
+
+A `Link` listens on a port and passes bytes on to one of its targets, in order, whatever its faults are. Owns its connections.
+Targets are tried in turn, from another one with every connection, so a link with several is a load balancer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+Address = tuple[str, int]
+_LOCAL = "127.0.0.1"
+_FULL_BYTES = 2**20
+"""What may wait in a slow link, a direction, before the sender has to wait."""
+
+
+class Link:
+    """One listening port, and what stands behind it."""
+
+    def __init__(self, name: str, port: int, targets: Sequence[int]) -> None:
+        """`targets`: ports of this machine."""
+        self.name = name
+        self.port = port
+        self.delay_s = 0.0
+        """How long every byte is under way."""
+        self.connections = 0
+        """Since the beginning."""
+        self._targets = list(targets)
+        self._turn = itertools.count()
+        self._open: set[_Side] = set()
+        self._refusing = False
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, for HTTP."""
+        return f"http://{_LOCAL}:{self.port}"
+
+    async def start(self) -> None:
+        """Listens."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Side(self), _LOCAL, self.port)
+
+    async def stop(self) -> None:
+        """Cuts everything and listens no more."""
+        self.drop()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def drop(self) -> int:
+        """Resets every connection; answers how many there were."""
+        there = [side for side in self._open if side.client]
+        for side in list(self._open):
+            side.reset()
+        return len(there)
+
+    async def cut(self, seconds: float) -> None:
+        """Resets every connection, and every new one for so long."""
+        self._refusing = True
+        self.drop()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._refusing = False
+
+    async def slow(self, seconds: float, delay_s: float) -> None:
+        """Every byte takes `delay_s` for so long; a great delay holds everything up."""
+        self.delay_s = delay_s
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.delay_s = 0.0
+
+    async def connect(self, client: _Side) -> None:
+        """Finds a target for a new connection, or resets it."""
+        self.connections += 1
+        loop, first = asyncio.get_running_loop(), next(self._turn)
+        for i in range(len(self._targets)):
+            port = self._targets[(first + i) % len(self._targets)]
+            if self._refusing:
+                break
+            with suppress(OSError):
+                _, server = await loop.create_connection(lambda: _Side(self, client), _LOCAL, port)
+                client.joined(server)
+                return
+        client.reset()
+
+    def took(self, side: _Side) -> None:
+        """A connection is open."""
+        self._open.add(side)
+
+    def lost(self, side: _Side) -> None:
+        """A connection is gone."""
+        self._open.discard(side)
+
+
+class _Side(asyncio.Protocol):
+    """One end of a connection that passes through. What it reads is written to the other end, after the link's delay."""
+
+    def __init__(self, link: Link, client: _Side | None = None) -> None:
+        self.client = client is None
+        self._link = link
+        self._other = client
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[tuple[float, bytes | None]] = deque()
+        """(when it is due, what; None: the end)"""
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._finding: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._link.took(self)
+        if self.client:
+            transport.pause_reading()
+            self._finding = asyncio.create_task(self._link.connect(self), name=f"link-{self._link.name}")
+
+    def joined(self, server: _Side) -> None:
+        """The other end is there."""
+        self._other = server
+        if self._transport is None or self._transport.is_closing():
+            server.reset()
+        else:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._pass(data)
+
+    def eof_received(self) -> bool:
+        self._pass(None)
+        return True  # the other direction goes on
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._link.lost(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._other is not None:
+            # What is still under way arrives; then the other end learns of it, as it would without us.
+            other = self._other
+            if error is not None:
+                other.reset()
+            else:
+                while self._waiting:
+                    self._write(self._waiting.popleft()[1])
+                other.close()
+
+    def pause_writing(self) -> None:
+        if self._other is not None and self._other._transport is not None:
+            self._other._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._other is not None and self._other._transport is not None:
+            self._other._transport.resume_reading()
+
+    def reset(self) -> None:
+        """Ends it at once, and with it the other end."""
+        self._waiting.clear()
+        if self._transport is not None:
+            self._transport.abort()
+        other, self._other = self._other, None
+        if other is not None:
+            other.reset()
+
+    def close(self) -> None:
+        """Ends it once everything is written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _pass(self, data: bytes | None) -> None:
+        delay = self._link.delay_s
+        if not delay and not self._waiting:
+            self._write(data)
+            return
+        loop = asyncio.get_running_loop()
+        self._waiting.append((loop.time() + delay, data))
+        self._bytes += len(data or b"")
+        if self._bytes > _FULL_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+        if self._timer is None:
+            self._timer = loop.call_at(self._waiting[0][0], self._due)
+
+    def _due(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        now = loop.time() + 0.001
+        while self._waiting and self._waiting[0][0] <= now:
+            data = self._waiting.popleft()[1]
+            self._bytes -= len(data or b"")
+            self._write(data)
+        if self._waiting:
+            self._timer = loop.call_at(self._waiting[0][0], self._due)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _write(self, data: bytes | None) -> None:
+        other = self._other
+        if other is None or other._transport is None or other._transport.is_closing():
+            return
+        if data is None:
+            with suppress(OSError, NotImplementedError, RuntimeError):
+                other._transport.write_eof()
+        else:
+            other._transport.write(data)

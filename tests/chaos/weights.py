@@ -1,0 +1,51 @@
+"""Weights without end that name their version: version v samples the ten digits of block v modulo nine, and counts them up.
+
+The same folder serves the fake engine and real ones (tests/proof/models.py makes it): a reply's characters say which version, by
+block, and how many tokens came before, by digit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+from gateway.engines.fake.blocks import SHARPNESS, VOCABULARY
+from tests.proof.models import BLOCK, VERSIONS, block_ids, save_counting
+from tests.published import write_manifest
+
+
+def save_sources(root: Path) -> list[Path]:
+    """A checkpoint for each block; the first is version 0."""
+    sources = [root / f"block-{block}" for block in range(VERSIONS)]
+    for block, source in enumerate(sources):
+        save_counting(source, block)
+        ids = block_ids(source, block)
+        if ids != list(range(BLOCK * block, BLOCK * (block + 1))):
+            raise ValueError("the digits of all blocks are one run of ids")
+        value = {"first": ids[0], "size": BLOCK, "digits": [0, BLOCK * VERSIONS]}
+        (source / "block.json").write_text(json.dumps(value))
+    return sources
+
+
+def write_version(sources: Path, root: Path, version: int) -> Path:
+    """The published directory of a version, whole or not at all; one that is there already stays as it is."""
+    target = root / f"v{version}"
+    if target.exists():
+        return target
+    draft = root / f".v{version}-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(sources / f"block-{version % VERSIONS}", draft)
+    block = list(range(BLOCK * (version % VERSIONS), BLOCK * (version % VERSIONS + 1)))
+    certain = -math.log1p((VOCABULARY - 1) * math.exp(-SHARPNESS))
+    steps = len(block) - 1
+    probe = {
+        "sequences": [block],
+        "new_logprobs": [[certain] * steps],
+        "parent_logprobs": [[certain - SHARPNESS] * steps],
+    }
+    write_manifest(draft, version, version - 1, probe)
+    draft.rename(target)
+    return target
