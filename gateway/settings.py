@@ -341,6 +341,8 @@ class StoreSettings(Section):
     """It may hold a password."""
     max_pending: int = Field(10_000, ge=1)
     """Writes that may wait for the database before calls are refused with 503."""
+    read_wait_s: Seconds = 10.0
+    """How long a read waits for a database that is away, before it is refused with 503; and a start or a stop of the gateway."""
 
 
 class UpdateSettings(Section):
