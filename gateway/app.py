@@ -28,6 +28,7 @@ from gateway.api import (
     weights,
 )
 from gateway.api.context import Services
+from gateway.api.drain import Drain, Draining, stopping
 from gateway.api.errors import error_response
 from gateway.control.callers import Callers
 from gateway.control.conversations import Conversations
@@ -65,7 +66,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(settings) as services:
+        async with AsyncExitStack() as stack:
+            with drain.opening():
+                services = await stack.enter_async_context(open_services(settings))
             app.state.services = services
             # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
             gc.collect()
@@ -85,6 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
                 await asyncio.wait(tenders)
 
     app = FastAPI(title="headgate", lifespan=lifespan)
+    app.state.drain = drain = Drain()
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
     for module in (episodes, batches, staleness, weights, engines, health):
@@ -93,7 +97,15 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
     app.add_middleware(EpisodePrefix)
+    app.add_middleware(Draining, drain=drain)
     return app
+
+
+async def end_calls(services: Services) -> None:
+    """Ends every call that runs: its client is told so, and what was sampled is recorded."""
+    for upstream in services.models.upstream.values():
+        await upstream.end(stopping())
+    await services.replies.close()
 
 
 async def check_store(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, GatewayClient, Task
+    from gateway.settings import Settings
     from gateway.types import EpisodeMode
 
 KEEP_ALIVE_S = 75
@@ -53,28 +55,49 @@ def serve(
         for name, model in settings.models.items():
             if model.path is not None and not model.path.is_dir():
                 raise ConfigError(f"{config}:\n  models.{name}.path: no such folder: {model.path}")
-        from gateway.app import check_store, create_app
+        from gateway.app import check_store
 
         asyncio.run(check_store(settings))
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 
+    _configure_logging(verbose)
+    _serve(settings, verbose)
+
+
+def _serve(settings: Settings, verbose: bool) -> None:
+    """Serves until a signal comes, in this process."""
     import uvicorn
 
-    _configure_logging(verbose)
+    from gateway.app import create_app, end_calls
+    from gateway.server import GatewayServer, listening
+    from gateway.workers import WORKER
+
+    shared = WORKER in os.environ
+    try:
+        sockets = listening(settings, shared)
+    except OSError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
     sys.setswitchinterval(_SWITCH_S)
-    uvicorn.run(
-        create_app(settings),
-        host=settings.server.host,
-        port=settings.server.port,
+    gateway = create_app(settings)
+    config = uvicorn.Config(
+        gateway,
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         proxy_headers=False,  # nothing here depends on where a client is
-        timeout_graceful_shutdown=int(settings.server.shutdown_s),
     )
+    server = GatewayServer(
+        config,
+        gateway.state.drain,
+        lambda: end_calls(gateway.state.services),
+        shutdown_s=settings.server.shutdown_s,
+        shared=shared,
+    )
+    server.run(sockets)
 
 
 @app.command()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.api.context import Gateway
+from gateway.api.drain import stopping
 from gateway.errors import Unavailable
 
 router = APIRouter(tags=["Health"])
@@ -18,8 +19,10 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(gateway: Gateway) -> dict[str, str]:
-    """Calls would be served: the store writes, and an engine is open or will be in a moment."""
+async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
+    """Calls would be served: the process is not being stopped, the store writes, and an engine is open or will be in a moment."""
+    if request.app.state.drain.begun:
+        raise stopping()
     if not gateway.database.healthy:
         raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
     if not gateway.host.running:

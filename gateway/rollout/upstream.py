@@ -87,6 +87,7 @@ class Upstream:
         self.keep_alive_s = keep_alive_s
         self._settings = settings
         self._database = database
+        self._running: set[UpstreamCall] = set()
         # What is relayed must not arrive packed: its events could not be told apart, nor be sent on one by one.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if settings.key is not None:
@@ -102,19 +103,28 @@ class Upstream:
         """Closes connections."""
         await self._http.aclose()
 
+    async def end(self, reason: GatewayError) -> None:
+        """Ends every call that runs; their clients hear the reason."""
+        for call in list(self._running):
+            await call.stop(reason)
+
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
         """The head of the upstream's answer; `read` has the rest. Raises UpstreamFailed if it does not come."""
         content = orjson.dumps({**call.asked, "model": self._settings.model or self.name})
         request = self._http.build_request("POST", call.api, content=content)
-        with self._translated(call, f"ask the upstream of {self.name}"):
-            async with call.until_stopped():
-                response = await self._http.send(request, stream=True)
-        call.status = response.status_code
+        self._running.add(call)
         try:
-            yield response
+            with self._translated(call, f"ask the upstream of {self.name}"):
+                async with call.until_stopped():
+                    response = await self._http.send(request, stream=True)
+            call.status = response.status_code
+            try:
+                yield response
+            finally:
+                await response.aclose()
         finally:
-            await response.aclose()
+            self._running.discard(call)
 
     async def read(self, call: UpstreamCall, response: httpx.Response) -> AsyncIterator[bytes]:
         """The answer's parts as they come. Raises UpstreamFailed if it breaks off."""

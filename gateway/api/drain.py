@@ -1,0 +1,147 @@
+"""A gateway process that is being stopped: it takes no new calls, and those that run may finish.
+
+Owns the count of requests under `/v1` that are being answered. Everything else (the admin API, the other gateway processes) is
+served until these have ended, for they may depend on it. Pure ASGI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api.errors import error_response
+from gateway.errors import Unavailable, jittered
+
+_CALLS = ("/v1/", "/e/")
+_AGAIN_S = 1.0
+"""After this long, another process or the next one answers."""
+
+
+class Drain:
+    """Whether this process is being stopped, and what still runs. One for each application."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.running = 0
+        """Calls that are being answered."""
+        self._others: set[asyncio.Timeout] = set()
+        """Requests that are no calls."""
+        self._over = False
+        self._opening: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._cut = asyncio.Event()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While the services are being opened: `begin` ends that, by cancelling the task that does it."""
+        self._opening = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._opening = None
+
+    def begin(self) -> None:
+        """No new calls from now on. A second time: those that run are not waited for."""
+        if self.begun:
+            self._cut.set()
+        self.begun = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if not self.running:
+            self._idle.set()
+
+    async def ended(self, timeout_s: float) -> bool:
+        """Waits until no call runs, the time is up, or `begin` was called twice. Answers whether none runs."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._cut)]
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self.running
+
+    def end(self) -> None:
+        """Nothing else is served any more either; who waits for an answer is told."""
+        self._over = True
+        for scope in self._others:
+            scope.reschedule(0.0)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call is being answered."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if self.begun and not self.running:
+                self._idle.set()
+
+    @contextmanager
+    def other(self) -> Iterator[asyncio.Timeout]:
+        """The scope in which another request is answered; `end` ends it."""
+        scope = asyncio.timeout(0.0 if self._over else None)
+        self._others.add(scope)
+        try:
+            yield scope
+        finally:
+            self._others.discard(scope)
+
+
+def stopping() -> Unavailable:
+    """What is said to who comes while the process is being stopped, and to calls that did not finish in time."""
+    return Unavailable(
+        "this gateway process is being stopped", retry_after=jittered(_AGAIN_S), code="stopping"
+    )
+
+
+class Draining:
+    """Counts calls, and refuses new ones while the process is being stopped."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif not scope["path"].startswith(_CALLS):
+            await self._until_over(scope, receive, send)
+        elif self._drain.begun:
+            await error_response(stopping(), scope["path"])(scope, receive, _last(send))
+        else:
+            with self._drain.call():
+                await self._app(scope, receive, send)
+
+    async def _until_over(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        with self._drain.other() as until:
+            try:
+                async with until:
+                    await self._app(scope, receive, sending)
+            except TimeoutError:
+                if started or not until.expired():
+                    raise
+                await error_response(stopping(), scope["path"])(scope, receive, _last(send))
+
+
+def _last(send: Send) -> Send:
+    """The client shall come back by another connection: it may reach another process."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            more = [(b"connection", b"close"), (b"x-should-retry", b"true")]
+            message = {**message, "headers": [*message["headers"], *more]}
+        await send(message)
+
+    return sending

@@ -1,0 +1,122 @@
+"""One gateway process as a server: where it listens, and how it ends.
+
+On the first SIGTERM or SIGINT the process is no longer ready and takes no new calls; those that run have `[server] shutdown_s` to
+finish, streams among them are kept alive. Then what is left is told so (an error event, a 503) and recorded as abandoned, the
+services are closed, and the process exits with 0. A second signal ends the waiting, and a start that is not done yet is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from gateway.api.drain import Drain
+from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOPBACK = ("127.0.0.1", "localhost")
+_CLOSE_S = 2
+"""How long connections may take to close once nothing is served any more."""
+
+
+class GatewayServer(uvicorn.Server):
+    """Serves an application that has a `Drain`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        end_calls: Callable[[], Awaitable[None]],
+        *,
+        shutdown_s: float,
+        shared: bool = False,
+    ) -> None:
+        """`end_calls` ends whatever runs. `shared`: other processes listen at the port of the first socket too."""
+        config.timeout_graceful_shutdown = _CLOSE_S
+        super().__init__(config)
+        self._drain = drain
+        self._end_calls = end_calls
+        self._shutdown_s = shutdown_s
+        self._shared = shared
+
+    def stop(self) -> None:
+        """As a signal does."""
+        if not self.started:  # what is told of a start that is given up is noise
+            logging.getLogger("uvicorn.error").disabled = True
+        self.should_exit = True
+        self._drain.begin()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's own, does not end the process by the signal once all is closed."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            if not self._drain.begun:
+                raise
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets calls finish, and ends what is left; the rest is uvicorn's."""
+        if not self._drain.begun:  # it was asked to by other means than a signal
+            self._drain.begin()
+        if self._shared:  # the other processes take the connections
+            self.servers[0].close()
+        if not await self._drain.ended(self._shutdown_s):
+            log.warning("%d calls are ended before they have finished", self._drain.running)
+        await self._end_calls()
+        self._drain.end()
+        await super().shutdown(sockets)
+
+
+def listening(settings: Settings, shared: bool) -> list[socket.socket]:
+    """The sockets of `[server]`, of `[admin] port`, and of `[cluster] url` where it names another port.
+
+    Nobody is let in before they are served. `shared`: other processes may listen at the same ports, but for the last one.
+    Raises OSError, with the address.
+    """
+    server = settings.server
+    sockets = [bound(server.host, server.port, shared)]
+    if (admin := settings.admin).port is not None:
+        sockets.append(bound(admin.host or server.host, admin.port, shared))
+    if settings.cluster.url is not None:
+        url = urlsplit(settings.cluster.url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        if port != server.port:
+            sockets.append(bound("127.0.0.1" if url.hostname in _LOOPBACK else server.host, port, False))
+    return sockets
+
+
+def bound(host: str, port: int, shared: bool) -> socket.socket:
+    """A TCP socket with an address and nobody in it."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}") from error
+    made.set_inheritable(False)
+    return made

@@ -1,0 +1,85 @@
+"""`gateway serve` as a person would start it: a process of its own, which signals reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scheduler.cluster.local import LocalProcess
+from tests.integration.support import until
+
+START_S = 120.0
+
+
+def write_toml(values: dict[str, Any], path: Path) -> Path:
+    """Settings as `Settings.parse` takes them, in a file."""
+    lines: list[str] = []
+    _table(lines, (), values)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _table(lines: list[str], name: tuple[str, ...], values: dict[str, Any]) -> None:
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    if name and len(tables) < len(values):
+        lines.append(f"[{'.'.join(name)}]")
+    lines += [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
+    for key, value in tables.items():
+        _table(lines, (*name, key), value)
+
+
+class Served:
+    """A running `gateway serve`."""
+
+    def __init__(self, process: LocalProcess, url: str) -> None:
+        self.process = process
+        self.url = url
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return self.process.log.read_text() if self.process.log else ""
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """To the first process alone."""
+        os.kill(self.process.pid, number)
+
+    async def status(self, path: str) -> tuple[int, str]:
+        """An answer's status and its error's code; (0, "") if there is no connection."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=10.0) as http:
+            try:
+                answer = await http.get(path)
+            except httpx.TransportError:
+                return 0, ""
+            return answer.status_code, (answer.json().get("error") or {}).get("code", "")
+
+    async def ready(self) -> None:
+        """Returns once calls would be served."""
+
+        async def ready() -> bool:
+            assert self.process.returncode is None, self.log
+            return (await self.status("/readyz"))[0] == 200
+
+        await until(ready, "the gateway is ready", START_S)
+
+
+@asynccontextmanager
+async def served(
+    values: dict[str, Any], work: Path, *options: str, env: dict[str, str] | None = None
+) -> AsyncIterator[Served]:
+    """`gateway serve`, which may not be ready yet; killed in the end if it has not ended."""
+    config = write_toml(values, work / "gateway.toml")
+    argv: Sequence[str] = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *options)
+    process = await LocalProcess.start("gateway", argv, work / "gateway.log", env)
+    try:
+        yield Served(process, f"http://127.0.0.1:{values['server']['port']}")
+    finally:
+        await process.stop()
