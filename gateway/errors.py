@@ -8,7 +8,8 @@
     ├── Conflict            the thing is in a state that forbids this       409, never retried
     ├── Busy                come again after `retry_after` seconds          429
     ├── Unavailable         the same, and it is not the caller's share      503
-    │   └── Fenced          another gateway process decides now             503
+    │   ├── Fenced          another gateway process decides now             503
+    │   └── BusAway         what is hot is out of reach                     503, never reaches a caller
     ├── UpstreamFailed      an upstream model's API does not answer         502
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
@@ -94,6 +95,13 @@ class Unavailable(Busy):
 
 class Fenced(Unavailable):
     """Another gateway process has become the coordinator; this one must not write any more what only the coordinator may."""
+
+
+class BusAway(Unavailable):
+    """The bus between the gateway processes does not answer; whoever asked it goes on without."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=1.0, code="bus_away")
 
 
 class UpstreamFailed(GatewayError):

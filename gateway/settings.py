@@ -416,6 +416,17 @@ class BusSettings(Section):
 
     url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
     """`redis://HOST:PORT/N`; `memory://` is this process alone: a call whose process dies is then begun anew by its retry."""
+    prefix: str = Field("headgate", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """What the names of all keys begin with: gateways that share a server but no store need different ones."""
+    timeout_s: float = Field(0.5, ge=0.01, le=10)
+    """How long an operation may take before the bus counts as away."""
+    alive_s: float = Field(3.0, ge=0.5, le=60)
+    """How long a process that says nothing counts as alive; then others take over its running calls."""
+    log_every_s: float = Field(0.025, ge=0.001, le=1)
+    """How often the new tokens of all running calls are logged. A stream shows nothing that is not logged, so it comes up to
+    so much later."""
+    log_s: float = Field(60.0, ge=1, le=3600)
+    """How long what a dead process has logged of its calls is kept for their retries."""
 
 
 class FeedSettings(Section):

@@ -1,0 +1,1 @@
+"""What is hot, shared between gateway processes, and may be lost at any moment."""

@@ -1,0 +1,119 @@
+"""The seam between gateway processes for what is hot: who is alive, what runs, wake-ups, snapshots. Committed facts are in SQL.
+
+Everything here may be lost at any moment, and then nothing that was committed or acknowledged is. Invariants that a bus keeps:
+- each operation happens at once or not at all, in one order for all processes;
+- a log has one owner and one epoch; only they write it, and `take` gives it to one new owner, of a process that is not alive;
+- the body of a log is what its owner wrote, in its order, up to some moment: nothing twice, and nothing left out in between;
+- every operation but `listen` raises BusAway within `[bus] timeout_s` if the bus cannot be reached; it may have been done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A gateway process. Its id is never used again; its URL is empty if no other process can reach it."""
+
+    id: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is new of a running call's log."""
+
+    call: str
+    place: str
+    """What retries of one request have in common."""
+    epoch: int
+    head: bytes
+    """What does not change. With it the log is begun anew and `at` is 0; empty: the log goes on."""
+    state: bytes
+    """Takes the place of the state before."""
+    at: int
+    """The first `at` bytes of the body are there already."""
+    body: bytes
+    over: bool = False
+    """The log is needed no more."""
+
+
+Outcome = Literal["written", "gone", "taken"]
+"""`gone`: the log is not there, or not whole; write it anew with its head. `taken`: another process owns it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A running call's log."""
+
+    call: str
+    owner: str
+    epoch: int
+    url: str | None
+    """The owner's; None: it is not alive."""
+    head: bytes
+    state: bytes
+    body: bytes
+    age_s: float
+    """Since its owner wrote it last."""
+
+
+class Bus(Protocol):
+    """In this process's memory (`memory`), or in a Redis server (`redis`)."""
+
+    shared: bool
+    """Whether other processes see what is here."""
+
+    @property
+    def unbroken_s(self) -> float:
+        """For how long no operation of this process has failed; infinite if none ever did."""
+        ...
+
+    async def announce(self, process: Process) -> None:
+        """The process counts as alive for `[bus] alive_s` from now."""
+        ...
+
+    async def leave(self, process: Process) -> None:
+        """The process counts as alive no more."""
+        ...
+
+    async def whereabouts(self, process_id: str) -> str | None:
+        """The URL of a process that is alive; None: it is not."""
+        ...
+
+    async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
+        """Adds to logs, and announces the process. Answers what became of each; each log stays for `[bus] log_s` from now."""
+        ...
+
+    async def find(self, place: str) -> list[Log]:
+        """The logs of one place, by the ids of their calls."""
+        ...
+
+    async def take(self, log: Log, process: Process) -> bool:
+        """Makes a process the owner, in the next epoch, and announces it; if the log is still as it was found and its owner
+        is not alive."""
+        ...
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        """Keeps a value for some seconds."""
+        ...
+
+    async def get(self, key: str) -> bytes | None:
+        """The value, if it is still there."""
+        ...
+
+    async def publish(self, topic: str, message: bytes = b"") -> None:
+        """Wakes those who listen now."""
+        ...
+
+    def listen(self, *topics: str) -> AsyncIterator[tuple[str, bytes]]:
+        """(topic, message), for ever. Each topic comes once at the start and after every gap, empty: something may have been
+        missed."""
+        ...
+
+    async def close(self) -> None:
+        """Closes connections."""
+        ...

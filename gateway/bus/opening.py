@@ -1,0 +1,22 @@
+"""Which bus a URL means. A new one is a module beside this and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.bus.base import Bus
+from gateway.bus.memory import MemoryBus
+from gateway.bus.redis import RedisBus
+from gateway.settings import BusSettings
+
+_SCHEMES: dict[str, Callable[[BusSettings], Bus]] = {
+    "memory": MemoryBus,
+    "redis": RedisBus,
+    "rediss": RedisBus,
+    "unix": RedisBus,
+}
+
+
+def open_bus(settings: BusSettings) -> Bus:
+    """A bus by the scheme of its URL. Connects at its first operation; close it with `close`."""
+    return _SCHEMES[settings.url.partition("://")[0]](settings)

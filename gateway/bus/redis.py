@@ -1,0 +1,179 @@
+"""A bus in a Redis server.
+
+Owns the connections, and the knowledge that the server is away: after a failure every operation fails at once for a while, so
+that an outage costs its callers nothing; one warning tells of it, and one line of its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from gateway.bus import scripts
+from gateway.bus.base import Entry, Log, Outcome, Process
+from gateway.errors import BusAway
+from gateway.settings import BusSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_AGAIN_S = 0.5
+"""How long after a failure nobody tries."""
+_AT_ONCE = 128
+"""Entries in one script: the server does nothing else meanwhile."""
+
+
+class RedisBus:
+    """See `Bus`."""
+
+    shared = True
+
+    def __init__(self, settings: BusSettings) -> None:
+        self._settings = settings
+        self._prefix = f"{settings.prefix}:"
+        limits: dict[str, Any] = {
+            "socket_connect_timeout": settings.timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+            "client_name": "headgate",
+        }
+        self._redis = Redis.from_url(settings.url, socket_timeout=settings.timeout_s, **limits)
+        self._listening = Redis.from_url(settings.url, socket_timeout=None, health_check_interval=2, **limits)
+        self._write = self._redis.register_script(scripts.WRITE)
+        self._find = self._redis.register_script(scripts.FIND)
+        self._take = self._redis.register_script(scripts.TAKE)
+        self._failed_at = -math.inf
+        self._away = False
+
+    @property
+    def unbroken_s(self) -> float:
+        """See `Bus`."""
+        return time.monotonic() - self._failed_at
+
+    async def announce(self, process: Process) -> None:
+        """See `Bus`."""
+        await self._do(lambda: self._redis.set(self._of(process.id), process.url, px=self._alive_ms))
+
+    async def leave(self, process: Process) -> None:
+        """See `Bus`."""
+        await self._do(lambda: self._redis.delete(self._of(process.id)))
+
+    async def whereabouts(self, process_id: str) -> str | None:
+        """See `Bus`."""
+        url = await self._do(lambda: self._redis.get(self._of(process_id)))
+        return None if url is None else url.decode()
+
+    async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
+        """See `Bus`."""
+        outcomes: list[Outcome] = []
+        for start in range(0, len(entries), _AT_ONCE):
+            arguments = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
+            for entry in entries[start : start + _AT_ONCE]:
+                arguments += [entry.call, entry.place, entry.epoch, int(entry.over), entry.at]
+                arguments += [entry.head, entry.state, entry.body]
+            answer = await self._do(lambda given=arguments: self._write(args=given))  # type: ignore[misc]
+            outcomes += [outcome.decode() for outcome in answer]
+        return outcomes
+
+    async def find(self, place: str) -> list[Log]:
+        """See `Bus`."""
+        rows = await self._do(lambda: self._find(args=[self._prefix, place]))
+        found = []
+        for call, owner, epoch, alive, url, head, state, body, age in rows:
+            where = url.decode() if alive else None
+            who = (call.decode(), owner.decode(), int(epoch), where)
+            found.append(Log(*who, head, state, body, int(age) / 1e6))
+        return sorted(found, key=lambda found: found.call)
+
+    async def take(self, log: Log, process: Process) -> bool:
+        """See `Bus`."""
+        arguments = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
+        arguments += [log.call, log.owner, log.epoch]
+        return bool(await self._do(lambda: self._take(args=arguments)))
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        """See `Bus`."""
+        await self._do(lambda: self._redis.set(f"{self._prefix}value:{key}", value, px=_ms(ttl_s)))
+
+    async def get(self, key: str) -> bytes | None:
+        """See `Bus`."""
+        value: bytes | None = await self._do(lambda: self._redis.get(f"{self._prefix}value:{key}"))
+        return value
+
+    async def publish(self, topic: str, message: bytes = b"") -> None:
+        """See `Bus`."""
+        await self._do(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
+
+    async def listen(self, *topics: str) -> AsyncIterator[tuple[str, bytes]]:
+        """See `Bus`."""
+        while True:
+            try:
+                async with aclosing(self._heard(topics)) as heard:
+                    async for news in heard:
+                        yield news
+            except (RedisError, OSError, TimeoutError) as error:
+                self._missed(error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _heard(self, topics: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
+        """Until the connection breaks."""
+        names = {f"{self._prefix}topic:{topic}": topic for topic in topics}
+        async with self._listening.pubsub() as channel:
+            await channel.subscribe(*names)
+            for topic in topics:
+                yield topic, b""
+            while True:
+                # Returns now and then, so that the connection is tried.
+                message = await channel.get_message(ignore_subscribe_messages=True, timeout=1.0)
+                if message is not None:
+                    yield names[message["channel"].decode()], message["data"]
+
+    async def close(self) -> None:
+        """See `Bus`."""
+        await self._redis.aclose()
+        await self._listening.aclose()
+
+    async def _do(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Raises BusAway."""
+        if self._away and self.unbroken_s < _AGAIN_S:
+            raise BusAway("the bus is away")
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                answer = await operation()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._missed(error)
+            raise BusAway(f"the bus is away: {error or 'it does not answer'}") from error
+        if self._away:
+            self._away = False
+            log.info("the bus is back")
+        return answer
+
+    def _missed(self, error: Exception) -> None:
+        self._failed_at = time.monotonic()
+        if not self._away:
+            self._away = True
+            log.warning("the bus is away; the gateway goes on without it: %s", error or "no answer")
+
+    def _of(self, process_id: str) -> str:
+        return f"{self._prefix}process:{process_id}"
+
+    @property
+    def _alive_ms(self) -> int:
+        return _ms(self._settings.alive_s)
+
+    @property
+    def _log_ms(self) -> int:
+        return _ms(self._settings.log_s)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
