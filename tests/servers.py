@@ -175,6 +175,90 @@ def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class RedisServer:
+    """A Redis server that keeps nothing on disk: stopped, it has lost everything. Make it with `redis_server`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._program = program("redis-server", "redis-server")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    @property
+    def url(self) -> str:
+        """As `[bus] url` takes it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, empty, and waits until it answers."""
+        assert not self.running
+        options = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "no",
+            "dir": self._folder,
+        }
+        switches = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        log = self._folder / "log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._program, *switches],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._ask("PING") != "+PONG":
+            if not self.running or time.monotonic() > deadline:
+                raise RuntimeError(f"Redis did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def stop(self, how: Literal["kill", "fast"] = "kill") -> None:
+        """Stops it. `kill`: by SIGKILL; `fast`: it ends in order."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        self._process.wait(_PATIENCE_S)
+        self._process = None
+
+    def pause(self, paused: bool) -> None:
+        """It answers nothing, and forgets nothing; or goes on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def flush(self) -> None:
+        """Forgets everything at once."""
+        assert self._ask("FLUSHALL") == "+OK"
+
+    def _ask(self, command: str) -> str:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE_S) as connection:
+                connection.sendall(f"{command}\r\n".encode())
+                return connection.recv(64).decode().strip()
+        except ConnectionError:
+            return ""
+
+
+@contextmanager
+def redis_server() -> Iterator[RedisServer]:
+    """A running Redis server."""
+    folder = Path(tempfile.mkdtemp(prefix="headgate-redis-"))
+    try:
+        server = RedisServer(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _somebody_else() -> dict[str, Any]:
     """For Popen: the first unprivileged user that this machine has."""
     known = {entry.pw_name: entry for entry in pwd.getpwall()}

@@ -1,0 +1,88 @@
+"""A Redis server that goes away, comes back, or forgets everything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from gateway.bus.base import Bus
+from gateway.bus.opening import open_bus
+from gateway.errors import BusAway
+from gateway.settings import BusSettings
+from tests.integration.support import until
+from tests.servers import RedisServer, redis_server
+from tests.unit.bus.test_conformance import BEGUN, A, goes_on, only
+
+
+@pytest.fixture
+async def own() -> AsyncIterator[tuple[RedisServer, Bus]]:
+    """A server that the test may stop, and a bus in it."""
+    with redis_server() as server:
+        bus = open_bus(BusSettings(url=server.url))
+        yield server, bus
+        await bus.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+async def back(bus: Bus) -> bool:
+    try:
+        await bus.announce(A)
+    except BusAway:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("how", ["stopped", "silent"])
+async def test_an_outage_is_told_once_and_costs_little(
+    own: tuple[RedisServer, Bus], caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    server, bus = own
+    caplog.set_level(logging.INFO)
+    await bus.announce(A)
+    if how == "stopped":
+        await asyncio.to_thread(server.stop)
+    else:
+        server.pause(True)
+    with pytest.raises(BusAway):
+        await bus.write(A, [BEGUN])
+    async with asyncio.timeout(30):  # each for itself would take 500 times `timeout_s`
+        for _ in range(500):
+            with pytest.raises(BusAway):
+                await bus.find("place")
+    assert bus.unbroken_s < 60
+    assert len(warnings(caplog)) == 1
+    if how == "stopped":
+        await asyncio.to_thread(server.start)
+    else:
+        server.pause(False)
+    await until(lambda: back(bus), "it is used again")
+    assert [r.message for r in caplog.records][-1] == "the bus is back"
+    assert await bus.write(A, [BEGUN]) == ["written"]
+
+
+async def test_after_a_flush_a_log_is_gone_and_can_be_begun_again(own: tuple[RedisServer, Bus]) -> None:
+    server, bus = own
+    await bus.write(A, [BEGUN])
+    await asyncio.to_thread(server.flush)
+    assert await bus.write(A, [goes_on(4, b"x")]) == ["gone"]
+    assert await bus.write(A, [BEGUN]) == ["written"]
+    assert (await only(bus)).url == "http://a", "never a log of a process that lives, and does not count as alive"
+
+
+async def test_who_listens_hears_of_a_gap(own: tuple[RedisServer, Bus]) -> None:
+    server, bus = own
+    async with aclosing(bus.listen("ledger")) as news:  # type: ignore[type-var]
+        assert await anext(news) == ("ledger", b"")
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        assert await anext(news) == ("ledger", b""), "something may have been missed"
+        await until(lambda: back(bus), "it is used again")
+        await bus.publish("ledger", b"7")
+        assert await anext(news) == ("ledger", b"7")
