@@ -55,7 +55,7 @@ def serve(
         for name, model in settings.models.items():
             if model.path is not None and not model.path.is_dir():
                 raise ConfigError(f"{config}:\n  models.{name}.path: no such folder: {model.path}")
-        from gateway.app import check_store
+        from gateway.services import check_store
 
         asyncio.run(check_store(settings))
     except ConfigError as error:

@@ -1,9 +1,8 @@
-"""What the routes share: the services that `app.py` opened, and who may call the admin API."""
+"""What the routes share: the services that `services.py` opened, keys as they are sent, and bodies."""
 
 from __future__ import annotations
 
-import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 import orjson
@@ -13,26 +12,86 @@ from fastapi import Depends, Request
 from gateway.control.callers import Callers
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost
+from gateway.control.limits import Limits
+from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
-from gateway.errors import BadRequest, NotAuthenticated
+from gateway.errors import BadRequest, Unavailable
 from gateway.metrics import Metrics
+from gateway.peers.callers import RemoteCallers
+from gateway.peers.follower import Follower
+from gateway.peers.hub import Hub
+from gateway.peers.membership import Membership
 from gateway.rollout.replies import Replies
 from gateway.settings import Settings
 from gateway.store.database import Database
 
+MAX_DEPTH = 100
+"""Objects and arrays within one another in a body."""
+
+
+@dataclass(slots=True)
+class Control:
+    """What only the coordinator has."""
+
+    host: ControlHost
+    episodes: Episodes
+    callers: Callers
+    fence: int
+    hub: Hub | None
+    """The other gateway processes; None: it is alone."""
+
 
 @dataclass(slots=True)
 class Services:
-    """Everything that lives as long as the gateway."""
+    """Everything that lives as long as the gateway process."""
 
     settings: Settings
     database: Database
-    host: ControlHost
     models: Models
-    episodes: Episodes
-    callers: Callers
     replies: Replies
     metrics: Metrics
+    control: Control | None = None
+    """While this process is the coordinator."""
+    membership: Membership | None = None
+    """In a cluster, as the following."""
+    follower: Follower | None = None
+    remote: RemoteCallers | None = None
+    hub: Hub | None = None
+    """Where followers link to, also before all of `control` is there."""
+    limits: Limits = field(init=False)
+    """What each key has in this process."""
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(self.settings, self.models.projects)
+
+    @property
+    def callers(self) -> Callers | RemoteCallers:
+        """Who may call here. Raises Unavailable."""
+        return self.remote if self.control is None and self.remote is not None else self.decides.callers
+
+    @property
+    def host(self) -> ControlHost:
+        """The control program. Raises Unavailable if it is elsewhere."""
+        return self.decides.host
+
+    @property
+    def episodes(self) -> Episodes:
+        """Every open episode. Raises Unavailable if they are elsewhere."""
+        return self.decides.episodes
+
+    @property
+    def decides(self) -> Control:
+        """What the coordinator has. Raises Unavailable in another process."""
+        if self.control is None:
+            message = "this gateway process is not the coordinator"
+            raise Unavailable(message, retry_after=1.0, code="no_coordinator")
+        return self.control
+
+    def running(self) -> list[LiveEpisode]:
+        """The episodes that may have calls in this process."""
+        if self.control is not None:
+            return self.control.episodes.live()
+        return list(self.follower.episodes.values()) if self.follower is not None else []
 
 
 async def services(request: Request) -> Services:
@@ -59,7 +118,23 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(values, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
+    check_depth(values)
     return values
+
+
+def check_depth(value: Any) -> None:
+    """Raises BadRequest for what is nested deeper than whatever looks at it later could follow."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise BadRequest(f"the body is nested more than {MAX_DEPTH} deep", code="body_too_deep")
 
 
 def asked_object(body: bytes) -> dict[str, Any]:
@@ -68,16 +143,6 @@ def asked_object(body: bytes) -> dict[str, Any]:
     if not isinstance(values.get("model"), str):
         raise BadRequest("model: Field required", code="invalid_value", param="model")
     return values
-
-
-async def require_admin(request: Request) -> None:
-    """Refuses everyone without the admin key, if there is one."""
-    gateway = await services(request)
-    key = gateway.settings.admin.key
-    if key is None:
-        return
-    if not hmac.compare_digest(bearer(request).encode(), key.get_secret_value().encode()):
-        raise NotAuthenticated("the admin API needs the key of [admin] key", code="invalid_admin_key")
 
 
 Gateway = Annotated[Services, Depends(services)]

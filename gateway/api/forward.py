@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yarl import URL
 
+from gateway.api.context import credentials
 from gateway.api.errors import error_response
+from gateway.control.callers import AgentKeys
 from gateway.errors import Elsewhere, Unavailable
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ _HOP = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
     b"upgrade", b"host", _MARK,
 }  # fmt: skip
+_PLACED = ("/v1/", "/e/", "/admin/")
 _AGAIN_S = 0.2
 
 
@@ -39,9 +43,12 @@ class Place(Protocol):
         """The coordinator's URL; None: it is this process. Waits while there is none; raises Unavailable in the end."""
         ...
 
-    def is_coordinators(self, scope: Scope) -> bool:
-        """Whether only the coordinator can answer a request."""
-        ...
+
+def is_coordinators(scope: Scope, agents: AgentKeys) -> bool:
+    """Whether only the coordinator can answer a request."""
+    if scope["path"].startswith("/admin/"):
+        return True
+    return bool(agents) and bool(agents.holder(credentials(Request(scope))))
 
 
 @dataclass(slots=True)
@@ -76,9 +83,11 @@ class _Sent:
 class Forward:
     """The outermost middleware of a process in a cluster."""
 
-    def __init__(self, app: ASGIApp, place: Place, key: str) -> None:
+    def __init__(self, app: ASGIApp, place: Callable[[], Place], agents: AgentKeys, key: str) -> None:
+        """`place` is asked for once the application has started. `key`: the cluster's."""
         self._app = app
         self._place = place
+        self._agents = agents
         self._key = key.encode()
         self._session: aiohttp.ClientSession | None = None
 
@@ -91,7 +100,7 @@ class Forward:
                 if self._session is not None:
                     await self._session.close()
             return
-        if scope["type"] != "http":
+        if scope["type"] != "http" or not scope["path"].startswith(_PLACED):
             await self._app(scope, receive, send)
             return
         try:
@@ -102,13 +111,16 @@ class Forward:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         forwarded = self._was_forwarded(scope)
         sent = _Sent(receive)
-        if self._place.is_coordinators(scope):
-            while (url := await self._place.coordinator()) is not None:
+        if is_coordinators(scope, self._agents):
+            while (url := await self._place().coordinator()) is not None:
                 if forwarded:
-                    raise Unavailable("this process is not the coordinator any more", retry_after=1.0, code="no_coordinator")
+                    message = "this process is not the coordinator any more"
+                    raise Unavailable(message, retry_after=1.0, code="no_coordinator")
                 if await self._send_on(url, scope, sent, send):
                     return
                 await asyncio.sleep(_AGAIN_S)
+        else:
+            await self._place().coordinator()  # before that nobody knows whose keys are whose
         try:
             await self._app(scope, sent.recording, self._noting(sent, send))
         except Elsewhere as elsewhere:
@@ -136,7 +148,9 @@ class Forward:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5), auto_decompress=False
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+                auto_decompress=False,
             )
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         query: bytes = scope.get("query_string", b"")

@@ -12,12 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from fastapi import Request
+from starlette.types import Scope
 
 from gateway.api.context import Services, credentials
 from gateway.api.sampling import sampling_of, tools_of
 from gateway.control.callers import Caller
+from gateway.control.limits import Ticket
 from gateway.control.live import LiveEpisode
-from gateway.control.models import LocalModel
+from gateway.control.models import ServedModel
 from gateway.dialects.asked import Asked
 from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer
@@ -32,6 +34,7 @@ from gateway.types import Int32Array, Sampling
 WHOLE_INTERVAL = 16
 """Tokens per chunk from the engine while nobody reads along."""
 EPISODE_HEADER = "x-headgate-episode"
+_TICKET = "headgate.ticket"
 _PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
 
 
@@ -41,7 +44,7 @@ class Generation:
 
     choices: Choices
     episode: LiveEpisode
-    model: LocalModel
+    model: ServedModel
 
     @property
     def headers(self) -> dict[str, str]:
@@ -58,8 +61,21 @@ async def identify(request: Request, gateway: Services) -> Caller:
     return await gateway.callers.identify(credentials(request), prefix or header)
 
 
+async def admitted(request: Request, gateway: Services) -> Caller:
+    """Who calls, once there is a place for one more call of theirs; `leave` gives it back. Raises Busy, and as `identify` does."""
+    caller = await identify(request, gateway)
+    request.scope[_TICKET] = gateway.limits.admit(caller)
+    return caller
+
+
+def leave(scope: Scope) -> None:
+    """The request is over, whether it had been admitted or not."""
+    if (ticket := scope.pop(_TICKET, None)) is not None:
+        ticket.end()
+
+
 async def generate(
-    request: Request, gateway: Services, caller: Caller, model: LocalModel, asked: Asked, body: bytes
+    request: Request, gateway: Services, caller: Caller, model: ServedModel, asked: Asked, body: bytes
 ) -> Generation:
     """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
     received_at = time.time()
@@ -67,7 +83,7 @@ async def generate(
     messages = asked.messages or [{"role": "user", "content": str(prompt)} for prompt in asked.prompts]
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
-    opening = _Opening(gateway, caller, episode, model, asked, received_at)
+    opening = _Opening(gateway, caller, episode, model, asked, received_at, request.scope.get(_TICKET))
     readers: list[Reader] = []
     try:
         if len(asked.prompts) > 1:
@@ -93,9 +109,10 @@ class _Opening:
         gateway: Services,
         caller: Caller,
         episode: LiveEpisode,
-        model: LocalModel,
+        model: ServedModel,
         asked: Asked,
         received_at: float,
+        ticket: Ticket | None,
     ) -> None:
         self._gateway = gateway
         self._caller = caller
@@ -103,6 +120,7 @@ class _Opening:
         self._model = model
         self._asked = asked
         self._received_at = received_at
+        self._ticket = ticket
         self._prompts: dict[int, Prompt] = {}
         self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
         self.segment: Segment = _segment(asked, model.renderer)
@@ -122,9 +140,12 @@ class _Opening:
             details.mask_reason = self._model.mask_reason(self._episode.model)
             details.request_key = key.stored
             call_id = self._id if index == 0 else f"{self._id}-{index}"
-            return _completion(
+            completion = _completion(
                 self._gateway, self._model, self._episode.id, call_id, prompt, details, self.segment
             )
+            if self._ticket is not None:
+                completion.charge = self._ticket.draw
+            return completion
 
         return begin
 
@@ -174,7 +195,7 @@ def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
 
 def _completion(
     gateway: Services,
-    model: LocalModel,
+    model: ServedModel,
     episode_id: str,
     call_id: str,
     prompt: Prompt,

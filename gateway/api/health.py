@@ -25,11 +25,14 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
         raise stopping()
     if not gateway.database.healthy:
         raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
-    if not gateway.host.running:
+    if gateway.membership is not None:
+        gateway.membership.check()
+    if gateway.control is not None and not gateway.host.running:
         raise Unavailable("the control program has ended", retry_after=30.0, code="control_down")
+    for decided in gateway.models.decided():
+        if decided.ledger is not None and decided.ledger.broken is not None:
+            raise Unavailable(decided.ledger.broken, retry_after=30.0, code="ledger_broken")
     for model in gateway.models:
-        if model.ledger is not None and model.ledger.broken is not None:
-            raise Unavailable(model.ledger.broken, retry_after=30.0, code="ledger_broken")
         if not model.pool.ready:
             message = f"no engine is ready ({model.pool.states()})"
             raise Unavailable(message, retry_after=10.0, code="no_engine")
@@ -39,10 +42,12 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 @router.get("/metrics", response_class=Response)
 async def prometheus(gateway: Gateway) -> Response:
     """Prometheus text."""
-    metrics, model = gateway.metrics, gateway.models.default
-    metrics.open_episodes.set(gateway.episodes.open_count)
+    metrics = gateway.metrics
     metrics.waiting_calls.set(sum(model.pool.waiting for model in gateway.models))
-    metrics.version.set(model.ledger.ledger.version)
-    metrics.updates.set(model.versions.updates)
-    metrics.streams_across_updates.set(model.versions.streams_across_updates)
+    if gateway.control is not None:
+        model = gateway.models.default
+        metrics.open_episodes.set(gateway.episodes.open_count)
+        metrics.version.set(model.ledger.ledger.version)
+        metrics.updates.set(model.versions.updates)
+        metrics.streams_across_updates.set(model.versions.streams_across_updates)
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object
 from gateway.api.errors import anthropic_error_body
-from gateway.api.generation import generate, identify
+from gateway.api.generation import admitted, generate, identify
 from gateway.api.responses import prompt_tokens
 from gateway.api.stored import body_of
 from gateway.api.stream import EventStream, WholeAnswer
 from gateway.control.callers import Caller
-from gateway.control.models import LocalModel
+from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
 from gateway.errors import BadRequest, GatewayError
@@ -26,7 +26,7 @@ router = APIRouter(tags=["Anthropic"])
 @router.post("/v1/messages", openapi_extra=body_of(MessagesRequest.model_json_schema()))
 async def create_message(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await identify(request, gateway)
+    caller = await admitted(request, gateway)
     body = await request.body()
     values = asked_object(body)
     model = _model(gateway, caller, values["model"])
@@ -44,12 +44,13 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
 async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
     """How many tokens a conversation is: those that a call in the caller's episode would be given now."""
     caller = await identify(request, gateway)
-    values = asked_object(await request.body())
-    model = _model(gateway, caller, values["model"])
-    return {"input_tokens": await prompt_tokens(caller, model, parse_count(values))}
+    with gateway.limits.admit(caller):
+        values = asked_object(await request.body())
+        model = _model(gateway, caller, values["model"])
+        return {"input_tokens": await prompt_tokens(caller, model, parse_count(values))}
 
 
-def _model(gateway: Services, caller: Caller, name: str) -> LocalModel:
+def _model(gateway: Services, caller: Caller, name: str) -> ServedModel:
     model = gateway.models.resolve(name, caller.model)
     if isinstance(model, Upstream):
         message = f"the model {name!r} is upstream, behind OpenAI's API: it is called by /v1/chat/completions"

@@ -14,12 +14,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object, json_object
-from gateway.api.generation import Generation, generate, identify, tools_of
+from gateway.api.generation import Generation, admitted, generate, identify, tools_of
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.stream import EventStream, WholeAnswer
 from gateway.api.upstream import relay
 from gateway.control.callers import Caller
-from gateway.control.models import LocalModel
+from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
 from gateway.dialects.asked import Asked, Message
 from gateway.dialects.responses import Item, ResponsesRequest
@@ -38,7 +38,7 @@ _COUNTED = {**_SCHEMA, "required": []}
 @router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
 async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await identify(request, gateway)
+    caller = await admitted(request, gateway)
     body = await request.body()
     values = asked_object(body)
     caller = await _continuing(gateway, caller, values)
@@ -67,6 +67,11 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
 async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
     """How many tokens the prompt of a response would have."""
     caller = await identify(request, gateway)
+    with gateway.limits.admit(caller):
+        return {"object": "response.input_tokens", "input_tokens": await _counted(request, gateway, caller)}
+
+
+async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     values = json_object(await request.body())
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
@@ -79,7 +84,7 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
     whole = dialect.asked(asked, [*history, *dialect.messages(items)], values)
-    return {"object": "response.input_tokens", "input_tokens": await prompt_tokens(caller, model, whole)}
+    return await prompt_tokens(caller, model, whole)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -197,7 +202,7 @@ def _keep(
     return keep
 
 
-async def prompt_tokens(caller: Caller, model: LocalModel, asked: Asked) -> int:
+async def prompt_tokens(caller: Caller, model: ServedModel, asked: Asked) -> int:
     """How many tokens the prompt would have: in the caller's episode, if there is one."""
     tools = tools_of(asked)
     if caller.episode is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.control.live import LiveEpisode
-from gateway.control.models import LocalModel
+from gateway.control.models import ServedModel
 from gateway.dialects.asked import Asked, Tool
 from gateway.errors import BadRequest
 from gateway.render.constraints import constraint
@@ -18,7 +18,7 @@ def tools_of(asked: Asked) -> list[Tool]:
 
 
 def sampling_of(
-    asked: Asked, limits: SamplingSettings, model: LocalModel, episode: LiveEpisode, prompt: Prompt
+    asked: Asked, limits: SamplingSettings, model: ServedModel, episode: LiveEpisode, prompt: Prompt
 ) -> Sampling:
     """The parameters to use; in training episodes the configuration may override what was asked for. Raises BadRequest."""
     wanted = _room(asked, model, prompt)
@@ -47,7 +47,7 @@ def sampling_of(
     )
 
 
-def _room(asked: Asked, model: LocalModel, prompt: Prompt) -> int:
+def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
     """How many tokens the reply may take."""
     longest = model.settings.max_model_len
     room = longest - len(prompt.ids)
@@ -69,7 +69,7 @@ def _room(asked: Asked, model: LocalModel, prompt: Prompt) -> int:
     return wanted
 
 
-def _grammar(asked: Asked, model: LocalModel, prompt: Prompt) -> Grammar | None:
+def _grammar(asked: Asked, model: ServedModel, prompt: Prompt) -> Grammar | None:
     """What the reply is held to, token by token."""
     if asked.response_format is None and asked.tool_choice in ("auto", "none"):
         return None
@@ -85,7 +85,7 @@ def _grammar(asked: Asked, model: LocalModel, prompt: Prompt) -> Grammar | None:
     )
 
 
-def _check_ids(asked: Asked, model: LocalModel, prompt: Prompt) -> None:
+def _check_ids(asked: Asked, model: ServedModel, prompt: Prompt) -> None:
     """Engines fail on tokens that their model does not have."""
     vocabulary = model.renderer.vocabulary
     if any(not 0 <= token < vocabulary for token in asked.logit_bias):

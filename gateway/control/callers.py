@@ -51,7 +51,7 @@ class Callers:
         self._episodes = episodes
         self._conversations = conversations
         self._openings = openings
-        self._agents = {name: _hash(agent.key.get_secret_value()) for name, agent in settings.agents.items()}
+        self._keys = AgentKeys(settings)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -67,7 +67,7 @@ class Callers:
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
             raise NotAuthenticated(message, code="missing_api_key")
-        if agent := self._agent(key):
+        if agent := self._keys.holder(key):
             caller = Caller(key, self._settings.model_of(agent), None, agent)
             if not named:
                 return caller
@@ -152,13 +152,23 @@ class Callers:
         trains = model in ("", caller.model)
         return await self._openings.open(caller.agent, messages, sent, match.notice or notice, trains=trains)
 
-    def _agent(self, key: str) -> str:
+
+class AgentKeys:
+    """The keys of `[agents]`, as hashes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._agents = {name: _hash(agent.key.get_secret_value()) for name, agent in settings.agents.items()}
+
+    def holder(self, key: str) -> str:
         """Whose key it is; empty: no agent's. Takes as long whichever it is."""
         given, found = _hash(key), ""
         for name, digest in self._agents.items():
             if hmac.compare_digest(given, digest):
                 found = name
         return found
+
+    def __bool__(self) -> bool:
+        return bool(self._agents)
 
 
 def _hash(key: str) -> bytes:

@@ -106,6 +106,15 @@ class Endings:
             self.over[live.id] = live
             self._start(self._aborted(live), f"abort-{live.id}")
 
+    def stop_stray(self, live: LiveEpisode) -> None:
+        """The calls of an episode that was closed while nobody could tell them."""
+        reason = closed(live.id, "it was closed meanwhile")
+
+        async def stop() -> None:
+            await asyncio.gather(*(call.stop(reason) for call in live.calls))
+
+        self._start(stop(), f"stop-{live.id}")
+
     async def _aborted(self, live: LiveEpisode) -> None:
         await self._stop(live, closed(live.id, live.aborted))
         await self._commit(live, {"reason": live.aborted}, None)

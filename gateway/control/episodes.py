@@ -18,6 +18,7 @@ from typing import Any
 
 from gateway.control.admission import Admission
 from gateway.control.endings import Endings
+from gateway.control.limits import Rooms
 from gateway.control.live import CALLS, closed, graded
 from gateway.control.live import LiveEpisode as LiveEpisode
 from gateway.control.overdue import OverdueGroups
@@ -56,6 +57,7 @@ class Episodes:
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
         self._endings = Endings(database, ledgers, recorders, grading, peers)
         self._overdue = OverdueGroups(settings, ledgers)
+        self._rooms = Rooms(settings)
         self._live: dict[str, LiveEpisode] = {}
         self._by_key: dict[str, LiveEpisode] = {}
         for ledger in ledgers.values():
@@ -86,6 +88,18 @@ class Episodes:
     async def close(self) -> None:
         """Stops the gradings that are underway; they begin again with the next start."""
         await self._endings.close()
+
+    def adopt(self, followed: Collection[LiveEpisode]) -> None:
+        """Calls that this process has begun for another coordinator go on in the same episodes."""
+        for before in followed:
+            if live := self._live.get(before.id):
+                live.calls, live.seen_at = before.calls, before.seen_at
+            elif before.calls:
+                self._endings.stop_stray(before)
+
+    def live(self) -> list[LiveEpisode]:
+        """Every open episode."""
+        return list(self._live.values())
 
     @property
     def open_count(self) -> int:
@@ -127,11 +141,12 @@ class Episodes:
             "agent": agent,
             "notice": notice,
         }
-        if mode == "eval":
-            row["version"] = self._ledgers[model].ledger.version
-            await self._database.submit(lambda c: statements.insert_episode(c, row))
-        else:
-            await self._admission.join(Join(group_id, episode_id, group_size), row, wait_s)
+        with self._rooms.entering(model, self._live.values()):
+            if mode == "eval":
+                row["version"] = self._ledgers[model].ledger.version
+                await self._database.submit(lambda c: statements.insert_episode(c, row))
+            else:
+                await self._admission.join(Join(group_id, episode_id, group_size), row, wait_s)
         now = time.monotonic()
         live = LiveEpisode(
             *(episode_id, task_id, group_id, mode, model, now, now, row["key_hash"]),

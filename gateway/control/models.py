@@ -6,11 +6,12 @@ Calls to a model that is not the episode's own are recorded and never trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gateway.control.projects import Projects, Reach
 from gateway.control.versions import Versions
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, NotFound, Unavailable
 from gateway.feed.batches import Batches
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
@@ -22,25 +23,31 @@ from gateway.trajectories.recorder import Recorder
 
 
 @dataclass(slots=True)
-class LocalModel:
-    """A model on engines of its own."""
+class ServedModel:
+    """A model on engines, as every gateway process has it."""
 
     name: str
     settings: ModelSettings
     renderer: ChatRenderer
     pool: EnginePool
     recorder: Recorder
+
+    def mask_reason(self, model: str) -> str:
+        """Why nothing that this model samples is trained in an episode of `model`; empty: it is."""
+        if not self.settings.train:
+            return "frozen_model"
+        return "" if self.name == model else "other_model"
+
+
+@dataclass(slots=True)
+class LocalModel(ServedModel):
+    """The same with what is decided about it, as the coordinator has it."""
+
     versions: Versions
     ledger: StoredLedger | None
     """None: the model is frozen."""
     leases: Leases | None
     batches: Batches | None
-
-    def mask_reason(self, model: str) -> str:
-        """Why nothing that this model samples is trained in an episode of `model`; empty: it is."""
-        if self.ledger is None:
-            return "frozen_model"
-        return "" if self.name == model else "other_model"
 
 
 @dataclass(slots=True)
@@ -57,13 +64,14 @@ class Models:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.local: dict[str, LocalModel] = {}
+        self.local: dict[str, ServedModel] = {}
         self.upstream: dict[str, Upstream] = {}
         self._names = {
             alias: name for name, model in settings.models.items() for alias in (name, *(model.aliases or ()))
         }
+        self.projects = Projects(settings)
 
-    def __iter__(self) -> Iterator[LocalModel]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.local.values())
 
     @property
@@ -71,34 +79,52 @@ class Models:
         """The first trained model."""
         return self.trained(None)
 
-    def resolve(self, name: str, own: str) -> LocalModel | Upstream:
+    def resolve(self, name: str, own: str) -> ServedModel | Upstream:
         """The model that an agent means by `name` in an episode of the model `own`. Raises NotFound.
 
-        Agents ask for names of their own: unless an alias says otherwise, these mean the episode's model.
+        Agents ask for names of their own: unless an alias says otherwise, these mean the episode's model. The name of a model that
+        is out of the episode's reach is one of these: nobody can tell that there is such a model.
         """
-        found = self._names.get(name) or self._names.get("*")
+        known = (self._names.get(name), self._names.get("*"))
+        found = next((some for some in known if some and self.projects.callable(some, own)), None)
         if found is None and "*" in self._settings.aliases_of(own):
             found = own
         if found is None:
             raise NotFound(f"the model {name!r} does not exist", code="model_not_found", param="model")
         return self.upstream.get(found) or self.local[found]
 
-    def one(self, name: str | None) -> LocalModel:
-        """A model on engines of this gateway; without a name the first trained one. Raises NotFound."""
-        model = self.local.get(name or self._settings.model_name)
-        if model is None:
-            known = ", ".join(self.local)
+    def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:
+        """A model on engines of this gateway; without a name the first trained one. Raises NotFound.
+
+        `reach`: within that of an admin key; beyond it there is none.
+        """
+        reach = reach or self.projects.root
+        model = self.local.get(name or self._first(reach))
+        if model is None or not reach.has(model.name):
+            known = ", ".join(known for known in self.local if reach.has(known))
             raise NotFound(f"no model {name!r} has engines here; there are: {known}", code="model_not_found")
+        if not isinstance(model, LocalModel):
+            raise Unavailable(
+                "this gateway process is not the coordinator", retry_after=1.0, code="no_coordinator"
+            )
         return model
 
-    def trained(self, name: str | None) -> TrainedModel:
-        """A trained model; without a name the first. Raises NotFound or BadRequest."""
-        model = self.one(name)
+    def decided(self) -> list[LocalModel]:
+        """Every model, as the coordinator has it; none in another process."""
+        return [model for model in self if isinstance(model, LocalModel)]
+
+    def trained(self, name: str | None, reach: Reach | None = None) -> TrainedModel:
+        """A trained model; without a name the first. `reach`: see `one`. Raises NotFound or BadRequest."""
+        model = self.one(name, reach)
         if not isinstance(model, TrainedModel):
             message = f"the model {model.name!r} is frozen ([models.{model.name}] train = false)"
             raise BadRequest(message, code="model_frozen", param="model")
         return model
 
-    def names(self) -> list[str]:
-        """Every name and alias, `*` apart."""
-        return [name for name in self._names if name != "*"]
+    def _first(self, reach: Reach) -> str:
+        """The first trained model within reach; empty: none."""
+        return next((name for name in reach.models if self._settings.models[name].train), "")
+
+    def names(self, seen: Callable[[str], bool] = lambda _model: True) -> list[str]:
+        """Every name and alias of the models that are seen, `*` apart."""
+        return [name for name, model in self._names.items() if name != "*" and seen(model)]

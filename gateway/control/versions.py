@@ -48,14 +48,30 @@ class Versions:
         self._revivals: dict[int, asyncio.Task[None]] = {}
         self._engines.on_revival = self._on_revival
 
-    async def start(self, settings: EngineSettings) -> None:
-        """Starts the engines with the newest live version. Raises EngineError if one of them cannot be used."""
+    async def start(self, settings: EngineSettings, *, wait: bool) -> None:
+        """Starts the engines with the newest live version. `wait`: until they are open, or raises EngineError if one cannot be.
+
+        Engines that are known already, because this process followed another one, are taken over.
+        """
         await self._load_newest()
         self._engines.steps.know(self.current)
         self._host.begin(self.model, self.current.version)
+        known = self._taken_over()
         for i, url in enumerate(settings.places):
-            self._host.add(self.model, Slot(f"{self.model}-{i}", url))
-        await self._opened()
+            name = f"{self.model}-{i}"
+            self._host.add(self.model, known.pop(name) if name in known else Slot(name, url))
+        for slot in known.values():
+            self._host.add(self.model, slot)
+        if wait:
+            await self._opened()
+
+    def _taken_over(self) -> dict[str, Slot]:
+        """The engines of the last coordinator that outlived it, with what this process has running in them."""
+        pool = self._engines.pool
+        for slot in [slot for slot in pool.slots.values() if slot.owned]:
+            slot.fail("it has ended with its coordinator")
+            del pool.slots[slot.name]
+        return dict(pool.slots)
 
     async def _opened(self) -> None:
         """Waits until no engine is about to be opened. Raises EngineError if one of them was given up."""

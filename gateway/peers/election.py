@@ -1,7 +1,7 @@
 """Which process is the coordinator: a lease in SQL, with a fence that only grows.
 
-A process claims the place when it has seen the lease of the last one expired, more than once and a while apart: after the database
-itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced, and must end.
+A process claims the place when it has seen the lease of the last one expired, more than once and a while apart: after the
+database itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced, and must end.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import itertools
 import logging
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import aiohttp
 
@@ -43,6 +42,7 @@ class Follower:
         self.episodes: dict[str, LiveEpisode] = {}
         """Those that have called here since the link stands, or have calls."""
         self.linked = asyncio.Event()
+        self._retired = False
         self._name = name
         self._url = url
         self._key = key
@@ -83,6 +83,14 @@ class Follower:
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
+    def retire(self) -> list[LiveEpisode]:
+        """This process is the coordinator from now on: answers the episodes that have calls here."""
+        self._unlink()
+        self._retired = True
+        self.linked.set()  # whoever waits for an answer shall see it
+        found, self.episodes = list(self.episodes.values()), {}
+        return found
+
     def trouble(self, model: str, slot: Slot, reason: str) -> None:
         """An engine could not be reached, or is not what it should be: the coordinator looks into it."""
         self._trouble.append((model, slot.name, reason))
@@ -92,6 +100,9 @@ class Follower:
             async with asyncio.timeout(wait_s):
                 while True:
                     await self.linked.wait()
+                    if self._retired:
+                        message = "this process has become the coordinator"
+                        raise Unavailable(message, retry_after=0.1, code="no_coordinator")
                     number = next(self._numbers)
                     answer: asyncio.Future[LiveEpisode] = asyncio.get_running_loop().create_future()
                     self._asked[number] = answer
@@ -131,7 +142,9 @@ class Follower:
 
     async def _report_forever(self) -> None:
         while True:
-            waits = any(s.runs and s.state != "open" for pool in self._pools.values() for s in pool.slots.values())
+            waits = any(
+                s.runs and s.state != "open" for pool in self._pools.values() for s in pool.slots.values()
+            )
             await asyncio.sleep(_SOON_S if waits or self._trouble else _REPORT_S)
             self._outbox.put_nowait(self._report())
 
@@ -162,6 +175,7 @@ class Follower:
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(_LinkLost())
+        self._asked.clear()
 
     # What the coordinator says
 
@@ -287,8 +301,3 @@ def apply(slot: Slot, state: str, reason: str, version: int) -> None:
 
 class _LinkLost(Exception):
     """Before the answer came."""
-
-
-def describe(follower: Follower) -> dict[str, Any]:
-    """For the admin API and metrics."""
-    return {"linked": follower.linked.is_set(), "episodes": len(follower.episodes)}

@@ -81,7 +81,9 @@ class _Link:
 class Hub:
     """Every link of the coordinator. See `gateway.rollout.peers.Peers`."""
 
-    def __init__(self, fence: int, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float) -> None:
+    def __init__(
+        self, fence: int, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float
+    ) -> None:
         """`apis`: what each model's engines speak."""
         self.fence = fence
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
 """This process's place in its cluster: coordinator, follower, or neither yet.
 
-Owns the loop that leads from one to the other. A process becomes a coordinator at most once: when it learns of a successor it ends
-(`lost`), and whoever started it starts it anew.
+Owns the loop that leads from one to the other. A process becomes a coordinator at most once: when it learns of a successor it
+ends (`lost`), and whoever started it starts it anew.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Membership:
         """The coordinator's URL; None: it is this process. Raises Unavailable if there is none in time."""
         try:
             async with asyncio.timeout(self._wait_s):
-                while not (self.role == "coordinator" or (self.role == "follower" and self._follower.linked.is_set())):
+                while not (
+                    self.role == "coordinator" or (self.role == "follower" and self._follower.linked.is_set())
+                ):
                     await self._changed.wait()
         except TimeoutError as error:
             message = f"step 'find the coordinator' took more than {self._wait_s:g} s"
@@ -125,5 +127,3 @@ class Membership:
         self.role = role
         self._changed.set()
         self._changed = asyncio.Event()
-
-

@@ -1,7 +1,7 @@
 """What a follower and the coordinator say to one another over their link: JSON objects, each way in order.
 
-From the coordinator, after `welcome`: things to do (`do`, with an `id` that is answered by `done` once it is done) and answers. From
-a follower, after `hello`: questions (`ask`, with an `id` that is answered by `answer`), and `report`, which asks for nothing.
+From the coordinator, after `welcome`: things to do (`do`, with an `id` that is answered by `done` once it is done) and answers.
+From a follower, after `hello`: questions (`ask`, with an `id` that is answered by `answer`), and reports, which ask for nothing.
 """
 
 from __future__ import annotations

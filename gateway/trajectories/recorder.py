@@ -13,7 +13,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 
+from gateway.errors import Conflict, Unavailable
 from gateway.render.aside import aside
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.store import turns
@@ -31,6 +34,7 @@ from gateway.types import (
     UInt8Array,
 )
 
+_TRIES = 16
 LOGPROBS_MODE = "processed_logprobs"
 _EMPTY_IDS: Int32Array = np.empty(0, np.int32)
 _EMPTY_LOGPROBS: Float32Array = np.empty(0, np.float32)
@@ -75,6 +79,17 @@ class _Lineage:
     tree: TokenTree
     ends: dict[bytes, list[tuple[str, Place]]] = field(default_factory=dict)
     """By the conversation's digest: the calls whose replies end it, the oldest first, and where."""
+    pending: int = 0
+    """Turns in the tree that are not committed yet."""
+    broken: bool = False
+    """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
+
+    def take(self, nodes: Sequence[Node], calls: Sequence[dict[str, Any]]) -> None:
+        """Adds what the store has; its calls in any order."""
+        places = {node.index: self.tree.add(node) for node in nodes}
+        for call in sorted(calls, key=lambda call: call["node"]):
+            if call["digest"] and call["node"] in places:
+                self.add(call["digest"], call["id"], places[call["node"]])
 
     def add(self, digest: bytes, call_id: str, place: Place) -> None:
         """A reply ends a conversation."""
@@ -93,7 +108,11 @@ class _Lineage:
 class Recorder:
     """Every open episode's trajectory, as far as one model has a part in it."""
 
-    def __init__(self, database: Database, renderer: ChatRenderer, model: str) -> None:
+    def __init__(
+        self, database: Database, renderer: ChatRenderer, model: str, *, shared: bool = False
+    ) -> None:
+        """`shared`: other processes record turns of the same episodes."""
+        self._shared = shared
         self._database = database
         self._renderer = renderer
         self._model = model
@@ -138,8 +157,31 @@ class Recorder:
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
     ) -> None:
-        """Adds a turn to the tree and commits it. `reply` is what the client got; None if it got nothing whole."""
-        lineage = await self._lineage(episode_id)
+        """Adds a turn to the tree and commits it. `reply` is what the client got; None if it got nothing whole.
+
+        Raises Conflict if another process has recorded the call, or if the episode's run is over.
+        """
+        for _ in range(_TRIES):
+            lineage = await self._lineage(episode_id)
+            try:
+                return await self._commit(lineage, episode_id, prompt, turn, details, reply)
+            except _TreeChanged:
+                prompt.after = START  # it was a place in the other tree
+        raise Unavailable(
+            f"episode {episode_id} changes faster than this call can be recorded",
+            retry_after=1.0,
+            code="contended",
+        )
+
+    async def _commit(
+        self,
+        lineage: _Lineage,
+        episode_id: str,
+        prompt: Prompt,
+        turn: Turn,
+        details: TurnDetails,
+        reply: Message | None,
+    ) -> None:
         nodes = self._nodes(lineage.tree, prompt, turn, details)
         places = [lineage.tree.add(node) for node in nodes]
         digest = b""
@@ -147,19 +189,32 @@ class Recorder:
             digest = digests([*prompt.digest_of, reply], prompt.tools)[-1]
             lineage.add(digest, turn.call_id, places[-1])
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
+        insert = partial(_insert, lineage, nodes, row) if self._shared else partial(_insert_alone, nodes, row)
+        lineage.pending += 1
         try:
-            await self._database.submit(lambda c: turns.insert_turn(c, nodes, row))
+            await self._database.submit(insert)
         except Exception:
-            self.forget(episode_id)  # the tree in memory must not hold what the store does not
+            self._forget(episode_id, lineage)  # the tree in memory must not hold what the store does not
             raise
+        finally:
+            lineage.pending -= 1
 
     def forget(self, episode_id: str) -> None:
         """Drops a closed episode's tree from memory."""
         self._lineages.pop(episode_id, None)
 
+    def _forget(self, episode_id: str, lineage: _Lineage) -> None:
+        if self._lineages.get(episode_id) is lineage:
+            del self._lineages[episode_id]
+
     async def _lineage(self, episode_id: str) -> _Lineage:
-        if lineage := self._lineages.get(episode_id):
-            return lineage
+        """The episode's tree, with what other processes have added to it."""
+        while lineage := self._lineages.get(episode_id):
+            if not self._shared:
+                return lineage
+            await self._refresh(episode_id, lineage)
+            if self._lineages.get(episode_id) is lineage:
+                return lineage
         nodes, calls = await self._database.read(
             lambda c: (
                 turns.nodes(c, self._model, [episode_id])[episode_id],
@@ -169,12 +224,23 @@ class Recorder:
         if lineage := self._lineages.get(episode_id):  # another call was faster
             return lineage
         lineage = _Lineage(TokenTree())
-        places = [lineage.tree.add(node) for node in nodes]
-        for call in sorted(calls, key=lambda call: call["node"]):
-            if call["digest"]:
-                lineage.add(call["digest"], call["id"], places[call["node"]])
+        lineage.take(nodes, calls)
         self._lineages[episode_id] = lineage
         return lineage
+
+    async def _refresh(self, episode_id: str, lineage: _Lineage) -> None:
+        """Takes what others have committed since, behind our own turns once these are committed."""
+        while lineage.pending:
+            await self._database.settled()
+        known = len(lineage.tree.nodes)
+
+        def read(connection: Connection) -> tuple[list[Node], list[dict[str, Any]]]:
+            nodes = turns.nodes_since(connection, self._model, episode_id, known)
+            return nodes, turns.calls_since(connection, self._model, episode_id, known) if nodes else []
+
+        nodes, calls = await self._database.read(read)
+        if nodes and len(lineage.tree.nodes) == known and not lineage.pending:
+            lineage.take(nodes, calls)
 
     @staticmethod
     def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:
@@ -219,6 +285,32 @@ class Recorder:
             "first_token_s": details.first_token_s,
             "seconds": time.time() - details.received_at,
         }
+
+
+class _TreeChanged(Exception):
+    """Another process has put nodes where these were to be."""
+
+
+def _insert_alone(nodes: Sequence[Node], row: dict[str, Any], connection: Connection) -> None:
+    turns.insert_turn(connection, nodes, row)
+
+
+def _insert(lineage: _Lineage, nodes: Sequence[Node], row: dict[str, Any], connection: Connection) -> None:
+    """Stores a turn whose episode other processes may write to. Runs in the writer's thread, in the order of submission."""
+    if lineage.broken:
+        raise _TreeChanged
+    if turns.has_call(connection, row["episode_id"], row["id"]):
+        lineage.broken = True
+        message = f"the call {row['id']} was recorded by another gateway process"
+        raise Conflict(message, code="recorded_elsewhere")
+    try:
+        with connection.begin_nested():
+            turns.insert_turn(connection, nodes, row, guarded=True)
+    except Exception as error:
+        lineage.broken = True
+        if isinstance(error, IntegrityError):
+            raise _TreeChanged from error
+        raise
 
 
 def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetails) -> Node:

@@ -1,0 +1,32 @@
+"""`/peers/v1/link`: where the other gateway processes of a cluster link to their coordinator. Not for anybody else."""
+
+from __future__ import annotations
+
+import hmac
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+
+from gateway.peers.follower import LINK
+
+router = APIRouter()
+
+_NOT_ALLOWED, _NOT_COORDINATOR = 4401, 4409
+
+
+@router.websocket(LINK)
+async def link(wire: WebSocket) -> None:
+    """A follower's link, to its end. It is refused without the cluster's key, and by a process that is not the coordinator."""
+    services = wire.app.state.services
+    key = services.settings.cluster.key
+    given = wire.headers.get("authorization", "").removeprefix("Bearer ")
+    await wire.accept()
+    if key is None or not hmac.compare_digest(given.encode(), key.get_secret_value().encode()):
+        await wire.close(_NOT_ALLOWED, "the key of [cluster] key is needed")
+        return
+    if services.hub is None:
+        await wire.close(_NOT_COORDINATOR, "this process is not the coordinator")
+        return
+    try:
+        await services.hub.serve(wire)
+    except WebSocketDisconnect:
+        return

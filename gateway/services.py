@@ -1,0 +1,278 @@
+"""Opens what a gateway process is made of, in the order in which it is needed, and closes it in the opposite one.
+
+Every process has the data plane (`open_services`): store, models, engine pools, replies. One at a time is the coordinator and
+has the control half too (`open_control`), under the fence that SQL gave it: a process that is alone from its start, one of a
+cluster when its turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from gateway.api.context import Control, Services
+from gateway.control.callers import Callers
+from gateway.control.conversations import Conversations
+from gateway.control.episodes import Episodes
+from gateway.control.host import ControlHost, ModelEngines
+from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
+from gateway.control.openings import Openings
+from gateway.control.versions import Versions
+from gateway.feed.batches import Batches
+from gateway.feed.groups import GroupReader
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import StoredLedger, check_settings
+from gateway.grading.grading import Grading
+from gateway.metrics import Metrics
+from gateway.peers.callers import RemoteCallers
+from gateway.peers.election import Election
+from gateway.peers.follower import Follower
+from gateway.peers.hub import Hub
+from gateway.peers.membership import Membership
+from gateway.render.renderer import ChatRenderer
+from gateway.rollout.pace import Pace
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.replies import Replies
+from gateway.rollout.slot import Slot
+from gateway.rollout.steps import EngineSteps
+from gateway.rollout.upstream import Upstream
+from gateway.settings import Settings
+from gateway.store.database import Database
+from gateway.trajectories.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+_TEND_EVERY_S = 1.0
+
+
+async def check_store(settings: Settings) -> None:
+    """Raises ConfigError if the store cannot go on under these settings."""
+    database = await Database.open(settings.store)
+    try:
+        for name, model in settings.models.items():
+            if model.train:
+                await check_settings(database, settings.staleness_of(name), name)
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """A gateway process: alone, and then it is ready when this is entered; or one of a cluster, which looks for its place."""
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(_data_plane(settings))
+        if settings.cluster.url is None:
+            election = Election(services.database, settings.cluster, _process_name(), settings.server.url)
+            fence = await election.seize()
+            await stack.enter_async_context(open_control(services, fence, None))
+        else:
+            await stack.enter_async_context(_joined(services, settings.cluster.url))
+        yield services
+
+
+@asynccontextmanager
+async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
+    """What serves calls."""
+    async with AsyncExitStack() as stack:
+        database = await Database.open(settings.store)
+        stack.push_async_callback(database.close)
+        models, pace = Models(settings), Pace(settings.calls.chunks_per_s)
+        for name, given in settings.models.items():
+            if given.upstream is not None:
+                models.upstream[name] = upstream = Upstream(
+                    name, given.upstream, database, settings.server.keep_alive_s
+                )
+                stack.push_async_callback(upstream.close)
+            else:
+                renderer = await asyncio.to_thread(ChatRenderer.load, given)
+                pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
+                shared = settings.cluster.url is not None
+                recorder = Recorder(database, renderer, name, shared=shared)
+                models.local[name] = ServedModel(name, given, renderer, pool, recorder)
+        stack.push_async_callback(_stop_engines, models)
+        replies = Replies(database)
+        stack.push_async_callback(replies.close)
+        yield Services(settings, database, models, replies, Metrics())
+
+
+@asynccontextmanager
+async def open_control(services: Services, fence: int, hub: Hub | None) -> AsyncIterator[None]:
+    """What the coordinator has beside the data plane. Without a hub it is alone, and waits for its engines."""
+    settings, models = services.settings, services.models
+    database = services.database.fenced(fence)
+    async with AsyncExitStack() as stack:
+        host = ControlHost(settings, _engines(services, hub), hub)
+        stack.push_async_callback(host.close)
+        host.start()
+        if hub is not None:
+            hub.on_trouble = partial(_look_into, host)
+        opened = [await _open_model(settings, model, database, host) for model in list(models)]
+        ledgers = {model.name: model.ledger for model in opened if isinstance(model, TrainedModel)}
+        renderers = {model.name: model.renderer for model in models}
+        grading = await Grading.open(settings.graders, database, renderers)
+        stack.push_async_callback(grading.close)
+        recorders = [model.recorder for model in models]
+        episodes = Episodes(settings, database, ledgers, recorders, grading, hub)
+        stack.push_async_callback(episodes.close)
+        await episodes.load()
+        for model in opened:
+            stack.push_async_callback(model.versions.close)
+        waits = hub is None
+        await asyncio.gather(*(m.versions.start(settings.engine_of(m.name), wait=waits) for m in opened))
+        openings = Openings(settings, database, episodes, ledgers)
+        callers = Callers(settings, episodes, Conversations(database), openings)
+        stack.enter_context(_deciding(services, opened, Control(host, episodes, callers, fence, hub)))
+        log.info("ready: %s", settings.server.url)
+        await stack.enter_async_context(_tended(services, host, episodes))
+        yield
+
+
+@contextlib.contextmanager
+def _deciding(services: Services, opened: list[LocalModel], control: Control) -> Iterator[None]:
+    """From now on this process decides; calls that it has as a follower belong to the same episodes as before."""
+    served = dict(services.models.local)
+    services.models.local.update({model.name: model for model in opened})
+    services.control = control
+    if services.follower is not None:
+        control.episodes.adopt(services.follower.retire())
+    if control.hub is not None:
+        control.hub.opened(control.episodes)
+    try:
+        yield
+    finally:
+        services.control = None
+        services.models.local.update(served)
+
+
+@asynccontextmanager
+async def _joined(services: Services, url: str) -> AsyncIterator[None]:
+    """One process of a cluster, reached by the others at `url`."""
+    settings, models = services.settings, services.models
+    assert settings.cluster.key is not None
+    key, name = settings.cluster.key.get_secret_value(), _process_name()
+    pools = {model.name: model.pool for model in models}
+    follower = Follower(name, url, key, pools, [model.recorder for model in models])
+    for model, pool in pools.items():
+        pool.on_trouble = partial(follower.trouble, model)
+    wait_s = settings.queue.max_wait_s
+    services.follower, services.remote = follower, RemoteCallers(follower, wait_s)
+    election = Election(services.database, settings.cluster, name, url)
+    services.membership = Membership(election, follower, partial(_lead, services), wait_s)
+    services.membership.start(_end_process)
+    stalls = asyncio.create_task(_tend(partial(_report_stalls, services), _TEND_EVERY_S), name="tend-stalls")
+    try:
+        yield
+    finally:
+        await services.membership.close()
+        stalls.cancel()
+        await asyncio.wait({stalls})
+
+
+@asynccontextmanager
+async def _lead(services: Services, fence: int) -> AsyncIterator[None]:
+    settings = services.settings
+    pools = {model.name: model.pool for model in services.models}
+    apis = {name: settings.engine_of(name).api for name in pools}
+    services.hub = hub = Hub(fence, pools, apis, settings.cluster.ask_s)
+    try:
+        async with open_control(services, fence, hub):
+            yield
+    finally:
+        services.hub = None
+        hub.close()
+
+
+def _engines(services: Services, hub: Hub | None) -> dict[str, ModelEngines]:
+    settings, found = services.settings, {}
+    for model in services.models:
+        engine = settings.engine_of(model.name)
+        steps = EngineSteps(model.pool, model.settings, engine, settings.update, hub)
+        found[model.name] = ModelEngines(model.pool, steps, engine)
+    return found
+
+
+async def _open_model(
+    settings: Settings, served: ServedModel, database: Database, host: ControlHost
+) -> LocalModel:
+    name, given = served.name, served.settings
+    assert given.path is not None
+    parts = name, given, served.renderer, served.pool, served.recorder
+    if not given.train:
+        versions = Versions(name, given.path, database, host, None)
+        return LocalModel(*parts, versions, None, None, None)
+    ledger = await StoredLedger.load(database, settings.staleness_of(name), name)
+    versions = Versions(name, given.path, database, host, ledger)
+    dropped = versions if settings.update.orphans == "drop" else None
+    orphans = (lambda: dropped.orphans) if dropped else frozenset
+    reader = GroupReader(name, settings.staleness_of(name), orphans)
+    leases = await Leases.load(database, ledger, settings.feed, reader)
+    return TrainedModel(*parts, versions, ledger, leases, Batches(database, reader))
+
+
+@asynccontextmanager
+async def _tended(services: Services, host: ControlHost, episodes: Episodes) -> AsyncIterator[None]:
+    """What the coordinator does without being asked."""
+    settings = services.settings
+    health_s = min(settings.engine_of(model.name).health_s for model in services.models)
+    tenders = [
+        asyncio.create_task(_tend(episodes.sweep, _TEND_EVERY_S), name="tend-episodes"),
+        asyncio.create_task(_tend(host.tend, _TEND_EVERY_S), name="tend-engines"),
+        asyncio.create_task(_tend(host.check_health, health_s), name="check-health"),
+    ]
+    try:
+        yield
+    finally:
+        for tender in tenders:
+            tender.cancel()
+        await asyncio.wait(tenders)
+
+
+async def _tend(duty: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """What must happen without being asked for: deadlines are kept, and engines are looked after."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await duty()
+        except Exception:
+            log.exception("%s failed; it is tried again", getattr(duty, "__qualname__", duty))
+
+
+async def _report_stalls(services: Services) -> None:
+    """Calls that have stalled in an engine are cut; of an engine that says nothing at all the coordinator hears."""
+    if services.control is not None or services.follower is None:
+        return
+    for model in services.models:
+        stall_s = services.settings.engine_of(model.name).stall_s
+        for slot in model.pool.silent(stall_s):
+            services.follower.trouble(model.name, slot, f"no token for {stall_s:g} s ([engine] stall_s)")
+
+
+def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
+    """A follower has trouble with an engine: it could not reach it (no reason), or it knows what is wrong."""
+    if reason:
+        host.lose(model, slot.name, reason)
+    else:
+        host.suspect(model, slot)
+
+
+async def _stop_engines(models: Models) -> None:
+    slots = [slot for model in models for slot in model.pool.slots.values()]
+    await asyncio.gather(*(slot.stop() for slot in slots))
+
+
+def _process_name() -> str:
+    return f"{socket.gethostname()[:24]}-{os.getpid()}-{secrets.token_hex(4)}-{int(time.time())}"
+
+
+def _end_process(_error: BaseException) -> None:
+    """As whoever stops a process does; whoever started it starts it anew."""
+    signal.raise_signal(signal.SIGTERM)
