@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 75
 """How long an idle connection stays open: longer than clients keep theirs, or some would be used just as they close."""
+WORKER = "HEADGATE_WORKER"
+"""Set in the environment of one of several workers: its name."""
 _SWITCH_S = 0.001
 """How long a thread keeps Python's lock from the event loop: the default, 5 ms, is what a token's whole way should take."""
 
@@ -45,9 +47,18 @@ def _options() -> None:
 @app.command()
 def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes, kept running by one more; they need PostgreSQL.")
+    ] = 1,
+    targets: Annotated[
+        Path | None,
+        typer.Option(help="With --workers: a file that says where Prometheus finds each (file_sd)."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve agents at /v1 and the admin API at /admin/v1, and start the engine that the configuration names."""
+    if targets is not None and workers == 1:
+        raise typer.BadParameter("one process is found at its own port", param_hint="--targets")
     from gateway.settings import ConfigError, Settings
 
     try:
@@ -57,13 +68,21 @@ def serve(
                 raise ConfigError(f"{config}:\n  models.{name}.path: no such folder: {model.path}")
         from gateway.services import check_store
 
+        if workers > 1:
+            from gateway.workers import check
+
+            check(settings, workers)
         asyncio.run(check_store(settings))
+        _configure_logging(verbose)
+        if workers > 1:
+            from gateway.workers import Supervisor
+
+            supervisor = Supervisor(settings, config, workers, verbose, targets)
+            raise typer.Exit(asyncio.run(supervisor.run()))
+        _serve(settings, verbose)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-
-    _configure_logging(verbose)
-    _serve(settings, verbose)
 
 
 def _serve(settings: Settings, verbose: bool) -> None:
@@ -72,14 +91,9 @@ def _serve(settings: Settings, verbose: bool) -> None:
 
     from gateway.app import create_app, end_calls
     from gateway.server import GatewayServer, listening
-    from gateway.workers import WORKER
 
     shared = WORKER in os.environ
-    try:
-        sockets = listening(settings, shared)
-    except OSError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from error
+    sockets = listening(settings, shared)
     sys.setswitchinterval(_SWITCH_S)
     gateway = create_app(settings)
     config = uvicorn.Config(
@@ -329,8 +343,10 @@ def _mode(value: str) -> EpisodeMode:
 
 def _configure_logging(verbose: bool) -> None:
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("gateway.app").setLevel(logging.INFO)
+    worker = f" {os.environ[WORKER]}" if WORKER in os.environ else ""
+    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s{worker} %(name)s: %(message)s")
+    for name in ("gateway.app", "gateway.workers"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from gateway.api.drain import Drain
-from gateway.settings import Settings
+from gateway.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def listening(settings: Settings, shared: bool) -> list[socket.socket]:
     """The sockets of `[server]`, of `[admin] port`, and of `[cluster] url` where it names another port.
 
     Nobody is let in before they are served. `shared`: other processes may listen at the same ports, but for the last one.
-    Raises OSError, with the address.
+    Raises ConfigError.
     """
     server = settings.server
     sockets = [bound(server.host, server.port, shared)]
@@ -107,7 +107,7 @@ def listening(settings: Settings, shared: bool) -> list[socket.socket]:
 
 
 def bound(host: str, port: int, shared: bool) -> socket.socket:
-    """A TCP socket with an address and nobody in it."""
+    """A TCP socket with an address and nobody in it. Raises ConfigError, with the address."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind, protocol)
     try:
@@ -117,6 +117,6 @@ def bound(host: str, port: int, shared: bool) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
-        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}") from error
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}") from error
     made.set_inheritable(False)
     return made

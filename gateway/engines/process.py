@@ -34,6 +34,21 @@ def connect(name: str, url: str, api: str, silence_s: float = SILENCE_S) -> Engi
     return _ADAPTERS[api](name, url, silence_s)
 
 
+def spoken(settings: EngineSettings) -> str:
+    """The API that the engines speak."""
+    return "vllm" if settings.launch == "vllm" else settings.api
+
+
+async def launch(
+    name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
+) -> LocalProcess:
+    """Starts an engine with the checkpoint in `weights` on a port of the loopback; it does not answer yet."""
+    argv = _COMMANDS[settings.launch](settings, model, served_name, weights, port)
+    env = _VLLM_ENV if settings.launch == "vllm" else {}
+    log = settings.log.with_stem(f"{settings.log.stem}-{name}")
+    return await LocalProcess.start(name, [*argv, *settings.args], log, env | settings.env)
+
+
 class EngineProcess:
     """An engine that this gateway started. Owns the child and the connection to it."""
 
@@ -52,12 +67,8 @@ class EngineProcess:
         """
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        argv = _COMMANDS[settings.launch](settings, model, served_name, weights, port)
-        env = _VLLM_ENV if settings.launch == "vllm" else {}
-        log = settings.log.with_stem(f"{settings.log.stem}-{name}")
-        process = await LocalProcess.start(name, [*argv, *settings.args], log, env | settings.env)
-        api = "vllm" if settings.launch == "vllm" else settings.api
-        engine = connect(name, url, api)
+        process = await launch(name, settings, model, served_name, weights, port)
+        engine = connect(name, url, spoken(settings))
         try:
             await process.ready(engine.healthy, settings.start_s)
         except BaseException:

@@ -1,7 +1,8 @@
 """Child processes on this machine.
 
 Owns one operating-system process and everything it starts: the child leads a process group of its own, is told to die with
-its parent, and `stop` leaves nothing of the group behind. Its output goes to a log file, whose tail is quoted when it dies.
+its parent, and `stop` leaves nothing of the group behind. Its output goes to a log file, whose tail is quoted when it dies, or
+where its parent's goes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -26,18 +28,17 @@ class ChildDied(Exception):
 class LocalProcess:
     """One child process. Start it with `LocalProcess.start`."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path | None) -> None:
         self.name = name
         self.log = log
         self._process = process
 
     @classmethod
     async def start(
-        cls, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+        cls, name: str, argv: Sequence[str], log: Path | None, env: Mapping[str, str] | None = None
     ) -> LocalProcess:
         """Starts `argv` with its output appended to `log`; `env` is added to this process's environment."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with _output(log) as output:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -77,11 +78,14 @@ class LocalProcess:
 
     def _raise_if_dead(self) -> None:
         if self.returncode is not None:
-            raise ChildDied(f"{self.name} ended with {self.returncode}; {self.log}:\n{self.tail()}")
+            said = f"; {self.log}:\n{self.tail()}" if self.log is not None else ""
+            raise ChildDied(f"{self.name} ended with {self.returncode}{said}")
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of the log."""
         with contextlib.suppress(OSError):
+            if self.log is None:
+                return ""
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
@@ -96,6 +100,10 @@ class LocalProcess:
             self._signal(signal.SIGKILL)
         await self._process.wait()
 
+    def terminate(self) -> None:
+        """SIGTERM to the whole group; nothing is waited for."""
+        self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """SIGKILL to the whole group, at once."""
         self._signal(signal.SIGKILL)
@@ -103,6 +111,17 @@ class LocalProcess:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+@contextlib.contextmanager
+def _output(log: Path | None) -> Iterator[BinaryIO | None]:
+    """What to write to; None: what the parent writes to."""
+    if log is None:
+        yield None
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        yield output
 
 
 def free_port() -> int:

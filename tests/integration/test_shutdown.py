@@ -157,5 +157,5 @@ async def test_a_port_that_is_taken_is_named(tiny_model: Path, tmp_path: Path) -
         serve(create_fake_app(FakeEngine("none")), values["server"]["port"]),
         served(values, tmp_path) as gateway,
     ):
-        assert await gateway.process.wait() == 1
+        assert await gateway.process.wait() == 2
         assert f"cannot listen at 127.0.0.1:{values['server']['port']}" in gateway.log
