@@ -529,8 +529,14 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _agents_are_told_apart(self) -> Self:
-        holders = [*self.agents.values(), *self.projects.values(), self.admin, self.cluster]
-        keys = [holder.key.get_secret_value() for holder in holders if holder.key is not None]
+        agents = [agent.key for agent in self.agents.values()]
+        given = [
+            *agents,
+            *(project.key for project in self.projects.values()),
+            self.admin.key,
+            self.cluster.key,
+        ]
+        keys = [key.get_secret_value() for key in given if key is not None]
         if len(set(keys)) < len(keys):
             raise ValueError(
                 "[agents]: each needs a key of its own, and none may have the admin key; so do [projects] and the cluster"

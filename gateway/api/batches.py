@@ -13,10 +13,11 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.context import Gateway, Number, require_admin
+from gateway.api.access import Admin, admin
+from gateway.api.context import Number
 from gateway.types import LeasedGroups, groups_to_arrow
 
-router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(require_admin)])
+router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(admin)])
 
 
 class Body(BaseModel):
@@ -54,60 +55,60 @@ class NackBody(FenceBody):
 
 
 @router.post("/leases")
-async def lease(body: LeaseBody, gateway: Gateway) -> dict[str, Any]:
+async def lease(body: LeaseBody, access: Admin) -> dict[str, Any]:
     """Leases the next buffer to train, whole or not yet."""
-    return asdict(await gateway.models.trained(body.model).leases.lease(body.consumer))
+    return asdict(await access.trained(body.model).leases.lease(body.consumer))
 
 
 @router.get("/leases/{lease_id}/groups", response_class=Response)
 async def groups(
     lease_id: str,
-    gateway: Gateway,
+    access: Admin,
     fence: Number,
     cursor: Annotated[int, Query(ge=0)] = 0,
     wait: Annotated[float, Query(ge=0, le=3600)] = 0.0,
     model: Model = None,
 ) -> Response:
     """The groups after `cursor`, as an Arrow stream; headers tell the next cursor and whether the buffer is whole."""
-    leased = await gateway.models.trained(model).leases.groups(lease_id, fence, cursor, wait)
+    leased = await access.trained(model).leases.groups(lease_id, fence, cursor, wait)
     return await _stream(leased)
 
 
 @router.post("/leases/{lease_id}/renew")
-async def renew(lease_id: str, body: FenceBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
+async def renew(lease_id: str, body: FenceBody, access: Admin, model: Model = None) -> dict[str, Any]:
     """Starts the lease's deadline anew."""
-    await gateway.models.trained(model).leases.renew(lease_id, body.fence)
+    await access.trained(model).leases.renew(lease_id, body.fence)
     return {"lease_id": lease_id}
 
 
 @router.post("/leases/{lease_id}/ack")
-async def ack(lease_id: str, body: AckBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
+async def ack(lease_id: str, body: AckBody, access: Admin, model: Model = None) -> dict[str, Any]:
     """The buffer was trained."""
-    await gateway.models.trained(model).leases.ack(lease_id, body.fence, body.checkpoint)
+    await access.trained(model).leases.ack(lease_id, body.fence, body.checkpoint)
     return {"lease_id": lease_id}
 
 
 @router.post("/leases/{lease_id}/nack")
-async def nack(lease_id: str, body: NackBody, gateway: Gateway, model: Model = None) -> dict[str, Any]:
+async def nack(lease_id: str, body: NackBody, access: Admin, model: Model = None) -> dict[str, Any]:
     """The buffer was not trained; the next lease is of the same buffer."""
-    await gateway.models.trained(model).leases.nack(lease_id, body.fence, body.reason)
+    await access.trained(model).leases.nack(lease_id, body.fence, body.reason)
     return {"lease_id": lease_id}
 
 
 @router.get("/batches")
-async def batches(gateway: Gateway, model: Model = None) -> dict[str, Any]:
+async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
     """The batches that were trained, in order: buffer, groups, trained_at."""
-    found = gateway.models.trained(model)
+    found = access.trained(model)
     return {"model": found.name, "batches": await found.batches.list()}
 
 
 @router.get("/batches/{buffer}/groups", response_class=Response)
-async def batch_groups(buffer: Number, gateway: Gateway, model: Model = None) -> Response:
+async def batch_groups(buffer: Number, access: Admin, model: Model = None) -> Response:
     """The groups of a batch that was trained, as the lease gave them and in that order; the headers are a lease's.
 
     Only the flag ORPHANED may differ: it says what is true now.
     """
-    groups = await gateway.models.trained(model).batches.groups(buffer)
+    groups = await access.trained(model).batches.groups(buffer)
     return await _stream(LeasedGroups(groups, len(groups), True))
 
 

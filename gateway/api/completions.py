@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
-from gateway.api.generation import generate, identify
+from gateway.api.generation import admitted, generate
 from gateway.api.stored import body_of
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.api.upstream import relay
@@ -18,7 +18,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))
 async def completions(request: Request, gateway: Gateway) -> Response:
     """What follows a text, or token ids; whole or as server-sent events."""
-    caller = await identify(request, gateway)
+    caller = await admitted(request, gateway)
     body = await request.body()
     values = asked_object(body)
     model = gateway.models.resolve(values["model"], caller.model)

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.context import Gateway, Services, require_admin
-from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.api.access import Access, Admin, admin
+from gateway.control.models import LocalModel
+from gateway.engines.address import check_private
+from gateway.errors import BadRequest, Busy, Conflict, NotFound, jittered
 from gateway.rollout.slot import Slot
 
-router = APIRouter(prefix="/admin/v1", tags=["Engines"], dependencies=[Depends(require_admin)])
+router = APIRouter(prefix="/admin/v1", tags=["Engines"], dependencies=[Depends(admin)])
 
 Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait until it is done.")]
 
@@ -36,22 +38,23 @@ class MoveBody(BaseModel):
 
 
 @router.get("/engines")
-async def list_engines(gateway: Gateway) -> dict[str, Any]:
+async def list_engines(access: Admin) -> dict[str, Any]:
     """Every engine: state, version, streams."""
-    return {"engines": [engine for model in gateway.models for engine in model.pool.describe()]}
+    return {"engines": [engine for model in access.models for engine in model.pool.describe()]}
 
 
 @router.get("/engines/{name}")
-async def get_engine(name: str, gateway: Gateway) -> dict[str, Any]:
+async def get_engine(name: str, access: Admin) -> dict[str, Any]:
     """One engine."""
-    model, slot = _find(gateway, name)
+    model, slot = _find(access, name)
     return slot.describe(model)
 
 
 @router.post("/engines")
-async def add_engine(body: AddBody, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
     """Adds an engine; it gets calls once it runs the newest version and has passed the probe."""
-    model = gateway.models.one(body.model)
+    gateway, model = access.gateway, access.one(body.model)
+    await _check(body, access, model)
     if body.url is None and gateway.settings.engine_of(model.name).launch == "external":
         message = "[engine] launch is 'external': there is nothing to start, so name the engine's url"
         raise BadRequest(message, code="url_needed", param="url")
@@ -65,33 +68,50 @@ async def add_engine(body: AddBody, gateway: Gateway, wait: Wait = 0.0) -> dict[
 
 
 @router.delete("/engines/{name}")
-async def remove_engine(name: str, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+async def remove_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
     """Drains an engine, so that its calls go on elsewhere, and stops it."""
-    model, slot = _find(gateway, name)
-    gateway.host.remove(model, name)
-    pool = gateway.models.one(model).pool
+    model, slot = _find(access, name)
+    access.gateway.host.remove(model, name)
+    pool = access.one(model).pool
     await pool.until(lambda: name not in pool.slots, wait)
     return {**slot.describe(model), "removed": name not in pool.slots}
 
 
 @router.get("/calls")
-async def list_calls(gateway: Gateway) -> dict[str, Any]:
-    """Every call that runs in an engine or waits for one."""
-    return {"calls": [call for model in gateway.models for call in model.pool.describe_calls()]}
+async def list_calls(access: Admin) -> dict[str, Any]:
+    """Every call that runs in an engine or waits for one; of models that are shared between projects, to the root key alone."""
+    return {"calls": [call for model in access.models for call in model.pool.describe_calls()]}
 
 
 @router.post("/calls/{call_id}/move")
-async def move_call(call_id: str, body: MoveBody, gateway: Gateway) -> dict[str, Any]:
+async def move_call(call_id: str, body: MoveBody, access: Admin) -> dict[str, Any]:
     """Sends a call to another engine; it goes on there from its last token."""
-    for model in gateway.models:
+    for model in access.models:
         if call_id in model.pool.calls:
             await model.pool.move(call_id, body.engine)
             return {"call_id": call_id, "engine": body.engine}
     raise NotFound(f"no call {call_id!r} runs or waits", code="no_call")
 
 
-def _find(gateway: Services, name: str) -> tuple[str, Slot]:
-    for model in gateway.models:
+async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
+    """Raises BadRequest for what the key may not ask for: a URL is an address that this gateway would speak to."""
+    settings = access.gateway.settings
+    if not access.reach.everything:
+        for param, given in (("url", body.url), ("name", body.name)):
+            if given is not None:
+                message = f"{param}: engines' addresses and names are given under the root key alone"
+                raise BadRequest(message, code="root_key_needed", param=param)
+        most = settings.limits.project.engines
+        if len(model.pool.slots) >= most:
+            message = f"the model {model.name!r} has {most} engines ([limits.project] engines)"
+            raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
+    engine = settings.engine_of(model.name)
+    if body.url is not None and not engine.allow_public:
+        await check_private(body.url)
+
+
+def _find(access: Access, name: str) -> tuple[str, Slot]:
+    for model in access.models:
         if slot := model.pool.slots.get(name):
             return model.name, slot
     raise NotFound(f"no engine {name!r}", code="no_engine")

@@ -8,7 +8,8 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
-from gateway.api.context import Gateway, Services, require_admin
+from gateway.api.access import Access, Admin, admin, episode_in_reach
+from gateway.api.context import Gateway
 from gateway.control.live import CALLS
 from gateway.errors import BadRequest, NotFound
 from gateway.render.renderer import ChatRenderer
@@ -18,7 +19,9 @@ from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
 from gateway.types import EpisodeMode, Node, TokenFlag
 
-router = APIRouter(prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(require_admin)])
+router = APIRouter(
+    prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
+)
 
 Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
 
@@ -76,10 +79,10 @@ class AbandonBody(BaseModel):
 
 
 @router.post("")
-async def open_episode(body: OpenBody, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
+async def open_episode(body: OpenBody, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
     """Opens an episode, once there is a slot within the staleness bound; else 429 with Retry-After."""
-    model = _model(body, gateway)
-    opened = await gateway.episodes.open(
+    model = _model(body, access)
+    opened = await access.gateway.episodes.open(
         body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, model, body.agent or ""
     )
     return {
@@ -131,7 +134,7 @@ async def abandon(episode_id: str, body: AbandonBody, gateway: Gateway) -> dict[
 
 @router.get("")
 async def list_episodes(
-    gateway: Gateway,
+    access: Admin,
     state: str | None = None,
     mode: EpisodeMode | None = None,
     group_id: str | None = None,
@@ -140,31 +143,34 @@ async def list_episodes(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """The newest episodes."""
-    rows = await gateway.database.read(
-        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit)
+    of = None if access.reach.everything else access.reach.models
+    rows = await access.gateway.database.read(
+        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit, of)
     )
     return {"episodes": rows}
 
 
 @router.get("/{episode_id}")
-async def get_episode(episode_id: str, gateway: Gateway) -> dict[str, Any]:
+async def get_episode(episode_id: str, access: Admin) -> dict[str, Any]:
     """One episode, with its calls."""
-    row = await _episode(gateway, episode_id)
-    calls = await gateway.database.read(lambda c: turns.calls(c, episode_id))
+    row = await access.episode(episode_id)
+    calls = await access.gateway.database.read(lambda c: turns.calls(c, episode_id))
     shown = [{k: v for k, v in call.items() if k != "digest"} for call in calls]
     return {**row, "calls": shown}
 
 
 @router.get("/{episode_id}/trajectory")
-async def get_trajectory(episode_id: str, gateway: Gateway, model: str | None = None) -> dict[str, Any]:
+async def get_trajectory(episode_id: str, access: Admin, model: str | None = None) -> dict[str, Any]:
     """The episode's token tree: a node hangs at the first `at` tokens of its parent (-1: the root).
 
     Of the model that the episode is about, or of another that it called. `lineage` numbers the conversations: sub-agents,
     samples of one prompt, and what was edited or compacted each have their own.
     """
-    row = await _episode(gateway, episode_id)
-    found = gateway.models.one(model or row["model"])
-    nodes = (await gateway.database.read(lambda c: turns.nodes(c, found.name, [episode_id])))[episode_id]
+    row = await access.episode(episode_id)
+    found = access.called(model or row["model"], row["model"])
+    nodes = (await access.gateway.database.read(lambda c: turns.nodes(c, found.name, [episode_id])))[
+        episode_id
+    ]
     lines = lineages(nodes)
     return {
         "episode_id": episode_id,
@@ -184,25 +190,19 @@ async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[
     return row
 
 
-def _model(body: OpenBody, gateway: Services) -> str:
+def _model(body: OpenBody, access: Access) -> str:
     """The trained model that an episode is opened for."""
     if body.agent is None:
-        return gateway.models.trained(body.model).name
-    if body.agent not in gateway.settings.agents:
+        return access.trained(body.model).name
+    agents = access.gateway.settings.agents
+    model = access.gateway.settings.model_of(body.agent) if body.agent in agents else ""
+    if not model or not access.reach.has(model):
         message = f"no agent {body.agent!r} is configured ([agents.NAME])"
         raise BadRequest(message, code="unknown_agent", param="agent")
-    model = gateway.settings.model_of(body.agent)
-    if body.model is not None and gateway.models.trained(body.model).name != model:
+    if body.model is not None and access.trained(body.model).name != model:
         message = f"the agent {body.agent!r} is one of {model!r}"
         raise BadRequest(message, code="invalid_value", param="model")
     return model
-
-
-async def _episode(gateway: Services, episode_id: str) -> dict[str, Any]:
-    row = await gateway.database.read(lambda c: statements.episode(c, episode_id))
-    if row is None:
-        raise NotFound(f"no episode {episode_id!r}", code="no_episode")
-    return row
 
 
 def _node(renderer: ChatRenderer, node: Node) -> dict[str, Any]:

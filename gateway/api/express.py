@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api import chat, completions, messages, responses
 from gateway.api.context import Services, services
+from gateway.api.generation import leave
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
 
@@ -29,10 +30,13 @@ class Express:
         """See ASGI."""
         request = Request(scope, receive)
         try:
-            response = await self._endpoint(request, await services(request))
-        except ClientDisconnect:  # it had not even said all, so nothing was begun
-            return
-        await response(scope, receive, send)
+            try:
+                response = await self._endpoint(request, await services(request))
+            except ClientDisconnect:  # it had not even said all, so nothing was begun
+                return
+            await response(scope, receive, send)
+        finally:
+            leave(scope)
 
 
 def routes() -> list[Route]:

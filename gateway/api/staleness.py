@@ -9,24 +9,24 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from sqlalchemy import Connection
 
+from gateway.api.access import Admin, admin
 from gateway.api.batches import Model
-from gateway.api.context import Gateway, require_admin
 from gateway.errors import NotFound
 from gateway.feed.chronicle import Entry
 from gateway.feed.story import because, tell, verdict
 from gateway.store import decisions, episodes, turns
 from scheduler.policies.staleness import GroupRow
 
-router = APIRouter(prefix="/admin/v1", tags=["Staleness"], dependencies=[Depends(require_admin)])
+router = APIRouter(prefix="/admin/v1", tags=["Staleness"], dependencies=[Depends(admin)])
 
 _LOST = ("refused", "dropped", "aborted", "skipped")
 _OF_LATE = 10_000
 
 
 @router.get("/staleness")
-async def staleness(gateway: Gateway, model: Model = None) -> dict[str, Any]:
+async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
     """A trained model's ledger: its batches as rows, with the groups in them; who waits; what was lost of late, and why."""
-    found = gateway.models.trained(model)
+    gateway, found = access.gateway, access.trained(model)
     ledger, settings = found.ledger.ledger, gateway.settings.staleness_of(found.name)
     groups: dict[int, list[dict[str, Any]]] = {}
     for group in ledger.groups():
@@ -47,18 +47,22 @@ async def staleness(gateway: Gateway, model: Model = None) -> dict[str, Any]:
 
 
 @router.get("/episodes/{episode_id}/why")
-async def why(episode_id: str, gateway: Gateway) -> dict[str, Any]:
+async def why(episode_id: str, access: Admin) -> dict[str, Any]:
     """What was decided about an episode and its group, in order, and the verdict; also of one that was refused."""
+    gateway = access.gateway
     row, rows = await gateway.database.read(
         lambda c: (episodes.episode(c, episode_id), decisions.of_episode(c, episode_id))
     )
-    if row is None and not rows:
+    model = _model_of(episode_id, row, rows)
+    if not model or not access.reach.has(model):
         raise NotFound(f"nothing is known of an episode {episode_id!r}", code="no_episode")
+    rows = [
+        decided for decided in rows if decided["model"] == model
+    ]  # groups of other models may have the same name
     story = tell(rows, episode_id) if rows else []
-    model = row["model"] if row is not None else rows[0]["model"]
     buffer = next((s["buffer"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
     entry = Entry("", 0, buffer, [episode_id])
-    reader = gateway.models.trained(model).batches.reader
+    reader = access.trained(model).batches.reader
 
     def tokens(connection: Connection) -> tuple[int, Counter[str]]:
         sampled = sum(len(turn.flags) for turn in turns.sampled(connection, model, [episode_id]))
@@ -78,6 +82,13 @@ async def why(episode_id: str, gateway: Gateway) -> dict[str, Any]:
         "masked_tokens": dict(masked),
         "story": story,
     }
+
+
+def _model_of(episode_id: str, row: dict[str, Any] | None, rows: list[dict[str, Any]]) -> str:
+    """The model that an episode is about, opened or refused; empty: nobody knows of it."""
+    if row is not None:
+        return str(row["model"])
+    return next((decided["model"] for decided in rows if decided["episode_id"] == episode_id), "")
 
 
 def _group(group: GroupRow) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.context import Gateway, Number, require_admin
+from gateway.api.access import Access, Admin, admin
+from gateway.api.context import Number
+from gateway.errors import Unprocessable
 from gateway.store import episodes as statements
 
-router = APIRouter(prefix="/admin/v1", tags=["Weights"], dependencies=[Depends(require_admin)])
+router = APIRouter(prefix="/admin/v1", tags=["Weights"], dependencies=[Depends(admin)])
 
 
 class PublishBody(BaseModel):
@@ -28,27 +31,29 @@ class PublishBody(BaseModel):
 
 @router.post("/weights")
 async def publish(
-    body: PublishBody, gateway: Gateway, wait: Annotated[float, Query(ge=0, le=3600)] = 0.0
+    body: PublishBody, access: Admin, wait: Annotated[float, Query(ge=0, le=3600)] = 0.0
 ) -> dict[str, Any]:
     """Checks the manifest and updates the engines; answers the version's record."""
-    return await gateway.models.one(body.model).versions.publish(body.version, Path(body.path), wait)
+    versions = access.one(body.model).versions
+    return await versions.publish(body.version, await asyncio.to_thread(_folder, access, body.path), wait)
 
 
 @router.get("/weights/{version}")
-async def get_version(version: Number, gateway: Gateway, model: str | None = None) -> dict[str, Any]:
+async def get_version(version: Number, access: Admin, model: str | None = None) -> dict[str, Any]:
     """A version's state, parent, path, and what each step of its update took."""
-    return await gateway.models.one(model).versions.version(version)
+    return await access.one(model).versions.version(version)
 
 
 @router.get("/status")
-async def status(gateway: Gateway, model: str | None = None) -> dict[str, Any]:
+async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     """A trained model's newest version and the ledger's buffers; every engine, and totals."""
-    found = gateway.models.trained(model)
+    gateway, reach, found = access.gateway, access.reach, access.trained(model)
     newest = await found.versions.newest()
-    ledger, pools = found.ledger.ledger, [m.pool for m in gateway.models]
+    ledger, pools = found.ledger.ledger, [m.pool for m in access.models]
+    of = None if reach.everything else reach.models
     return {
         "model": found.name,
-        "models": list(gateway.settings.models),
+        "models": list(reach.models),
         "version": ledger.version,
         "newest_version": newest,
         "weights": found.versions.current.path,
@@ -58,8 +63,22 @@ async def status(gateway: Gateway, model: str | None = None) -> dict[str, Any]:
         "buffers": [asdict(row) for row in ledger.buffers()],
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),
-        "open_episodes": gateway.episodes.open_count,
+        "open_episodes": sum(reach.has(live.model) for live in gateway.episodes.live()),
         "updates": found.versions.updates,
         "streams_across_updates": found.versions.streams_across_updates,
-        "episodes": await gateway.database.read(statements.count_by_state),
+        "episodes": await gateway.database.read(lambda c: statements.count_by_state(c, of)),
     }
+
+
+def _folder(access: Access, path: str) -> Path:
+    """Where a version is. A project's key may name places in its own folder alone, or it could have any file read, and others'
+    weights loaded. Raises Unprocessable without looking at what is there.
+    """
+    if access.reach.everything:
+        return Path(path)
+    own = access.gateway.settings.projects[access.reach.project].weights
+    found = Path(path).resolve()
+    if own is None or not found.is_relative_to(own.resolve()):
+        message = "path: under a project's key, versions are published from the project's folder alone ([projects.NAME] weights)"
+        raise Unprocessable(message, code="path_not_allowed", param="path")
+    return found

@@ -82,8 +82,8 @@ class Models:
     def resolve(self, name: str, own: str) -> ServedModel | Upstream:
         """The model that an agent means by `name` in an episode of the model `own`. Raises NotFound.
 
-        Agents ask for names of their own: unless an alias says otherwise, these mean the episode's model. The name of a model that
-        is out of the episode's reach is one of these: nobody can tell that there is such a model.
+        Agents ask for names of their own: unless an alias says otherwise, these mean the episode's model. The name of a model
+        that is out of the episode's reach is one of these: nobody can tell that there is such a model.
         """
         known = (self._names.get(name), self._names.get("*"))
         found = next((some for some in known if some and self.projects.callable(some, own)), None)

@@ -166,7 +166,7 @@ class Openings:
 
     async def _group(self, prefix: str, model: str, size: int) -> int:
         """The number of the group to try: the last one while it takes members, else the next."""
-        last = await self._database.read(lambda c: statements.last_group(c, prefix))
+        last = await self._database.read(lambda c: statements.last_group(c, prefix, model))
         if last is None:
             return 1
         spare = self._settings.staleness_of(model).spare_members

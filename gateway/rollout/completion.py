@@ -30,6 +30,10 @@ Segment = Callable[[Int32Array], Segmenter]
 """Makes a new segmenter for what follows a prompt."""
 
 
+def _nothing(_tokens: int) -> None:
+    """What is charged where nothing is limited."""
+
+
 class _Deserted(GatewayError):
     """Nobody reads the reply."""
 
@@ -52,6 +56,8 @@ class Completion:
         self.details = details
         self.reply = Reply(call.call_id, details.received_at, len(prompt.ids))
         self.reply.deserted = self._stop_engine
+        self.charge: Callable[[int], None] = _nothing
+        """Called once, with the tokens that the reply took: of the prompt, and sampled."""
         self._episode_id = episode_id
         self._call = call
         self._prompt = prompt
@@ -111,6 +117,7 @@ class Completion:
         """Lets go of what refers back here: replies are many, and should not wait for the garbage collector."""
         self.reply.deserted = None
         self._call.part()
+        self.charge(len(self._prompt.ids) + len(self._call.turn.ids))
 
     async def _wait_for_a_reader(self) -> None:
         """Raises what ended the waiting: the end of the grace period, or `stop`."""

@@ -98,11 +98,11 @@ def has_calls(connection: Connection, episode_id: str) -> bool:
     return connection.scalar(select(CallRow.id).where(CallRow.episode_id == episode_id).limit(1)) is not None
 
 
-def last_group(connection: Connection, prefix: str) -> str | None:
-    """The last in order of the groups whose names begin with `prefix` and go on with digits."""
+def last_group(connection: Connection, prefix: str, model: str) -> str | None:
+    """The last in order of a model's groups whose names begin with `prefix` and go on with digits."""
     query = (
         select(EpisodeRow.group_id)
-        .where(EpisodeRow.group_id >= prefix, EpisodeRow.group_id < prefix + ":")
+        .where(EpisodeRow.group_id >= prefix, EpisodeRow.group_id < prefix + ":", EpisodeRow.model == model)
         .order_by(EpisodeRow.group_id.desc())
         .limit(1)
     )
@@ -117,13 +117,16 @@ def list_episodes(
     task_id: str | None = None,
     agent: str | None = None,
     limit: int = 100,
+    models: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest episodes."""
+    """The newest episodes; `models`: of these alone."""
     query = select(*_COLUMNS).order_by(EpisodeRow.created_at.desc()).limit(limit)
     wanted = {"state": state, "mode": mode, "group_id": group_id, "task_id": task_id, "agent": agent}
     for name, value in wanted.items():
         if value is not None:
             query = query.where(_TABLE.c[name] == value)
+    if models is not None:
+        query = query.where(EpisodeRow.model.in_(models))
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
@@ -143,9 +146,11 @@ def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def count_by_state(connection: Connection) -> dict[str, int]:
-    """How many episodes there are of each state, mode and reason."""
+def count_by_state(connection: Connection, models: Sequence[str] | None = None) -> dict[str, int]:
+    """How many episodes there are of each state, mode and reason; `models`: of these alone."""
     query = select(EpisodeRow.mode, EpisodeRow.state, EpisodeRow.reason, func.count()).group_by(
         EpisodeRow.mode, EpisodeRow.state, EpisodeRow.reason
     )
+    if models is not None:
+        query = query.where(EpisodeRow.model.in_(models))
     return {"/".join(filter(None, key)): count for *key, count in connection.execute(query)}

@@ -1,0 +1,71 @@
+"""Who may use the admin API, and what of it: the root key everything, a project's key what belongs to its models.
+
+What is out of reach does not exist: it is answered as a thing is that was never there, word for word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from gateway.api.context import Services, bearer, services
+from gateway.control.models import LocalModel, ServedModel, TrainedModel
+from gateway.control.projects import Reach
+from gateway.errors import NotAuthenticated, NotFound
+from gateway.store import episodes as statements
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The holder of an admin key, and what is there for it."""
+
+    gateway: Services
+    reach: Reach
+
+    @property
+    def models(self) -> list[LocalModel]:
+        """Models on engines."""
+        return [model for model in self.gateway.models.decided() if self.reach.has(model.name)]
+
+    def one(self, name: str | None) -> LocalModel:
+        """A model on engines; without a name the first trained one. Raises NotFound."""
+        return self.gateway.models.one(name, self.reach)
+
+    def trained(self, name: str | None) -> TrainedModel:
+        """A trained model; without a name the first. Raises NotFound or BadRequest."""
+        return self.gateway.models.trained(name, self.reach)
+
+    def called(self, name: str, own: str) -> ServedModel:
+        """A model on engines that episodes of the model `own` may have called. Raises NotFound."""
+        projects = self.gateway.models.projects
+        model = self.gateway.models.local.get(name)
+        if model is not None and (self.reach.everything or projects.callable(name, own)):
+            return model
+        return self.one(name)
+
+    async def episode(self, episode_id: str) -> dict[str, Any]:
+        """An episode's row. Raises NotFound."""
+        row = await self.gateway.database.read(lambda c: statements.episode(c, episode_id))
+        if row is None or not self.reach.has(row["model"]):
+            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+        return row
+
+
+async def admin(request: Request) -> Access:
+    """The holder of the key that was sent. Raises NotAuthenticated."""
+    gateway = await services(request)
+    reach = gateway.models.projects.reach(bearer(request))
+    if reach is None:
+        raise NotAuthenticated("the admin API needs the key of [admin] key", code="invalid_admin_key")
+    return Access(gateway, reach)
+
+
+Admin = Annotated[Access, Depends(admin)]
+
+
+async def episode_in_reach(request: Request, access: Admin) -> None:
+    """Refuses requests about episodes that are out of reach, before anything else of them is looked at."""
+    if not access.reach.everything and (episode_id := request.path_params.get("episode_id")):
+        await access.episode(episode_id)

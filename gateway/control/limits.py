@@ -1,0 +1,161 @@
+"""What one key may have at once: calls, tokens of a minute, and open episodes (`[limits]`).
+
+Owns what every key of this process has now; another gateway process counts for itself. Invariants: a call is counted from before
+anything is rendered until its answer is over, however that ends, and never twice; its tokens are drawn once, when its reply is
+over; who is refused has taken nothing, of whichever limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from gateway.control.live import LiveEpisode
+from gateway.control.projects import Projects
+from gateway.errors import Busy, jittered
+from gateway.settings import LimitSettings, Settings
+from scheduler.policies.limits import Limit, Refusal, Usage, begun, drawn, ended, fresh, idle, refusal
+
+if TYPE_CHECKING:
+    from gateway.control.callers import Caller
+
+Holder = tuple[str, str]
+"""`episode`, `agent` or `project`, and its name."""
+_SWEEP_AT = 1024
+_WORDS = {
+    "too_many_calls": "has {calls} calls that are being answered ([limits.{kind}] calls)",
+    "too_many_tokens": "has used the {tokens} tokens of its minute ([limits.{kind}] tokens_per_minute)",
+}
+
+
+class Ticket:
+    """One call's place: a context to stay in while it is answered. `draw` may be called later, too."""
+
+    def __init__(self, limits: Limits, holders: tuple[Holder, ...]) -> None:
+        self._limits = limits
+        self._holders = holders
+        self._held = True
+
+    def draw(self, tokens: int) -> None:
+        """A reply took so many tokens, of prompt and answer."""
+        self._limits.draw(self._holders, tokens)
+
+    def end(self) -> None:
+        """The call is over. Once counts, further times do nothing."""
+        if self._held:
+            self._held = False
+            self._limits.leave(self._holders)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+class Limits:
+    """Who may begin a call, and who may open an episode."""
+
+    def __init__(
+        self, settings: Settings, projects: Projects, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        limits = settings.limits
+        self._projects = projects
+        self._clock = clock
+        self._limits = {
+            "episode": _limit(limits.episode),
+            "agent": _limit(limits.agent),
+            "project": _limit(limits.project),
+        }
+        self._usage: dict[Holder, Usage] = {}
+        self._sweep_at = _SWEEP_AT
+
+    def admit(self, caller: Caller) -> Ticket:
+        """A place for one more call. Raises Busy, with what is used up."""
+        now, holders = self._clock(), self._holders(caller)
+        for holder in holders:
+            if found := refusal(self._limits[holder[0]], self._of(holder, now), now):
+                raise self._busy(holder, found)
+        for holder in holders:
+            self._usage[holder] = begun(self._of(holder, now))
+        return Ticket(self, holders)
+
+    def draw(self, holders: tuple[Holder, ...], tokens: int) -> None:
+        """Takes tokens from their buckets."""
+        now = self._clock()
+        for holder in holders:
+            self._usage[holder] = drawn(self._limits[holder[0]], self._of(holder, now), tokens, now)
+
+    def leave(self, holders: tuple[Holder, ...]) -> None:
+        """A call of theirs is over."""
+        for holder in holders:
+            self._usage[holder] = ended(self._usage[holder])
+        self._sweep()
+
+    @property
+    def running(self) -> int:
+        """Places that are taken, of all holders together."""
+        return sum(usage.calls for usage in self._usage.values())
+
+    def _holders(self, caller: Caller) -> tuple[Holder, ...]:
+        """Whose limits count for a call: only those that there are."""
+        own = (
+            ("agent", caller.agent)
+            if caller.agent
+            else ("episode", caller.episode.id if caller.episode else "")
+        )
+        wanted = (own, ("project", self._projects.project_of(caller.model)))
+        return tuple(holder for holder in wanted if holder[1] and not self._limits[holder[0]].none)
+
+    def _of(self, holder: Holder, now: float) -> Usage:
+        return self._usage.get(holder) or fresh(self._limits[holder[0]], now)
+
+    def _sweep(self) -> None:
+        """Forgets who has nothing and owes nothing, whenever there are twice as many as were left the last time."""
+        if len(self._usage) < self._sweep_at:
+            return
+        now = self._clock()
+        kept = {h: usage for h, usage in self._usage.items() if not idle(self._limits[h[0]], usage, now)}
+        self._usage, self._sweep_at = kept, max(_SWEEP_AT, 2 * len(kept))
+
+    def _busy(self, holder: Holder, found: Refusal) -> Busy:
+        kind, limit = holder[0], self._limits[holder[0]]
+        words = _WORDS[found.reason].format(calls=limit.calls, tokens=limit.tokens_per_minute, kind=kind)
+        after = jittered(found.after_s) if found.reason == "too_many_calls" else found.after_s + jittered(1.0)
+        return Busy(f"this {kind} {words}", retry_after=after, code=found.reason)
+
+
+class Rooms:
+    """How many episodes a project may have open, and those that are just being opened."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._projects = Projects(settings)
+        self._most = settings.limits.project.episodes
+        self._opening: Counter[str] = Counter()
+
+    @contextmanager
+    def entering(self, model: str, live: Iterable[LiveEpisode]) -> Iterator[None]:
+        """While an episode of a model is being opened; `live`: all that are open. Raises Busy."""
+        project = self._projects.project_of(model)
+        if not project or self._most is None:
+            yield
+            return
+        open_now = sum(self._projects.project_of(episode.model) == project for episode in live)
+        if open_now + self._opening[project] >= self._most:
+            message = f"the project has {self._most} episodes open ([limits.project] episodes)"
+            raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
+        self._opening[project] += 1
+        try:
+            yield
+        finally:
+            self._opening[project] -= 1
+
+
+def _limit(settings: LimitSettings) -> Limit:
+    return Limit(settings.calls, settings.tokens_per_minute)

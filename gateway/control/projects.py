@@ -1,0 +1,96 @@
+"""Projects: tenants, each of them a set of models and a key that reaches nothing else.
+
+Owns nothing but the keys of the admin API, as hashes. Invariants: a trained model is in one project at most, and what belongs to
+it (episodes, groups, batches, leases, versions, engines) is that project's; a frozen or upstream model that no project names is
+there for everybody, and one that several name is for them alone; in an episode no model can be called that its project does not
+reach, and for it such a model does not exist. Without projects every model is within everybody's reach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from gateway.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What an admin key reaches."""
+
+    project: str
+    """Empty: everything."""
+    models: tuple[str, ...]
+    """In the order of the configuration."""
+
+    @property
+    def everything(self) -> bool:
+        """Whether it is the root key's."""
+        return not self.project
+
+    def has(self, model: str) -> bool:
+        """Whether a model, and what belongs to it, is within reach; the root key reaches also what was configured once."""
+        return self.everything or model in self.models
+
+
+class Projects:
+    """Who may see what."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._of: dict[str, frozenset[str]] = {
+            model: frozenset(name for name, project in settings.projects.items() if model in project.models)
+            for model in settings.models
+        }
+        self._trained = frozenset(name for name, model in settings.models.items() if model.train)
+        self.root = Reach("", tuple(settings.models))
+        root = settings.admin.key
+        self._open = root is None
+        self._keys = [(hash_of(root.get_secret_value()), self.root)] if root is not None else []
+        self._reaches = {
+            name: Reach(name, tuple(model for model in settings.models if self._owns(name, model)))
+            for name in settings.projects
+        }
+        for name, project in settings.projects.items():
+            self._keys.append((hash_of(project.key.get_secret_value()), self._reaches[name]))
+
+    @property
+    def any(self) -> bool:
+        """Whether there are projects."""
+        return bool(self._reaches)
+
+    def reach(self, key: str) -> Reach | None:
+        """What the holder of an admin key reaches; None: it is no admin key. Takes as long whichever it is."""
+        if self._open:
+            return self.root
+        given, found = hash_of(key), None
+        for digest, reach in self._keys:
+            if hmac.compare_digest(given, digest):
+                found = reach
+        return found
+
+    def project_of(self, model: str) -> str:
+        """The project of a trained model, and so of its episodes; empty: none."""
+        return next(iter(self._of.get(model, ())), "")
+
+    def callable(self, model: str, own: str) -> bool:
+        """Whether `model` exists for episodes of the model `own`."""
+        having, holding = self._of.get(model, frozenset()), self._of.get(own, frozenset())
+        if having:
+            return bool(having & holding)
+        return model not in self._trained or not holding
+
+    def seen(self, model: str, reach: Reach) -> bool:
+        """Whether a model exists for the holder of an admin key: within reach, or callable in episodes that are."""
+        return reach.has(model) or any(
+            self.callable(model, own) for own in reach.models if own in self._trained
+        )
+
+    def _owns(self, project: str, model: str) -> bool:
+        """A model that several projects share is nobody's to run: its engines carry the calls of all of them."""
+        return self._of[model] == {project}
+
+
+def hash_of(key: str) -> bytes:
+    """As keys are kept: they are long and random, so a plain digest hides them well enough, and all have one length."""
+    return hashlib.sha256(key.encode()).digest()

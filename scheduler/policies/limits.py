@@ -1,0 +1,92 @@
+"""What one key may use: calls at once, and tokens in a minute.
+
+A minute's tokens are a bucket that fills evenly. How many tokens a call will take is not known before it is rendered and sampled,
+so a call begins while there is anything in the bucket, and what it took is drawn afterwards: the level may fall below zero, and
+whoever comes then waits until the debt is paid. So a key takes at most a minute's tokens, and what its calls at once take, beyond
+an even flow. Nothing here reads a clock: the caller says when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a key may have; None: as much as it likes."""
+
+    calls: int | None = None
+    tokens_per_minute: int | None = None
+
+    @property
+    def none(self) -> bool:
+        """Nothing is limited."""
+        return self.calls is None and self.tokens_per_minute is None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a key has now: calls that run, and its bucket as it was at `at` (seconds)."""
+
+    calls: int = 0
+    level: float = 0.0
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call may not begin, and after how many seconds it may be worth another try."""
+
+    reason: str
+    """`too_many_calls` or `too_many_tokens`."""
+    after_s: float
+
+
+def fresh(limit: Limit, now: float) -> Usage:
+    """Of a key that has used nothing: a full minute."""
+    return Usage(0, float(limit.tokens_per_minute or 0), now)
+
+
+def refill(limit: Limit, usage: Usage, now: float) -> Usage:
+    """The bucket as it is at `now`; a clock that goes back adds nothing."""
+    if limit.tokens_per_minute is None:
+        return Usage(usage.calls, usage.level, now)
+    gained = max(0.0, now - usage.at) * limit.tokens_per_minute / _MINUTE
+    return Usage(usage.calls, min(usage.level + gained, float(limit.tokens_per_minute)), max(now, usage.at))
+
+
+def refusal(limit: Limit, usage: Usage, now: float) -> Refusal | None:
+    """Why a call may not begin now; None: it may."""
+    if limit.calls is not None and usage.calls >= limit.calls:
+        return Refusal("too_many_calls", 2.0)
+    if limit.tokens_per_minute is None:
+        return None
+    level = refill(limit, usage, now).level
+    if level > 0:
+        return None
+    return Refusal("too_many_tokens", (1.0 - level) * _MINUTE / limit.tokens_per_minute)
+
+
+def begun(usage: Usage) -> Usage:
+    """One more call."""
+    return Usage(usage.calls + 1, usage.level, usage.at)
+
+
+def ended(usage: Usage) -> Usage:
+    """One call less."""
+    assert usage.calls > 0, "a call ended that had not begun"
+    return Usage(usage.calls - 1, usage.level, usage.at)
+
+
+def drawn(limit: Limit, usage: Usage, tokens: int, now: float) -> Usage:
+    """What a call took is drawn from the bucket."""
+    filled = refill(limit, usage, now)
+    return Usage(filled.calls, filled.level - tokens, filled.at)
+
+
+def idle(limit: Limit, usage: Usage, now: float) -> bool:
+    """Whether nothing would be lost by forgetting what the key has used."""
+    full = limit.tokens_per_minute is None or refill(limit, usage, now).level >= limit.tokens_per_minute
+    return usage.calls == 0 and full
