@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from sqlalchemy import Connection, Table, insert, select, update
 
+from gateway.errors import Conflict
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
@@ -26,8 +27,17 @@ class SampledTurn:
     flags: UInt8Array
 
 
-def insert_turn(connection: Connection, nodes: Sequence[Node], call: dict[str, Any]) -> None:
-    """Stores a turn: its nodes and its call, in the transaction that makes the reply true."""
+def insert_turn(
+    connection: Connection, nodes: Sequence[Node], call: dict[str, Any], *, guarded: bool = False
+) -> None:
+    """Stores a turn: its nodes and its call, in the transaction that makes the reply true.
+
+    `guarded`: raises Conflict if the episode is closed, and keeps it from being closed before this transaction has ended.
+    """
+    if guarded:
+        query = select(EpisodeRow.state).where(EpisodeRow.id == call["episode_id"])
+        if connection.scalar(query.with_for_update(read=True)) == "closed":
+            raise Conflict(f"episode {call['episode_id']} is closed", code="episode_closed")
     where = {"episode_id": call["episode_id"], "model": call["model"]}
     connection.execute(_INSERT_NODE, [where | node_values(node) for node in nodes])
     connection.execute(_INSERT_CALL, call)
@@ -46,6 +56,26 @@ def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dic
     for row in connection.execute(query).mappings():
         found[row["episode_id"]].append(_node(row))
     return found
+
+
+def nodes_since(connection: Connection, model: str, episode_id: str, first: int) -> list[Node]:
+    """The nodes of an episode from number `first` on, in creation order, without the rewards of their calls."""
+    query = (
+        select(*NodeRow.__table__.c)
+        .where(NodeRow.episode_id == episode_id, NodeRow.model == model, NodeRow.index >= first)
+        .order_by(NodeRow.index)
+    )
+    return [_node({**row, "reward": None}) for row in connection.execute(query).mappings()]
+
+
+def calls_since(
+    connection: Connection, model: str, episode_id: str, first_node: int
+) -> list[dict[str, Any]]:
+    """The calls of an episode whose turns are nodes from number `first_node` on."""
+    query = select(*CallRow.__table__.c).where(
+        CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> Iterator[SampledTurn]:
