@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -83,3 +84,25 @@ async def served(
         yield Served(process, f"http://127.0.0.1:{values['server']['port']}")
     finally:
         await process.stop()
+
+
+def command_line(pid: int) -> str:
+    """Of a process that runs; empty if it does not any more."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process that one has started, and those that these have started."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, left = set(), list(children.get(pid, ()))
+    while left:
+        found.add(child := left.pop())
+        left += children.get(child, ())
+    return found

@@ -1,0 +1,130 @@
+"""`gateway serve --workers N` with real processes and PostgreSQL: one port, one truth, and nobody who is missed for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.client import GatewayClient
+from scheduler.cluster.local import free_port
+from tests.gateways import settings_for
+from tests.integration.served import Served, command_line, descendants, served
+from tests.integration.support import until
+from tests.servers import PostgresServer
+
+KEY = "an admin key that nobody knows"
+
+
+def several(model: Path, work: Path, postgres: PostgresServer, **overrides: Any) -> dict[str, Any]:
+    """Settings of a service: PostgreSQL, two fake engines, and a short lease."""
+    values = settings_for(
+        model,
+        work,
+        server={"port": free_port(), "shutdown_s": 20.0},
+        engine={"launch": "fake", "count": 2, "log": str(work / "engine.log"), "health_s": 0.2},
+        store={"url": postgres.url(postgres.new_database())},
+        cluster={"lease_s": 1.0},
+        admin={"key": KEY},
+    )
+    for section, given in overrides.items():
+        values[section] = {**values.get(section, {}), **given}
+    return values
+
+
+def running(gateway: Served, what: str) -> set[int]:
+    """The supervisor's children whose command line has `what`."""
+    return {pid for pid in descendants(gateway.process.pid) if what in command_line(pid)}
+
+
+async def call(gateway: Served, times: int = 1) -> None:
+    """Opens an episode, and calls so often in it, each time by a new connection."""
+    async with GatewayClient(gateway.url, KEY) as admin:
+        opened = await admin.open_episode("task", mode="eval")
+    for _ in range(times):
+        async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
+            answer = await client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=8
+            )
+            assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+async def test_workers_and_engines_come_back_and_all_end_together(
+    tiny_model: Path, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    targets = tmp_path / "targets.json"
+    values = several(tiny_model, tmp_path, postgres)
+    async with served(values, tmp_path, "--workers", "2", "--targets", str(targets)) as gateway:
+        await gateway.ready()
+        await call(gateway, times=4)
+        before, engines = running(gateway, "gateway.cli"), running(gateway, "gateway.engines.fake")
+        assert (len(before), len(engines)) == (2, 2)
+
+        os.kill(min(engines), signal.SIGKILL)
+        await until(
+            lambda: len(running(gateway, "gateway.engines.fake") - {min(engines)}) == 2,
+            "the engine was started again",
+            30.0,
+        )
+        for pid in sorted(before):  # one of them is the coordinator
+            os.kill(pid, signal.SIGKILL)
+            await until(
+                lambda gone=pid: len(running(gateway, "gateway.cli") - {gone}) == 2, "it is there again", 30.0
+            )
+            await gateway.ready()
+            await call(gateway, times=2)
+        assert not before & running(gateway, "gateway.cli")
+        assert len(json.loads(targets.read_text())) == 2
+
+        everyone = descendants(gateway.process.pid)
+        gateway.signal()
+        assert await gateway.process.wait() == 0, gateway.log
+        assert not [pid for pid in everyone if command_line(pid)]
+
+
+async def test_children_die_with_a_supervisor_that_is_killed(
+    tiny_model: Path, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    values = several(tiny_model, tmp_path, postgres)
+    async with served(values, tmp_path, "--workers", "2") as gateway:
+        await until(lambda: len(running(gateway, "gateway.")) == 4, "everyone is there", 30.0)
+        everyone = descendants(gateway.process.pid)
+        gateway.signal(signal.SIGKILL)
+        await until(lambda: not any(map(command_line, everyone)), "nobody is left", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"store": {"url": "sqlite:///x.db"}}, "--workers 2 needs PostgreSQL"),
+        (
+            {"cluster": {"url": "http://127.0.0.1:1", "key": "0123456789abcdef"}},
+            "[cluster] url is of one process",
+        ),
+        ({"server": {"port": 0}}, "--workers needs a [server] port"),
+    ],
+)
+async def test_what_is_not_for_workers_is_refused(
+    tiny_model: Path, tmp_path: Path, postgres: PostgresServer, changed: dict[str, Any], said: str
+) -> None:
+    async with served(
+        several(tiny_model, tmp_path, postgres, **changed), tmp_path, "--workers", "2"
+    ) as gateway:
+        assert await gateway.process.wait() == 2
+        assert said in gateway.log
+
+
+async def test_a_port_that_is_taken_is_said_before_anything_is_started(
+    tiny_model: Path, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    values = several(tiny_model, tmp_path, postgres)
+    listener = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", values["server"]["port"])
+    async with listener, served(values, tmp_path, "--workers", "2") as gateway:
+        assert await gateway.process.wait() == 2
+        assert "cannot listen at" in gateway.log
