@@ -1,0 +1,163 @@
+"""What goes wrong, and when: drawn from the seed, done to a running system, logged as it happens.
+
+Owns the schedule and nothing else. Whatever a fault takes away it gives back after a while, by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos.journal import Journal
+
+if TYPE_CHECKING:
+    from tests.chaos.system import System
+
+Fault = Callable[["System", Random], Awaitable[dict[str, Any] | None]]
+"""Does it, and says to whom and how (once it is done); None: it could not be done now."""
+
+
+async def _kill_gateway(system: System, random: Random) -> dict[str, Any] | None:
+    victim = random.choice(system.gateways)
+    return await _killed(victim, random.uniform(0, 2))
+
+
+async def _kill_coordinator(system: System, random: Random) -> dict[str, Any] | None:
+    victim = await system.coordinator()
+    return await _killed(victim, random.uniform(0, 3))
+
+
+async def _kill_in_update(system: System, random: Random) -> dict[str, Any] | None:
+    """The coordinator, or an engine, once a version is on its way to the engines."""
+    version = await system.updating(10.0)
+    if version is None:
+        return None
+    await asyncio.sleep(random.uniform(0, 0.4))
+    victim = await system.coordinator() if random.random() < 0.7 else random.choice(system.engines)
+    found = await _killed(victim, random.uniform(0, 2))
+    return found and {**found, "version": version}
+
+
+async def _kill_engine(system: System, random: Random) -> dict[str, Any] | None:
+    return await _killed(random.choice(system.engines), random.uniform(0, 2))
+
+
+async def _kill_trainer(system: System, random: Random) -> dict[str, Any] | None:
+    return await _killed(system.trainer, random.uniform(0, 2))
+
+
+async def _killed(victim: Any, away_s: float) -> dict[str, Any] | None:
+    return {"who": victim.name, "seconds": away_s} if await victim.kill(away_s) else None
+
+
+async def _pause_gateway(system: System, random: Random) -> dict[str, Any]:
+    """Longer than its lease: when it goes on, it is not what it was."""
+    victim = await system.coordinator() if random.random() < 0.7 else random.choice(system.gateways)
+    seconds = system.plan.lease_s * random.uniform(1.2, 3)
+    await victim.pause(seconds)
+    return {"who": victim.name, "seconds": seconds}
+
+
+async def _stop_redis(system: System, random: Random) -> dict[str, Any] | None:
+    assert system.redis is not None
+    return await _killed(system.redis, random.uniform(0.2, 6))
+
+
+async def _flush_redis(system: System, _: Random) -> dict[str, Any] | None:
+    return {"who": "redis"} if await system.flush_redis() else None
+
+
+async def _stop_postgres(system: System, random: Random) -> dict[str, Any]:
+    seconds, how = random.uniform(0.2, system.plan.postgres_away_s), random.choice(("immediate", "kill"))
+    await system.stop_postgres(how, seconds)
+    return {"who": "postgres", "how": how, "seconds": seconds}
+
+
+async def _drop(system: System, random: Random) -> dict[str, Any]:
+    link = random.choice(system.inner_links)
+    return {"who": link.name, "connections": link.drop()}
+
+
+async def _drop_clients(system: System, _: Random) -> dict[str, Any]:
+    return {"who": system.front.name, "connections": system.front.drop()}
+
+
+async def _cut(system: System, random: Random) -> dict[str, Any]:
+    link, seconds = random.choice(system.inner_links), random.uniform(0.5, 5)
+    await link.cut(seconds)
+    return {"who": link.name, "seconds": seconds}
+
+
+async def _delay(system: System, random: Random) -> dict[str, Any]:
+    link, seconds = random.choice(system.inner_links), random.uniform(1, 6)
+    delay_s = random.choice((0.02, 0.1, 0.5, seconds))
+    await link.slow(seconds, delay_s)
+    return {"who": link.name, "seconds": seconds, "delay_s": delay_s}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault: how often, against the others, and what it needs to be there."""
+
+    name: str
+    weight: float
+    do: Fault
+    needs: str = ""
+
+
+KINDS = (
+    Kind("kill_gateway", 2, _kill_gateway),
+    Kind("kill_coordinator", 2, _kill_coordinator),
+    Kind("kill_in_update", 2, _kill_in_update),
+    Kind("kill_engine", 2, _kill_engine),
+    Kind("kill_trainer", 2, _kill_trainer),
+    Kind("pause_gateway", 1.5, _pause_gateway, "cluster"),
+    Kind("stop_redis", 1, _stop_redis, "redis"),
+    Kind("flush_redis", 1, _flush_redis, "redis"),
+    Kind("stop_postgres", 1.5, _stop_postgres, "postgres"),
+    Kind("drop_connections", 2, _drop),
+    Kind("drop_clients", 1, _drop_clients),
+    Kind("cut_link", 2, _cut),
+    Kind("delay_link", 2, _delay),
+)
+
+
+def schedule(seed: int, seconds: float, every_s: float, present: set[str]) -> list[tuple[float, Kind, Random]]:
+    """When (seconds from the start), what, and the chance by which its details are drawn. Every kind comes before any comes again."""
+    random = Random(f"{seed} faults")
+    kinds = [kind for kind in KINDS if not kind.needs or kind.needs in present]
+    first = list(kinds)
+    random.shuffle(first)
+    planned, at = [], random.uniform(0.3, 1.0) * every_s
+    while at < seconds:
+        kind = first.pop() if first else random.choices(kinds, [k.weight for k in kinds])[0]
+        planned.append((at, kind, Random(f"{seed} fault {len(planned)}")))
+        at += random.uniform(0.4, 1.6) * every_s
+    return planned
+
+
+async def inflict(system: System, journal: Journal, planned: list[tuple[float, Kind, Random]]) -> None:
+    """Lets it happen; returns when every fault is over."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    async with asyncio.TaskGroup() as running:
+        for at, kind, random in planned:
+            await asyncio.sleep(max(0.0, started + at - loop.time()))
+            running.create_task(_inflict(system, journal, kind, random), name=f"fault-{kind.name}")
+
+
+async def _inflict(system: System, journal: Journal, kind: Kind, random: Random) -> None:
+    journal.write("begin", fault=kind.name)
+    journal.flush()
+    try:
+        done = await kind.do(system, random)
+    except Exception as error:
+        system.say(f"{kind.name} could not be done: {error!r}")
+        journal.write("not_done", fault=kind.name, error=repr(error))
+    else:
+        journal.write("end" if done else "not_done", fault=kind.name, **(done or {}))
+        system.say(f"{kind.name}: {done or 'not done'}")
+    journal.flush()

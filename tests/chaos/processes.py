@@ -1,0 +1,225 @@
+"""The processes of the system under test: gateways, engines, Redis, trainer and agents, each of which may be killed and started.
+
+Owns every child, in a session of its own. A process that ends by itself is started again, as its supervisor would, unless it was
+told to end; each such start is a fact that the journal of faults has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.engines.process import _VLLM_ENV, _vllm_command
+from gateway.settings import EngineSettings, ModelSettings
+from tests.acceptance.engines import PYTHON, vllm_settings
+
+MARKS_EACH = 2**22
+"""Marks of one fake engine's log, over all of its lives."""
+_AGAIN_S = 0.5
+
+
+class Process:
+    """One child, which is kept alive until `end`."""
+
+    def __init__(self, name: str, command: Callable[[], Sequence[str]], log: Path, env: dict[str, str] | None = None) -> None:
+        """`command` is asked at each start."""
+        self.name = name
+        self.starts = 0
+        self.paused = False
+        self.on_exit: Callable[[str, int], None] = lambda _name, _code: None
+        """Called when it has ended and nobody killed it."""
+        self._command = command
+        self._log = log
+        self._env = {**os.environ, **(env or {})}
+        self._child: asyncio.subprocess.Process | None = None
+        self._killed = False
+        self._ending = False
+        self._held = asyncio.Event()
+        """Set: it may be started again."""
+        self._held.set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts it, and from then on again whenever it ends."""
+        await self._spawn()
+        self._keeper = asyncio.create_task(self._keep(), name=f"keep-{self.name}")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._child is not None and self._child.returncode is None
+
+    async def kill(self, away_s: float) -> bool:
+        """SIGKILL, to all that it started; it is started again after so long. False: it was not there."""
+        if not self.alive:
+            return False
+        self._killed = True
+        self._held.clear()
+        self._signal(signal.SIGKILL)
+        try:
+            await asyncio.sleep(away_s)
+        finally:
+            self._held.set()
+        return True
+
+    async def pause(self, seconds: float) -> None:
+        """SIGSTOP for so long."""
+        self._signal(signal.SIGSTOP)
+        self.paused = True
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.paused = False
+            self._signal(signal.SIGCONT)
+
+    async def end(self, patience_s: float, how: signal.Signals = signal.SIGTERM) -> bool:
+        """Ends it for good; whether it went of itself within `patience_s`."""
+        self._ending = True
+        self._held.set()
+        self._signal(signal.SIGCONT)
+        if patience_s and self._child is not None and self._child.returncode is None:
+            with suppress(ProcessLookupError):
+                self._child.send_signal(how)
+        went = True
+        try:
+            async with asyncio.timeout(patience_s):
+                if self._child is not None:
+                    await self._child.wait()
+        except TimeoutError:
+            went = False
+        self._signal(signal.SIGKILL)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._child is not None:
+            await self._child.wait()
+        return went
+
+    async def _keep(self) -> None:
+        while True:
+            assert self._child is not None
+            code = await self._child.wait()
+            if self._ending:
+                return
+            if not self._killed:
+                self.on_exit(self.name, code)
+                await asyncio.sleep(_AGAIN_S)
+            self._killed = False
+            await self._held.wait()
+            if not self._ending:
+                await self._spawn()
+
+    async def _spawn(self) -> None:
+        self.starts += 1
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._child = await asyncio.create_subprocess_exec(
+                *self._command(), stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL,
+                env=self._env, start_new_session=True,
+            )  # fmt: skip
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+
+
+def fake_engine(number: int, name: str, port: int, weights: Path, logs: Path, delay_s: float) -> Process:
+    """A fake engine that logs what it samples; its marks go on where its last life's ended."""
+    log = logs / f"{name}.jsonl"
+
+    def command() -> list[str]:
+        first = max(_last_mark(log), number * MARKS_EACH) + 1
+        return [
+            *(sys.executable, "-m", "gateway.engines.fake", "--weights", str(weights), "--port", str(port)),
+            *("--delay-s", str(delay_s), "--log", str(log), "--first-mark", str(first)),
+        ]
+
+    logs.mkdir(parents=True, exist_ok=True)
+    return Process(name, command, logs / f"{name}.log")
+
+
+def vllm_engine(name: str, port: int, weights: Path, logs: Path) -> Process:
+    """Real vLLM on the CPU."""
+    values = vllm_settings(logs / f"{name}.log")
+    settings, model = EngineSettings(**values), ModelSettings(path=weights)
+    argv = [*_vllm_command(settings, model, "demo", str(weights), port), *settings.args]
+    return Process(name, lambda: argv, logs / f"{name}.log", _VLLM_ENV | settings.env)
+
+
+def gateway(name: str, values: dict[str, Any], folder: Path, command: Sequence[str] = ()) -> Process:
+    """A gateway with a TOML file of its own. `command` stands in place of `python -m gateway.cli`."""
+    config = folder / f"{name}.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(_toml(values))
+    argv = [*(command or (sys.executable, "-m", "gateway.cli")), "serve", "--config", str(config)]
+    return Process(name, lambda: argv, folder / f"{name}.log")
+
+
+def redis(port: int, folder: Path) -> Process:
+    """Redis that keeps nothing on disk."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise RuntimeError("the chaos proof needs `redis-server`: install it (Debian: apt-get install redis-server)")
+    argv = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    folder.mkdir(parents=True, exist_ok=True)
+    return Process("redis", lambda: argv, folder / "redis.log")
+
+
+def python(name: str, module: str, plan: Path, logs: Path) -> Process:
+    """A process of the harness: the trainer, or the agents."""
+    return Process(name, lambda: [sys.executable, "-m", module, str(plan)], logs / f"{name}.log")
+
+
+def has_vllm() -> bool:
+    """Whether vLLM's CPU build is there."""
+    return PYTHON.exists()
+
+
+def _last_mark(log: Path) -> int:
+    """The newest mark of a log, from its end."""
+    if not log.exists():
+        return 0
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        for span in (2**16, 2**24, size):
+            file.seek(max(0, size - span))
+            marks = [_mark(line) for line in file.read().splitlines()]
+            if found := [mark for mark in marks if mark]:
+                return found[-1]
+    return 0
+
+
+def _mark(line: bytes) -> int:
+    if not line.startswith(b"["):
+        return 0
+    try:
+        return int(orjson.loads(line)[0])
+    except orjson.JSONDecodeError:
+        return 0
+
+
+def _toml(values: dict[str, Any]) -> str:
+    """Tables of tables and plain values, as TOML."""
+    lines: list[str] = []
+
+    def table(name: str, value: dict[str, Any]) -> None:
+        plain = {k: v for k, v in value.items() if not isinstance(v, dict)}
+        if name:
+            lines.append(f"[{name}]")
+        lines.extend(f"{k} = {orjson.dumps(v).decode()}" for k, v in plain.items())
+        for k, v in value.items():
+            if isinstance(v, dict):
+                table(f"{name}.{k}" if name else k, v)
+
+    table("", values)
+    return "\n".join(lines) + "\n"

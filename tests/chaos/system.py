@@ -1,0 +1,351 @@
+"""The system under test, as processes on one machine, and the links between them.
+
+    agents, trainer -> front -> gateway-0, gateway-1
+    gateway-i -> postgres-i -> PostgreSQL        gateway-i -> redis-i -> Redis
+    gateways -> engine-j -> engine j             the other gateways -> peer-i -> gateway-i
+
+Every arrow through a name of its own is a link that can be cut, held and slowed. Owns all of it from start to end, and knows how
+to look at it: by SQL of its own, never through a link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import psycopg
+
+from scheduler.cluster.local import free_port
+from tests.chaos import processes
+from tests.chaos.journal import Journal
+from tests.chaos.processes import Process
+from tests.chaos.proxy import Link
+from tests.chaos.weights import save_sources
+from tests.proof.models import BLOCK, VERSIONS
+from tests.servers import PostgresServer, postgres_server
+
+ADMIN_KEY = "admin-of-the-chaos-proof"
+_CLUSTER_KEY = "cluster-of-the-chaos-proof"
+_START_S = {"fake": 60.0, "vllm": 300.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to happen."""
+
+    seed: int = 0
+    seconds: float = 900.0
+    """How long faults come."""
+    every_s: float = 6.0
+    """Between two faults, on the average."""
+    gateways: int = 2
+    """1: alone, without a cluster."""
+    engines: tuple[str, ...] = ("vllm", "fake", "fake")
+    store: str = "postgres"
+    """`postgres`, or `sqlite` for a gateway that is alone."""
+    redis: bool = True
+    agents: int = 50
+    turns: int = 4
+    tokens: int = 40
+    """A reply has fewer."""
+    delay_s: float = 0.05
+    """The fake engines' time for a token."""
+    pause_s: float = 0.5
+    train_share: float = 0.75
+    leave_share: float = 0.08
+    store_share: float = 0.15
+    leak_share: float = 0.15
+    group_size: int = 2
+    batch: int = 6
+    eta: int = 2
+    train_s: float = 1.0
+    lease_s: float = 3.0
+    postgres_away_s: float = 6.0
+    settle_s: float = 240.0
+    """How long the system may take to come to rest after the last fault."""
+    kinds: tuple[str, ...] = ()
+    """Faults; empty: all that there are."""
+    gateway: tuple[str, ...] = ()
+    """A command in place of `python -m gateway.cli`: a mutant."""
+
+    @property
+    def present(self) -> set[str]:
+        """What faults may need."""
+        found = {"postgres"} if self.store == "postgres" else set()
+        found |= {"redis"} if self.redis else set()
+        return found | ({"cluster"} if self.gateways > 1 else set())
+
+
+class System:
+    """Everything that runs."""
+
+    def __init__(self, plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.say = say
+        self.evidence = folder / "evidence"
+        self.gateways: list[Process] = []
+        self.engines: list[Process] = []
+        self.links: list[Link] = []
+        self.exits: list[tuple[float, str, int]] = []
+        """Processes that ended and were not killed: (when, which, code)."""
+        self.started = False
+        self.trainer: Process
+        self.agents: Process
+        self.redis: Process | None = None
+        self.front: Link
+        self._postgres: PostgresServer | None = None
+        self._sources: list[Path] = []
+        self._ports = {"redis": free_port()}
+        self._http = httpx.AsyncClient(timeout=5.0)
+
+    # Its life
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[System]:
+        """Everything started and answering; everything ended afterwards."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._http.aclose)
+            self._sources = await asyncio.to_thread(save_sources, self.folder / "sources")
+            if self.plan.store == "postgres":
+                self._postgres = await asyncio.to_thread(stack.enter_context, postgres_server())
+                self._postgres.execute("CREATE DATABASE chaos")
+            stack.push_async_callback(self._end)
+            await self._start()
+            self.started = True
+            yield self
+
+    async def _start(self) -> None:
+        plan = self.plan
+        if plan.redis:
+            self.redis = processes.redis(self._ports["redis"], self.folder / "redis")
+            await self._started(self.redis)
+        urls = []
+        for number, kind in enumerate(plan.engines):
+            port, name = free_port(), f"engine-{number}"
+            logs, first = self.evidence / "engines", self._sources[0]
+            self.engines.append(
+                processes.fake_engine(number, name, port, first, logs, plan.delay_s)
+                if kind == "fake"
+                else processes.vllm_engine(name, port, first, self.folder / "logs")
+            )
+            await self._started(self.engines[-1])
+            urls.append((await self._link(name, [port])).url)
+            await self.until(lambda p=port: self._answers(f"http://127.0.0.1:{p}/health"), name, _START_S[kind])
+        ports = [free_port() for _ in range(plan.gateways)]
+        self.front = await self._link("front", ports)
+        for number, port in enumerate(ports):
+            values = await self._settings(number, port, urls)
+            child = processes.gateway(f"gateway-{number}", values, self.folder / "gateways", plan.gateway)
+            self.gateways.append(child)
+            await self._started(child)
+            await self.until(lambda p=port: self._answers(f"http://127.0.0.1:{p}/readyz"), child.name, 120.0)
+        self._write_plan()
+        self.trainer = processes.python("trainer", "tests.chaos.trainer", self._plan_file, self.folder / "logs")
+        self.agents = processes.python("agents", "tests.chaos.agents", self._plan_file, self.folder / "logs")
+        await self._started(self.trainer)
+        await self._started(self.agents)
+
+    async def _started(self, process: Process) -> None:
+        process.on_exit = self._exited
+        await process.start()
+
+    def _exited(self, name: str, code: int) -> None:
+        self.exits.append((time.time(), name, code))
+        self.say(f"{name} ended by itself with {code}")
+
+    async def _link(self, name: str, targets: Sequence[int]) -> Link:
+        link = Link(name, free_port(), targets)
+        await link.start()
+        self.links.append(link)
+        return link
+
+    async def _end(self) -> None:
+        for group in (["agents", "trainer"], ["gateway"], ["engine", "redis"]):
+            some = [p for p in self.all if any(p.name.startswith(name) for name in group)]
+            await asyncio.gather(*(p.end(0) for p in some))
+        for link in self.links:
+            await link.stop()
+
+    @property
+    def all(self) -> list[Process]:
+        """Every process."""
+        rest = [getattr(self, name, None) for name in ("redis", "trainer", "agents")]
+        return [*self.gateways, *self.engines, *(p for p in rest if p is not None)]
+
+    # Configuration
+
+    async def _settings(self, number: int, port: int, engines: list[str]) -> dict[str, Any]:
+        plan, folder = self.plan, self.folder / "gateways"
+        values: dict[str, Any] = {
+            "server": {"port": port, "public_url": self.front.url},
+            "admin": {"key": ADMIN_KEY},
+            "models": {"demo": {"path": str(self._sources[0])}},
+            "engine": {
+                "launch": "external", "urls": engines, "health_s": 1.0, "stall_s": 15.0,
+                "start_s": 120.0, "max_restarts": 100, "restart_window_s": 20_000.0,
+            },
+            "store": {"url": f"sqlite:///{folder}/gateway.db"},
+            "episodes": {"idle_s": 30.0, "total_s": 300.0},
+            "calls": {"grace_s": 8.0},
+            "staleness": {"eta": plan.eta, "batch": plan.batch, "min_members": plan.group_size},
+            "update": {"mode": "keep" if plan.seed % 2 else "abort"},
+            "feed": {"lease_s": 15.0},
+            "control": {"recording": str(folder / f"control-{number}.jsonl")},
+        }  # fmt: skip
+        if self._postgres is not None:
+            link = await self._link(f"postgres-{number}", [self._postgres.port])
+            values["store"]["url"] = f"postgresql://headgate@127.0.0.1:{link.port}/chaos"
+        if plan.redis:
+            link = await self._link(f"redis-{number}", [self._ports["redis"]])
+            values["bus"] = {"url": f"redis://127.0.0.1:{link.port}/0"}
+        if plan.gateways > 1:
+            link = await self._link(f"peer-{number}", [port])
+            values["cluster"] = {"url": link.url, "key": _CLUSTER_KEY, "lease_s": plan.lease_s}
+        return values
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.evidence / "plan.json"
+
+    def _write_plan(self) -> None:
+        """What trainer, agents and checker have to know."""
+        values = {
+            **asdict(self.plan), "url": self.front.url, "admin_key": ADMIN_KEY, "model": "demo",
+            "evidence": str(self.evidence), "trainer": str(self.folder / "trainer"),
+            "sources": str(self.folder / "sources"), "block": BLOCK, "blocks": VERSIONS,
+            "unlogged_engines": [f"engine-{i}" for i, kind in enumerate(self.plan.engines) if kind != "fake"],
+        }  # fmt: skip
+        self.evidence.mkdir(parents=True, exist_ok=True)
+        self._plan_file.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2))
+
+    # What faults need to know and do
+
+    @property
+    def inner_links(self) -> list[Link]:
+        """All but the agents'."""
+        return [link for link in self.links if link is not self.front]
+
+    @property
+    def database(self) -> str:
+        """The URL of the database, past all links."""
+        if self._postgres is not None:
+            return self._postgres.url("chaos")
+        return f"sqlite:///{self.folder}/gateways/gateway.db"
+
+    async def coordinator(self) -> Process:
+        """The gateway process that is the coordinator, or was the last one."""
+        rows = await self._read("SELECT url FROM coordinator") if self.plan.gateways > 1 else []
+        ports = [link.port for link in self.links if link.name.startswith("peer-")]
+        for number, port in enumerate(ports):
+            if rows and str(rows[0][0]).endswith(f":{port}"):
+                return self.gateways[number]
+        return self.gateways[0]
+
+    async def updating(self, patience_s: float) -> int | None:
+        """A version that is on its way to the engines, once there is one."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if rows := await self._read("SELECT version FROM versions WHERE state = 'updating'"):
+                return int(rows[0][0])
+            await asyncio.sleep(0.05)
+        return None
+
+    async def flush_redis(self) -> bool:
+        """Forgets all that Redis has."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._ports["redis"])
+        except OSError:
+            return False
+        writer.write(b"FLUSHALL\r\n")
+        await writer.drain()
+        answer = await reader.readline()
+        writer.close()
+        return answer.startswith(b"+OK")
+
+    async def stop_postgres(self, how: Any, seconds: float) -> None:
+        """Away for so long."""
+        assert self._postgres is not None
+        await asyncio.to_thread(self._postgres.stop, how)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if not self._postgres.running:
+                await asyncio.to_thread(self._postgres.start)
+
+    async def _read(self, query: str) -> list[Any]:
+        def read() -> list[Any]:
+            if self._postgres is None:
+                import sqlite3
+
+                with sqlite3.connect(self.database.removeprefix("sqlite:///"), timeout=5) as connection:
+                    return connection.execute(query).fetchall()
+            with psycopg.connect(self.database, connect_timeout=2, autocommit=True) as connection:
+                return connection.execute(query.encode()).fetchall()
+
+        try:
+            return await asyncio.to_thread(read)
+        except (psycopg.Error, OSError) as error:
+            self.say(f"{query}: {error}")
+            return []
+
+    # How it comes to rest
+
+    async def settle(self, journal: Journal) -> list[str]:
+        """Everybody ends what they have, and what is ready is trained; answers what did not come to pass."""
+        problems = []
+        journal.write("settling")
+        if not await self.agents.end(self.plan.settle_s):
+            problems.append(f"agents did not end within {self.plan.settle_s:g} s")
+        try:
+            await self.until(self._drained, "nothing is left to be trained", self.plan.settle_s)
+        except TimeoutError as error:
+            problems.append(f"{error}: {self._left}")
+        await self.trainer.end(0)
+        journal.write("settled", problems=problems)
+        gone = await asyncio.gather(*(process.end(30.0) for process in self.gateways))
+        problems += [f"{p.name} did not end at SIGTERM" for p, went in zip(self.gateways, gone, strict=True) if not went]
+        journal.flush()
+        return problems
+
+    _left = ""
+
+    async def _drained(self) -> bool:
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        try:
+            answer = await self._http.get(f"{self.front.url}/admin/v1/staleness", headers=headers)
+            if not answer.is_success:
+                self._left = answer.text[:500]
+                return False
+            status = await self._http.get(f"{self.front.url}/admin/v1/status", headers=headers)
+            shown, opened = answer.json(), status.json()["open_episodes"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            self._left = repr(error)
+            return False
+        ready = [row["buffer"] for row in shown["buffers"] if row["occupied"] >= self.plan.batch]
+        rows = await self._read("SELECT version FROM versions WHERE state = 'updating'")
+        self._left = f"{opened} episodes are open, buffers {ready} are ready, versions {rows} are updating"
+        return not ready and not opened and not rows
+
+    async def _answers(self, url: str) -> bool:
+        try:
+            return (await self._http.get(url)).is_success
+        except httpx.HTTPError:
+            return False
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float) -> None:
+        """Waits for it. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not await condition():
+            if not self.started and self.exits:
+                raise RuntimeError(f"{self.exits[0][1]} ended as it was started; its log is in {self.folder}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {seconds:g} s: {what}")
+            await asyncio.sleep(0.2)

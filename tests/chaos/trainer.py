@@ -1,0 +1,153 @@
+"""A light stand-in for `trainer run`: `python -m tests.chaos.trainer PLAN.json`.
+
+It leases batches over the real HTTP API, publishes real weights and acknowledges, in the order of the real one: checkpoint, then
+publish, then ack. Its checkpoints are the only thing that it believes when it is started again; each names the batch and every
+group whose effect it holds, in place of the weights that a real one would hold. SIGKILL may hit it anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from gateway.client import GatewayClient, GatewayRefused
+from gateway.types import Lease
+from tests.chaos.journal import Journal
+from tests.chaos.weights import write_version
+
+T = TypeVar("T")
+_POLL_S = 5.0
+_PAUSE_S = 0.3
+_PUBLISH_S = 240.0
+
+
+class Trainer:
+    """One life of it."""
+
+    def __init__(self, plan: dict[str, Any], client: GatewayClient, journal: Journal) -> None:
+        self._plan = plan
+        self._client = client
+        self._journal = journal
+        self._checkpoints = Path(plan["trainer"]) / "checkpoints"
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        numbers = [int(file.stem) for file in self._checkpoints.glob("*.json")]
+        self.version = max(numbers, default=0)
+        """Of the newest checkpoint: so many batches are in it."""
+
+    async def train(self) -> None:
+        """For ever."""
+        self._say("started", version=self.version)
+        while True:
+            lease = await self._ask("lease", lambda: self._client.lease("trainer"), again=(409, 425, 429))
+            if lease.buffer > self.version:
+                self._say("ahead", buffer=lease.buffer, version=self.version)
+                await asyncio.sleep(1.0)
+                continue
+            try:
+                await self._renewed(lease)
+            except GatewayRefused as refusal:
+                if refusal.status not in (404, 409):
+                    self._say("refused", status=refusal.status, error=str(refusal))
+                await asyncio.sleep(_PAUSE_S)  # the lease is gone: take it anew
+
+    async def _renewed(self, lease: Lease) -> None:
+        work = asyncio.create_task(self._work(lease), name="work")
+        renewal = asyncio.create_task(self._renew(lease), name="renew")
+        try:
+            await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, renewal):
+                task.cancel()
+            done = await asyncio.gather(work, renewal, return_exceptions=True)
+        for result in done:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _renew(self, lease: Lease) -> None:
+        while True:
+            await asyncio.sleep(lease.deadline_s / 4)
+            await self._ask("renew", lambda: self._client.renew(lease))
+
+    async def _work(self, lease: Lease) -> None:
+        if lease.buffer == self.version:
+            groups = await self._stream(lease)
+            await asyncio.sleep(self._plan["train_s"])
+            self._checkpoint(lease.buffer, groups)
+        await self._publish()
+        await self._ask("ack", lambda: self._client.ack(lease, str(self._checkpoints)))
+        self._say("acked", buffer=lease.buffer, fence=lease.fence)
+
+    async def _stream(self, lease: Lease) -> list[dict[str, Any]]:
+        cursor, groups = 0, []
+        while True:
+            got = await self._ask("stream", lambda at=cursor: self._client.leased_groups(lease, at, _POLL_S))
+            cursor = got.cursor
+            for group in got.groups:
+                tokens = sum(int(len(node.ids)) for e in group.episodes for node in e.nodes if node.sampled)
+                episodes = [episode.episode_id for episode in group.episodes]
+                groups.append({"group": group.group_id, "episodes": episodes, "tokens": tokens})
+            if got.complete:
+                return groups
+
+    def _checkpoint(self, buffer: int, groups: list[dict[str, Any]]) -> None:
+        self.version = buffer + 1
+        draft = self._checkpoints / f".{self.version}"
+        draft.write_text(json.dumps({"buffer": buffer, "groups": groups, "at": time.time()}))
+        draft.rename(self._checkpoints / f"{self.version}.json")
+        self._say("checkpoint", version=self.version, buffer=buffer, groups=[g["group"] for g in groups])
+
+    async def _publish(self) -> None:
+        path = write_version(Path(self._plan["sources"]), Path(self._plan["trainer"]) / "weights", self.version)
+        deadline = time.monotonic() + _PUBLISH_S
+        self._say("publishing", version=self.version)
+        while True:
+            record = await self._ask(
+                "publish", lambda: self._client.publish(self.version, str(path), _POLL_S)
+            )
+            if record["state"] == "live":
+                self._say("live", version=self.version)
+                return
+            if record["state"] == "failed":
+                self._say("failed", version=self.version, record=json.dumps(record)[:2000])
+                await asyncio.sleep(1.0)
+            if time.monotonic() > deadline:
+                self._say("stuck", version=self.version, record=json.dumps(record)[:2000])
+                deadline = time.monotonic() + _PUBLISH_S
+
+    async def _ask(self, what: str, call: Callable[[], Awaitable[T]], again: tuple[int, ...] = ()) -> T:
+        """Until there is an answer that waiting does not change."""
+        while True:
+            try:
+                return await call()
+            except (httpx.HTTPError, ValueError, OSError) as error:
+                said = f"{type(error).__name__}: {error}"
+            except GatewayRefused as refusal:
+                if refusal.status not in (*again, 500, 502, 503, 504):
+                    self._say("answer", what=what, error=str(refusal)[:500])
+                    raise
+                said = str(refusal)
+            self._say("again", what=what, error=said[:300])
+            await asyncio.sleep(_PAUSE_S)
+
+    def _say(self, kind: str, **values: Any) -> None:
+        self._journal.write(kind, **values)
+        self._journal.flush()
+
+
+async def _main(plan: dict[str, Any]) -> None:
+    with Journal(Path(plan["evidence"]) / "trainer.jsonl") as journal:
+        async with GatewayClient(plan["url"], plan["admin_key"], timeout_s=20.0) as client:
+            await Trainer(plan, client, journal).train()
+
+
+if __name__ == "__main__":
+    logging.getLogger("httpx").setLevel(logging.ERROR)
+    asyncio.run(_main(json.loads(Path(sys.argv[1]).read_text())))
