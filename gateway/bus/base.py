@@ -9,7 +9,7 @@ Everything here may be lost at any moment, and then nothing that was committed o
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -109,7 +109,7 @@ class Bus(Protocol):
         """Wakes those who listen now."""
         ...
 
-    def listen(self, *topics: str) -> AsyncIterator[tuple[str, bytes]]:
+    def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
         """(topic, message), for ever. Each topic comes once at the start and after every gap, empty: something may have been
         missed."""
         ...

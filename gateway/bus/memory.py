@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.bus.base import Entry, Log, Outcome, Process
@@ -123,7 +123,7 @@ class MemoryBus:
             if topic in topics:
                 queue.put_nowait((topic, message))
 
-    async def listen(self, *topics: str) -> AsyncIterator[tuple[str, bytes]]:
+    async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
         """See `Bus`."""
         queue: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self._listeners.append((topics, queue))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -69,12 +69,14 @@ class RedisBus:
 
     async def whereabouts(self, process_id: str) -> str | None:
         """See `Bus`."""
-        url = await self._do(lambda: self._redis.get(self._of(process_id)))
+        url: Any = await self._do(lambda: self._redis.get(self._of(process_id)))
         return None if url is None else url.decode()
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
         """See `Bus`."""
         outcomes: list[Outcome] = []
+        if not entries:
+            await self.announce(process)
         for start in range(0, len(entries), _AT_ONCE):
             arguments = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
             for entry in entries[start : start + _AT_ONCE]:
@@ -96,7 +98,7 @@ class RedisBus:
 
     async def take(self, log: Log, process: Process) -> bool:
         """See `Bus`."""
-        arguments = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
+        arguments: list[Any] = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
         arguments += [log.call, log.owner, log.epoch]
         return bool(await self._do(lambda: self._take(args=arguments)))
 
@@ -106,14 +108,14 @@ class RedisBus:
 
     async def get(self, key: str) -> bytes | None:
         """See `Bus`."""
-        value: bytes | None = await self._do(lambda: self._redis.get(f"{self._prefix}value:{key}"))
-        return value
+        value: Any = await self._do(lambda: self._redis.get(f"{self._prefix}value:{key}"))
+        return None if value is None else bytes(value)
 
     async def publish(self, topic: str, message: bytes = b"") -> None:
         """See `Bus`."""
         await self._do(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
 
-    async def listen(self, *topics: str) -> AsyncIterator[tuple[str, bytes]]:
+    async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
         """See `Bus`."""
         while True:
             try:
@@ -124,7 +126,7 @@ class RedisBus:
                 self._missed(error)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _heard(self, topics: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
+    async def _heard(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:
         """Until the connection breaks."""
         names = {f"{self._prefix}topic:{topic}": topic for topic in topics}
         async with self._listening.pubsub() as channel:

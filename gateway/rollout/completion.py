@@ -5,7 +5,8 @@ A task of its own makes the reply; clients read it (`reply.Reader`) and may come
 - the last pieces of a reply are seen only after its turn is committed, and it is committed only while somebody reads;
 - while nobody reads, no engine works; a reader who comes within the grace period gets the rest from the last token on (but not
   of a seeded call: the sampler's state was lost with its run);
-- otherwise, and when the call fails or is stopped, what was sampled is recorded as an abandoned branch, which is never trained.
+- otherwise, and when the call fails or is stopped, what was sampled is recorded as an abandoned branch, which is never trained;
+- of a call that another process has taken over nothing more is shown or recorded here.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from gateway.errors import GatewayError
+from gateway.errors import Conflict, GatewayError
 from gateway.metrics import Metrics
 from gateway.render.renderer import Message
 from gateway.render.segmenter import Piece, Segmenter
 from gateway.rollout.call import Call
-from gateway.rollout.reply import Reply
+from gateway.rollout.handover import Handover, Track, superseded
+from gateway.rollout.logged import LoggedCall, finish_of, top_of
+from gateway.rollout.reply import Delivery, Reply
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
+from gateway.trajectories.tree import START
 from gateway.types import Int32Array
 
 log = logging.getLogger(__name__)
@@ -75,6 +80,32 @@ class Completion:
         self._given_up = False
         self._stopped_by: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._track: Track | None = None
+        self._epoch = 1
+        self._gathered: Delivery | None = None
+        """What is being logged, and then shown."""
+
+    def resume(self, logged: LoggedCall) -> None:
+        """Before `start`: makes this the call that another process has begun; it goes on from the last token that was logged."""
+        assert logged.details is not None
+        call, turn, details = self._call, logged.turn, logged.details
+        if len(logged.prompt) != len(self._prompt.ids) or (logged.prompt != self._prompt.ids).any():
+            self._prompt = replace(self._prompt, ids=logged.prompt, after=START)
+        call.call_id, call.prompt, call.sampling, call.turn = turn.call_id, logged.prompt, details.used, turn
+        call.top = top_of(turn) if details.used.top_logprobs else []
+        call.finish = finish_of(turn, details.used)
+        self._epoch = logged.log.epoch + 1
+        call.restarts = self._restarts = self._epoch  # so that no request's id is used twice
+        self.details = details
+        self.reply = Reply(turn.call_id, details.received_at, len(logged.prompt))
+        self.reply.deserted = self._stop_engine
+        self._segmenter = self._segment(logged.prompt)
+
+    def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
+        """Before `start`: what is sampled is logged, so that another process can go on with it."""
+        self._track = handover.follow(
+            place, self, self._call.turn, self._prompt.ids, self.details, self._epoch
+        )
 
     def start(self) -> asyncio.Task[None]:
         """Begins to make the reply. The task lives until a client has all of it, or nobody will get it any more."""
@@ -111,6 +142,8 @@ class Completion:
         else:
             await self._linger()
         finally:
+            if self._track is not None:
+                self._track.end()
             self._part()
 
     def _part(self) -> None:
@@ -135,11 +168,14 @@ class Completion:
         """Until everything was sampled, or nobody reads any more."""
         if self._whole:
             return
-        self._call.start(self._take)
-        try:
-            await self._call.wait()
-        except _Deserted:
-            return
+        if self._call.turn.ids and not self._segmenter.consumed:
+            self._take()  # what another process has sampled
+        if self._call.finish is None and not self._segmenter.stopped:
+            self._call.start(self._take)
+            try:
+                await self._call.wait()
+            except _Deserted:
+                return
         if self._segmenter.stopped:
             await self._call.stop()
             self._call.turn.truncate(self._segmenter.consumed)
@@ -162,13 +198,34 @@ class Completion:
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
         if self._segmenter.stopped:
             self._call.enough()
-        elif self._pieces and self.details.stream:
-            self._call.delivered = True
-            self._deliver()
+        elif self._track is None or not self._track.mark():
+            self.gather()
+            self.show()
 
-    def _deliver(self) -> None:
-        self.reply.deliver(self.reply.compose(self._pieces, *self._tokens()))
-        self._pieces = []
+    def gather(self) -> None:
+        """In a stream, what was taken so far becomes the next delivery."""
+        if not self._pieces or not self.details.stream or self._segmenter.stopped or self._whole:
+            return
+        if self._gathered is None:
+            self._call.delivered = True
+            self._gathered = self.reply.compose(self._pieces, *self._tokens())
+            self._pieces = []
+
+    def show(self) -> None:
+        """Delivers what was gathered, unless nobody shall have more of the reply."""
+        if self._gathered is not None and not self.reply.over and not self._superseded:
+            self.reply.deliver(self._gathered)
+        self._gathered = None
+
+    async def supersede(self) -> None:
+        """Another process goes on with the call."""
+        self._stopped_by = self._stopped_by or superseded()
+        self.reply.move()
+        await self._call.stop(self._stopped_by)
+
+    @property
+    def _superseded(self) -> bool:
+        return self._track is not None and self._track.taken
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
         """What was taken since the last delivery."""
@@ -179,11 +236,16 @@ class Completion:
     async def _commit(self) -> None:
         """Records the turn, and then delivers the rest."""
         last = self.reply.compose([*self._pieces, *self._segmenter.finish()], *self._tokens())
+        self._pieces = []
         finish = self._call.finish or "stop"
         self.details.finish_reason = "tool_calls" if finish == "stop" and self.reply.tool_calls else finish
-        await self._record(self.reply.message())
+        try:
+            await self._record(self.reply.message())
+        except Conflict as error:
+            raise superseded() if error.code == "recorded_elsewhere" else error from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
         self.reply.matched_stop = self._segmenter.matched_stop
+        self.show()
         self.reply.deliver(last)
         self.reply.end(self.details.finish_reason)
 
@@ -191,8 +253,12 @@ class Completion:
         self._given_up = True
         await self._call.stop()
         self.details.finish_reason = self.details.mask_reason = "abandoned"
+        if self._track is not None and (self._track.left or self._track.taken):
+            return
         try:
             await self._record(None)
+        except GatewayError as error:
+            log.warning("what was sampled for call %s is not recorded: %s", self.reply.call_id, error.message)
         except Exception:
             log.exception("what was sampled for call %s could not be recorded", self.reply.call_id)
 
@@ -200,7 +266,11 @@ class Completion:
         """What was sampled; an abandoned call that sampled nothing leaves no trace but in the metrics."""
         turn, details = self._call.turn, self.details
         if message is not None or turn.ids:
+            if self._track is not None:
+                await self._track.confirm()
             await self._recorder.record(self._episode_id, self._prompt, turn, details, message)
+        if self._track is not None:
+            self._track.end()
         self._metrics.calls.labels(details.api, details.finish_reason).inc()
         self._metrics.prompt_tokens.inc(len(self._prompt.ids))
         self._metrics.sampled_tokens.inc(len(turn.ids))

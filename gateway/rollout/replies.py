@@ -1,4 +1,4 @@
-"""Which reply a request gets: one that is in the making, one from the record, or a new one (design, R4).
+"""Which reply a request gets: one in the making, here or in another process, one from the record, or a new one (design, R4).
 
 Owns every reply in the making, and for the grace period every finished one that no client has had whole. Invariants: requests
 that are retries of one another get the same reply, at whatever moment each of them comes; requests that merely say the same are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,13 +17,20 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from gateway.errors import Unavailable, Unprocessable
+from gateway.errors import Elsewhere, Unavailable, Unprocessable
 from gateway.rollout.completion import Completion, Segment
+from gateway.rollout.handover import Handover
+from gateway.rollout.logged import LoggedCall
 from gateway.rollout.reply import Reader, Reply
 from gateway.rollout.upstream import UpstreamCall
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import Place, TokenTree
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+"""How often a retry looks for its call while other processes take it."""
 
 Calls = set[Completion | UpstreamCall]
 """What runs in an episode."""
@@ -66,8 +74,10 @@ class RequestKey:
 class Replies:
     """Every reply that somebody reads or may come back for."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, handover: Handover | None = None) -> None:
+        """Without `handover` the calls of other processes are not known."""
         self._database = database
+        self._handover = handover
         self._completions: dict[tuple[str, str], list[Completion]] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """A request finds or begins its reply alone among its retries."""
@@ -81,17 +91,68 @@ class Replies:
     ) -> Reader:
         """A reader of the request's reply. `begin` makes a new one, which is in `calls` as long as it lives.
 
-        Raises Unprocessable if the request's idempotency key was that of another request, and what `begin` raises.
+        Raises Unprocessable if the request's idempotency key was that of another request, Elsewhere if another process makes
+        the reply, and what `begin` raises.
         """
         if not key.retry:
             return self._join(key) or self._start(key, calls, await begin())
         async with self._locks.setdefault(key.place, asyncio.Lock()):
             if reader := self._join(key) or await self._recorded(key, segment):
                 return reader
-            return self._start(key, calls, await begin())
+            if (logged := await self._taken_over(key)) is None:
+                return self._start(key, calls, await begin())
+            return await self._resumed(key, calls, begin, segment, logged)
+
+    async def _resumed(
+        self,
+        key: RequestKey,
+        calls: Calls,
+        begin: Callable[[], Awaitable[Completion]],
+        segment: Segment,
+        logged: LoggedCall,
+    ) -> Reader:
+        """The reply that another process has begun; if it has recorded that before it went, from the record."""
+        assert self._handover is not None
+        call_id = logged.log.call
+        try:
+            recorded = await self._database.read(lambda c: turns.has_call(c, key.episode_id, call_id))
+            completion = await begin()
+        except BaseException:
+            await self._handover.drop(logged)
+            raise
+        if not recorded:
+            log.info("call %s goes on here after %d tokens", call_id, len(logged.turn.ids))
+            completion.resume(logged)
+            return self._start(key, calls, completion)
+        await self._handover.drop(logged)
+        return await self._recorded(key, segment) or self._start(key, calls, completion)
+
+    async def _taken_over(self, key: RequestKey) -> LoggedCall | None:
+        """The running call of a process that is gone, which is now this one's. Raises Elsewhere if its process is alive."""
+        if self._handover is None:
+            return None
+        own = self._handover.process
+        for _ in range(_TRIES):
+            found = await self._handover.find(key.place)
+            for call in found:
+                _check(key, call.request_key)
+            if any(call.log.owner == own.id for call in found):
+                return None
+            orphans = [call for call in found if self._handover.can_take(call)]
+            for call in orphans:
+                if await self._handover.take(call):
+                    return call
+            if not orphans:
+                urls = [call.log.url for call in found if call.log.url]
+                if urls and own.url:
+                    raise Elsewhere(urls[0])
+                return None
+        return None
 
     async def close(self) -> None:
-        """Ends every reply; what was sampled is recorded."""
+        """Ends every reply. What was sampled is left to another process if it is in the bus, and else recorded."""
+        if self._handover is not None:
+            await self._handover.leave()
         reason = Unavailable("the gateway is being stopped", retry_after=1.0, code="stopping")
         found = [completion for some in self._completions.values() for completion in some]
         await asyncio.gather(*(completion.stop(reason) for completion in found))
@@ -105,6 +166,8 @@ class Replies:
         return chosen[0].reply.read() if chosen else None
 
     def _start(self, key: RequestKey, calls: Calls, completion: Completion) -> Reader:
+        if self._handover is not None:
+            completion.log_in(self._handover, key.place)
         together = self._completions.setdefault(key.place, [])
         together.append(completion)
         calls.add(completion)

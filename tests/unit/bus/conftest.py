@@ -33,7 +33,9 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
         if request.param == "redis":
             url = request.getfixturevalue("redis").url
             opened.append(
-                open_bus(BusSettings.model_validate({"url": url, "prefix": prefix, "timeout_s": 10, **settings}))
+                open_bus(
+                    BusSettings.model_validate({"url": url, "prefix": prefix, "timeout_s": 10, **settings})
+                )
             )
         elif not opened:
             opened.append(MemoryBus(BusSettings.model_validate(settings), shared=True))

@@ -184,7 +184,7 @@ async def test_a_value_stays_for_its_time(connect: Connect) -> None:
 
 async def test_who_listens_is_woken(connect: Connect) -> None:
     bus = connect()
-    async with aclosing(bus.listen("ledger", "engines")) as news:  # type: ignore[type-var]
+    async with aclosing(bus.listen("ledger", "engines")) as news:
         assert [await anext(news), await anext(news)] == [("ledger", b""), ("engines", b"")]
         await connect().publish("other", b"no")
         await connect().publish("engines", b"\x00yes")

@@ -73,12 +73,14 @@ async def test_after_a_flush_a_log_is_gone_and_can_be_begun_again(own: tuple[Red
     await asyncio.to_thread(server.flush)
     assert await bus.write(A, [goes_on(4, b"x")]) == ["gone"]
     assert await bus.write(A, [BEGUN]) == ["written"]
-    assert (await only(bus)).url == "http://a", "never a log of a process that lives, and does not count as alive"
+    assert (await only(bus)).url == "http://a", (
+        "never a log of a process that lives, and does not count as alive"
+    )
 
 
 async def test_who_listens_hears_of_a_gap(own: tuple[RedisServer, Bus]) -> None:
     server, bus = own
-    async with aclosing(bus.listen("ledger")) as news:  # type: ignore[type-var]
+    async with aclosing(bus.listen("ledger")) as news:
         assert await anext(news) == ("ledger", b"")
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)

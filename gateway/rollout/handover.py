@@ -1,0 +1,337 @@
+"""The running calls of this process in the bus, and those of processes that are gone.
+
+Owns this process's place among the living, the writing of the logs of its running calls, and the taking over of others'. What is
+new of all calls is written together, a moment after it came. Invariants:
+- what a stream shows of a call was logged before, so whoever takes the call over goes on from all that any client has seen;
+- a log is written by its owner alone: who finds that it was taken over neither shows nor records any more of the call;
+- within `[bus] alive_s` of its last sign of life nobody takes anything from a process; after that it asks before it records;
+- a bus that is away or has lost everything stops nothing: calls go on as if there were none, and are logged anew when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.bus.base import Bus, Entry, Log, Outcome, Process
+from gateway.errors import BusAway, Unavailable
+from gateway.rollout import logged
+from gateway.rollout.logged import TOKEN_BYTES, LoggedCall
+from gateway.settings import BusSettings
+from gateway.trajectories.recorder import TurnDetails
+from gateway.trajectories.turn import Turn
+from gateway.types import Int32Array
+
+log = logging.getLogger(__name__)
+
+_BEAT_S = 1.0
+
+
+class Logged(Protocol):
+    """A call as its log sees it."""
+
+    def gather(self) -> None:
+        """What was taken so far is about to be logged."""
+        ...
+
+    def show(self) -> None:
+        """What was gathered may be seen."""
+        ...
+
+    async def supersede(self) -> None:
+        """Another process goes on with the call: nothing more of it is shown or recorded here."""
+        ...
+
+
+class Track:
+    """The log of one running call of this process."""
+
+    def __init__(
+        self,
+        handover: Handover,
+        place: str,
+        call: Logged,
+        turn: Turn,
+        prompt: Int32Array,
+        details: TurnDetails,
+        epoch: int,
+    ) -> None:
+        """`epoch` above 1: the call was taken over, and its log is there."""
+        self.call = call
+        self.call_id = turn.call_id
+        self.taken = False
+        """Another process owns the log now."""
+        self.left = False
+        """The log stays when the call ends, for whoever takes it over."""
+        self.over = False
+        self.written_at = 0.0
+        self._handover = handover
+        self._place = place
+        self._turn = turn
+        self._prompt = prompt
+        self._details = details
+        self._epoch = epoch
+        self._begun = epoch > 1
+        self._logged = self._sent = len(turn.ids) if self._begun else 0
+
+    @property
+    def movable(self) -> bool:
+        """Whether another process could go on with the call."""
+        return not self._details.used.pinned
+
+    @property
+    def logged(self) -> bool:
+        """Whether another process could go on with it now."""
+        return self.movable and self._begun and not self.over
+
+    def mark(self) -> bool:
+        """There is something new. False: it will not be logged; show it."""
+        if not self.movable or self.over:
+            return False
+        return self._handover.mark(self)
+
+    async def confirm(self) -> None:
+        """Raises Unavailable if another process has taken the call over."""
+        if not self.taken:
+            await self._handover.confirm(self)
+        if self.taken:
+            raise superseded()
+
+    def end(self) -> None:
+        """The call is recorded, or will never be: its log is needed no more."""
+        if not (self.over or self.taken or self.left):
+            self.over = True
+            self._handover.mark(self)
+
+    def entry(self) -> Entry:
+        """What is new."""
+        turn = self._turn
+        if self.over:
+            return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
+        self._sent = len(turn.ids)
+        state = logged.state_of(turn, self._details)
+        if self._begun:
+            body = logged.body_of(turn, self._logged) if self.movable else b""
+            at = self._logged * TOKEN_BYTES if self.movable else 0
+            return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
+        head = logged.head_of(self._prompt, self._details)
+        body = logged.body_of(turn, 0) if self.movable else b""
+        return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
+
+    def settle(self, outcome: Outcome, now: float) -> None:
+        """What became of the newest entry."""
+        if outcome == "written":
+            self._begun, self._logged, self.written_at = True, self._sent, now
+            self.call.show()
+        elif outcome == "gone":
+            self._begun, self._logged = False, 0
+            self._handover.mark(self)
+        else:
+            self.taken = True
+
+
+class Handover:
+    """Start it before the first call, and close it after the last."""
+
+    def __init__(self, bus: Bus, process: Process, settings: BusSettings) -> None:
+        self.process = process
+        self._bus = bus
+        self._settings = settings
+        self._tracks: dict[str, Track] = {}
+        self._dirty: dict[Track, None] = {}
+        self._later: dict[Track, None] = {}
+        """What the bus missed, until the next heartbeat."""
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._alive_until = 0.0
+        """By the loop's clock; at least so long, nobody takes anything from this process."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = False
+
+    async def start(self) -> None:
+        """This process counts as alive from now."""
+        self._open = True
+        await self._beat()
+        self._keep(asyncio.create_task(self._beat_forever(), name="bus-heartbeat"))
+        self._keep(asyncio.create_task(self._write_forever(), name="bus-log"))
+
+    async def close(self) -> None:
+        """This process counts as alive no more. What it has not `left` is over."""
+        await self.flush()
+        self._open = False
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        try:
+            await self._bus.leave(self.process)
+        except BusAway:
+            log.info("the bus is away: others will wait for this process for %g s", self._settings.alive_s)
+
+    def follow(
+        self,
+        place: tuple[str, str],
+        call: Logged,
+        turn: Turn,
+        prompt: Int32Array,
+        details: TurnDetails,
+        epoch: int = 1,
+    ) -> Track:
+        """Logs a call until its track's `end`."""
+        track = Track(self, _place(place), call, turn, prompt, details, epoch)
+        self._tracks[track.call_id] = track
+        self.mark(track)
+        return track
+
+    async def leave(self) -> None:
+        """Leaves the running calls to other processes, as far as they are logged."""
+        for track in self._tracks.values():
+            self._dirty[track] = None
+        if await self.flush():
+            for track in self._tracks.values():
+                track.left = track.logged and not track.taken
+
+    async def find(self, place: tuple[str, str]) -> list[LoggedCall]:
+        """The running calls at a place, in whatever process. None, if the bus is away."""
+        try:
+            logs = await self._bus.find(_place(place))
+        except BusAway:
+            return []
+        return [call for log in logs if (call := _read(log)) is not None]
+
+    def can_take(self, call: LoggedCall) -> bool:
+        """Whether a call's process is gone, and it can be gone on with.
+
+        What a stream showed while the bus was away was not logged: if it may have been, the call is begun anew.
+        """
+        if call.log.url is not None or call.details is None:
+            return False
+        return not call.details.stream or call.log.age_s < self._bus.unbroken_s
+
+    async def take(self, call: LoggedCall) -> bool:
+        """Makes a call of a process that is gone this one's. False: another one was faster, or the bus is away."""
+        try:
+            return await self._bus.take(call.log, self.process)
+        except BusAway:
+            return False
+
+    async def drop(self, call: LoggedCall) -> None:
+        """A call that was taken is not gone on with after all."""
+        over = Entry(call.log.call, "", call.log.epoch + 1, b"", b"", 0, b"", over=True)
+        try:
+            await self._bus.write(self.process, [over])
+        except BusAway:
+            log.info("call %s: its log stays until it is forgotten", call.log.call)
+
+    def mark(self, track: Track) -> bool:
+        """There is something new of a call; called for every chunk of tokens. False: nothing is logged any more."""
+        if self._open and track not in self._dirty:
+            self._dirty[track] = None
+            self._news.set()
+        return self._open
+
+    async def confirm(self, track: Track) -> None:
+        """Learns whether the log is still this process's, if it may not be."""
+        alive_s = self._alive_until - asyncio.get_running_loop().time()
+        if alive_s < self._settings.alive_s / 3:
+            self._dirty[track] = None
+            await self.flush()
+
+    async def flush(self) -> bool:
+        """Writes what is new. False: the bus is away; what was to be shown is shown."""
+        async with self._writing:
+            tracks, self._dirty = list(self._dirty), {}
+            if not tracks:
+                return True
+            for track in tracks:
+                track.call.gather()
+            began = asyncio.get_running_loop().time()
+            try:
+                entries = [track.entry() for track in tracks]
+                outcomes = await self._bus.write(self.process, entries)
+            except Exception as error:
+                if not isinstance(error, BusAway):
+                    log.exception("%d running calls could not be logged", len(tracks))
+                self._missed(tracks, began)
+                return False
+            self._alive_until = began + self._settings.alive_s
+            for track, outcome in zip(tracks, outcomes, strict=True):
+                self._settle(track, outcome, began)
+            return True
+
+    def _settle(self, track: Track, outcome: Outcome, now: float) -> None:
+        over = track.over
+        track.settle(outcome, now)
+        if (over and outcome == "written") or track.taken:
+            self._tracks.pop(track.call_id, None)
+        if track.taken and not over:
+            log.warning("call %s: another process has taken it over", track.call_id)
+            self._keep(asyncio.create_task(track.call.supersede(), name=f"supersede-{track.call_id}"))
+
+    def _missed(self, tracks: Sequence[Track], now: float) -> None:
+        """The bus is away: the calls go on without it, and are tried again at the next heartbeat."""
+        for track in tracks:
+            track.call.show()
+            if track.over and track.written_at + self._settings.log_s < now:  # it has been forgotten there
+                self._tracks.pop(track.call_id, None)
+            else:
+                self._later[track] = None
+
+    async def _beat(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for track in self._tracks.values():
+            if now - track.written_at > self._settings.log_s / 3:
+                self._dirty[track] = None
+        self._dirty |= self._later
+        self._later = {}
+        if self._dirty:
+            self._news.set()
+        try:
+            await self._bus.announce(self.process)
+            self._alive_until = max(self._alive_until, now + self._settings.alive_s)
+        except BusAway:
+            return  # the bus has said so
+
+    async def _beat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(min(_BEAT_S, self._settings.alive_s / 3))
+            await self._beat()
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.flush()
+            await asyncio.sleep(self._settings.log_every_s)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s failed", task.get_name(), exc_info=task.exception())
+
+
+def superseded() -> Unavailable:
+    """What the clients of a call get here that another process has taken over, or recorded."""
+    message = "another gateway process has this call; come again for its reply"
+    return Unavailable(message, retry_after=0.5, code="recorded_elsewhere")
+
+
+def _place(place: tuple[str, str]) -> str:
+    return ":".join(place)
+
+
+def _read(found: Log) -> LoggedCall | None:
+    try:
+        call = logged.read(found)
+    except (ValueError, KeyError, TypeError):
+        call = None
+    if call is None:
+        log.info("call %s: its log is not whole, or of another build", found.call)
+    return call

@@ -1,0 +1,100 @@
+"""A running call as bytes, so that another process can go on with it. Pure.
+
+The head, written once: what was asked, how it is sampled, the prompt. The body: for each token its id and its log-probability, 8
+bytes, little-endian. The state: what else is known of these tokens, above all which versions can have sampled them.
+
+A call whose sampler has a state cannot be gone on with: of it the log has only what tells retries where it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.bus.base import Log
+from gateway.trajectories.recorder import TurnDetails
+from gateway.trajectories.turn import Span, Turn
+from gateway.types import FinishReason, Int32Array, Sampling
+
+_FORMAT = 1
+_TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
+TOKEN_BYTES = _TOKEN.itemsize
+_LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """What the log of a call says."""
+
+    log: Log
+    request_key: str
+    prompt: Int32Array
+    """Shape (prompt tokens,)."""
+    details: TurnDetails | None
+    """None: the call cannot be gone on with."""
+    turn: Turn
+
+
+def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
+    """What does not change."""
+    values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
+    ids = b""
+    if not details.used.pinned:
+        values["details"], ids = details, prompt.astype("<i4").tobytes()
+    text = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + ids
+
+
+def state_of(turn: Turn, details: TurnDetails) -> bytes:
+    """What changes with every token."""
+    spans = [(span.version, span.count, span.newest, span.stale_kv) for span in turn.spans]
+    values = (len(turn.ids), spans, turn.engine, turn.pauses, turn.disputed, details.first_token_s)
+    return orjson.dumps(values)
+
+
+def body_of(turn: Turn, start: int) -> bytes:
+    """The tokens from the number `start` on."""
+    tokens = np.empty(max(len(turn.ids) - start, 0), _TOKEN)
+    tokens["id"], tokens["logprob"] = turn.ids[start:], turn.logprobs[start:]
+    return tokens.tobytes()
+
+
+def read(log: Log) -> LoggedCall | None:
+    """What a log says; None if it is not whole, or of another build."""
+    end = _LENGTH_BYTES + int.from_bytes(log.head[:_LENGTH_BYTES], "little")
+    values = orjson.loads(log.head[_LENGTH_BYTES:end])
+    if values["format"] != _FORMAT:
+        return None
+    turn = Turn(log.call)
+    if values["details"] is None:
+        return LoggedCall(log, values["request_key"], np.empty(0, np.int32), None, turn)
+    count, spans, turn.engine, turn.pauses, turn.disputed, first_token_s = orjson.loads(log.state)
+    if len(log.body) < count * TOKEN_BYTES or sum(span[1] for span in spans) != count:
+        return None
+    tokens = np.frombuffer(log.body, _TOKEN, count)
+    turn.ids, turn.logprobs = tokens["id"].tolist(), tokens["logprob"].tolist()
+    turn.spans = [Span(*span) for span in spans]
+    details = _details(values["details"], first_token_s)
+    prompt = np.frombuffer(log.head, "<i4", offset=end).astype(np.int32)
+    return LoggedCall(log, values["request_key"], prompt, details, turn)
+
+
+def top_of(turn: Turn) -> list[list[tuple[int, float]]]:
+    """What stands for the alternatives to tokens that another process sampled, which are not logged: the tokens themselves."""
+    return [[token] for token in zip(turn.ids, turn.logprobs, strict=True)]
+
+
+def finish_of(turn: Turn, sampling: Sampling) -> FinishReason | None:
+    """The finish reason, if the tokens are all there are: who sampled the last one did not come to say so."""
+    if turn.ids and turn.ids[-1] in sampling.stop_token_ids:
+        return "stop"
+    return "length" if len(turn.ids) >= sampling.max_tokens else None
+
+
+def _details(values: dict[str, Any], first_token_s: float | None) -> TurnDetails:
+    used = values.pop("used")
+    used["logit_bias"] = {int(token): bias for token, bias in used["logit_bias"].items()}
+    return TurnDetails(**{**values, "used": Sampling(**used), "first_token_s": first_token_s})
