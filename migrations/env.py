@@ -1,13 +1,21 @@
-"""Alembic's entry: migrates over the connection it is given, or to the URL in HEADGATE_STORE_URL."""
+"""Alembic's entry: migrates over the connection it is given, or to the URL in HEADGATE_STORE_URL.
+
+On PostgreSQL all migrations of a run are one transaction: processes that start together do it one after the other, and none waits
+long for a table that a running process uses.
+"""
 
 from __future__ import annotations
 
 import os
 
 from alembic import context
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, text
 
+from gateway.store.connections import driver
 from gateway.store.models import Base
+
+_LOCK = 0x68656164_67617465
+"""The name of the advisory lock: "headgate"."""
 
 
 def _run(connection: Connection) -> None:
@@ -18,6 +26,10 @@ def _run(connection: Connection) -> None:
         render_as_batch=connection.dialect.name == "sqlite",
     )
     with context.begin_transaction():
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+            connection.execute(text("SET LOCAL statement_timeout = '15min'"))
         context.run_migrations()
 
 
@@ -26,5 +38,5 @@ if given is not None:
     _run(given)
 else:
     url = os.environ.get("HEADGATE_STORE_URL", "sqlite:///runs/headgate.db")
-    with create_engine(url).begin() as opened:
+    with create_engine(driver(url)).begin() as opened:
         _run(opened)

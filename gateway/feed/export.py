@@ -23,7 +23,7 @@ from gateway.feed.groups import GroupReader, as_of
 from gateway.settings import Settings
 from gateway.store import decisions, episodes
 from gateway.store import ledger as statements
-from gateway.store.database import newest_revision
+from gateway.store.schema import newest_revision
 from gateway.types import FEED_SCHEMA, groups_to_arrow
 from scheduler.policies.lineage import orphans
 

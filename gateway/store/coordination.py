@@ -6,13 +6,17 @@ All times are the database's, so that the clocks of the processes do not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors import Fenced
 from gateway.store.models import CoordinatorRow
 
 _NAME = "control"
+_CHECKED = "headgate_fence"
+"""Where a connection remembers the fence that this transaction has checked: its row is locked until the end."""
 _CLOCKS = {
     "postgresql": text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"),
     "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
@@ -30,20 +34,32 @@ class Coordinator:
 
 
 def claim(connection: Connection, holder: str, url: str, lease_s: float, over: int | None) -> int | None:
-    """Makes `holder` the coordinator, after the one with the fence `over` (None: after whoever is); answers its fence.
+    """Makes `holder` the coordinator, after the one with the fence `over`; answers its fence.
 
-    None: another one was faster, or the lease of `over` was renewed meanwhile.
+    `over` None: after whoever is. 0: if nobody ever was. The answer None: another one was faster, or the lease of `over` was
+    renewed meanwhile.
     """
-    row = connection.execute(select(CoordinatorRow.fence, CoordinatorRow.deadline).with_for_update()).first()
-    now = _now(connection)
-    values = {"holder": holder, "url": url, "deadline": now + lease_s}
-    if row is None:
-        connection.execute(insert(CoordinatorRow).values(name=_NAME, fence=1, **values))
+    connection.info.pop(_CHECKED, None)
+    values = {"holder": holder, "url": url, "deadline": _now(connection) + lease_s}
+    if not over and _create(connection, values):
         return 1
+    row = connection.execute(select(CoordinatorRow.fence, CoordinatorRow.deadline).with_for_update()).first()
+    if row is None:
+        return None
+    now = _now(connection)  # it may have waited for the row
     if over is not None and (row.fence != over or row.deadline > now):
         return None
-    connection.execute(update(CoordinatorRow).values(fence=row.fence + 1, **values))
+    connection.execute(
+        update(CoordinatorRow).values(fence=row.fence + 1, **values | {"deadline": now + lease_s})
+    )
     return int(row.fence) + 1
+
+
+def _create(connection: Connection, values: dict[str, Any]) -> bool:
+    """The first coordinator's row, unless there is one: of several at the same moment one is the first."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    row = insert(CoordinatorRow).values(name=_NAME, fence=1, **values).on_conflict_do_nothing()
+    return connection.execute(row).rowcount > 0
 
 
 def renew(connection: Connection, fence: int, lease_s: float) -> None:
@@ -71,10 +87,18 @@ def current(connection: Connection) -> Coordinator | None:
 
 def check(connection: Connection, fence: int) -> None:
     """Holds every successor off until this transaction has ended. Raises Fenced if there is one already."""
+    if connection.info.get(_CHECKED) == fence:
+        return
     query = select(CoordinatorRow.fence)
     newest = connection.scalar(query.with_for_update(read=True))
     if newest != fence:
         raise _fenced(fence)
+    connection.info[_CHECKED] = fence
+
+
+def begin(connection: Connection) -> None:
+    """A new transaction: it has checked no fence yet."""
+    connection.info.pop(_CHECKED, None)
 
 
 def _now(connection: Connection) -> float:

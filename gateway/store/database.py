@@ -1,8 +1,11 @@
 """The connection to SQL, and the one writer.
 
 Every query is a function of a synchronous connection. Writes are committed by one thread in the order in which they were
-submitted, many in one transaction (group commit): durability costs one fsync for all that wait. A write that fails is taken back
-alone, and only its submitter hears of it. Reads run in a few threads of their own. The event loop is woken once per transaction.
+submitted, many in one transaction (group commit, see commits.py): durability costs one fsync for all that wait. A write that
+fails is taken back alone, and only its submitter hears of it. Reads run in a few threads of their own, each on one snapshot. The
+event loop is woken once per transaction.
+
+While the database is away, writes wait, in their order; reads are tried again for `[store] read_wait_s`.
 """
 
 from __future__ import annotations
@@ -13,25 +16,21 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, DBAPIError
 
 from gateway.errors import Unavailable
 from gateway.settings import StoreSettings
 from gateway.store import coordination
+from gateway.store.commits import Committer, Outcome, Write
+from gateway.store.connections import begin_reading, connect, delays, is_again, is_away, refusal
+from gateway.store.schema import bring_up_to_date
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Write = Callable[[Connection], Any]
 _MAX_GROUP = 256
 _READERS = 4
 
@@ -42,6 +41,7 @@ class Database:
     def __init__(self, settings: StoreSettings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
+        self._committer = Committer(engine)
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._waiting = 0
@@ -52,22 +52,22 @@ class Database:
 
     @classmethod
     async def open(cls, settings: StoreSettings) -> Database:
-        """Connects, brings the schema to its newest form, and starts the writer."""
-        url = _driver(make_url(settings.url))
-        if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-            Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, json_serializer=_to_json, json_deserializer=orjson.loads)
-        if url.get_backend_name() == "sqlite":
-            event.listen(engine, "connect", _configure_sqlite)
-        await asyncio.to_thread(_migrate, engine)
+        """Connects, brings the schema to its newest form, and starts the writer. Raises ConfigError."""
+        engine = connect(settings.url, _READERS + 1)
+        try:
+            await asyncio.to_thread(bring_up_to_date, engine, settings)
+        except BaseException:
+            engine.dispose()
+            raise
         database = cls(settings, engine)
         database._writer.start()
         return database
 
     async def close(self) -> None:
-        """Commits what was submitted and disconnects."""
+        """Commits what was submitted and disconnects. What a database that is away does not take in time fails."""
         if self._open:
             self._open = False
+            self._committer.stop(self._settings.read_wait_s)
             self._queue.put(None)
         await asyncio.to_thread(self._writer.join)
         self._readers.shutdown()
@@ -78,6 +78,11 @@ class Database:
         """Whether writes are still committed."""
         return self._open and self._writer.is_alive()
 
+    @property
+    def reachable(self) -> bool:
+        """Whether the database does what it is asked; while it does not, writes wait."""
+        return self._committer.reachable
+
     def check(self) -> None:
         """Raises Unavailable if a write would be refused now."""
         if not self.healthy:
@@ -86,7 +91,10 @@ class Database:
             raise Unavailable("the database is too far behind", retry_after=5.0, code="store_busy")
 
     def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait."""
+        """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait.
+
+        The function runs in the writer's thread, and may run more than once (see commits.py): it must do nothing but write.
+        """
         self.check()
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting += 1
@@ -102,11 +110,27 @@ class Database:
         return _Fenced(self, fence)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Runs a query that changes nothing."""
-        return await self._loop.run_in_executor(self._readers, self._read, query)
+        """Runs a query that changes nothing, perhaps more than once. Raises Unavailable if the database stays away."""
+        wait_s = self._settings.read_wait_s
+        until = self._loop.time() + wait_s
+        for delay in delays():
+            try:
+                return await self._loop.run_in_executor(self._readers, self._read, query)
+            except (DataError, OverflowError) as error:
+                raise refusal(error) from error
+            except DBAPIError as error:
+                if not (is_away(error) or is_again(error)):
+                    raise
+                if self._loop.time() + delay > until:
+                    log.error("a read was given up after %g s: %s", wait_s, error.orig)
+                    message = f"step 'read': the database did not answer for {wait_s:g} s"
+                    raise Unavailable(message, retry_after=5.0, code="store_down") from error
+            await asyncio.sleep(delay)
+        raise AssertionError("the delays never end")
 
     def _read(self, query: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
+            begin_reading(connection)
             return query(connection)
 
     def _write_forever(self) -> None:
@@ -122,23 +146,11 @@ class Database:
                 item = self._queue.get()
             more = item is not None
             if group:
-                outcomes = self._commit(group)
+                outcomes = self._committer.commit([write for write, _ in group])
                 self._loop.call_soon_threadsafe(self._settle, group, outcomes)
+        self._committer.close()
 
-    def _commit(self, group: list[_Item]) -> list[_Outcome]:
-        """What each write answered, or the error that it failed with, alone."""
-        try:
-            with self._engine.begin() as connection:
-                results = [write(connection) for write, _ in group]
-        except Exception as error:
-            if len(group) > 1:  # one of them is to blame: let each stand alone
-                return [outcome for item in group for outcome in self._commit([item])]
-            if isinstance(error, DBAPIError) and error.connection_invalidated:
-                log.error("the database connection was lost: %s", error)
-            return [(None, error)]
-        return [(result, None) for result in results]
-
-    def _settle(self, group: list[_Item], outcomes: list[_Outcome]) -> None:
+    def _settle(self, group: list[_Item], outcomes: list[Outcome]) -> None:
         self._waiting -= len(group)
         for (_, future), (result, error) in zip(group, outcomes, strict=True):
             if future.cancelled():
@@ -160,6 +172,10 @@ class _Fenced(Database):
     def healthy(self) -> bool:
         return self._database.healthy
 
+    @property
+    def reachable(self) -> bool:
+        return self._database.reachable
+
     def check(self) -> None:
         self._database.check()
 
@@ -175,44 +191,7 @@ class _Fenced(Database):
 
 
 _Item = tuple[Write, asyncio.Future[Any]]
-_Outcome = tuple[Any, Exception | None]
 
 
 def _nothing(_connection: Connection) -> None:
     return
-
-
-def _driver(url: URL) -> URL:
-    """Python's own SQLite, also where a configuration still names the asynchronous wrapper around it."""
-    return url.set(drivername="sqlite") if url.get_backend_name() == "sqlite" else url
-
-
-def _to_json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _configure_sqlite(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.execute("PRAGMA busy_timeout=10000")
-    cursor.close()
-
-
-def newest_revision() -> str | None:
-    """The revision of the tables that this build reads and writes."""
-    return ScriptDirectory.from_config(_alembic()).get_current_head()
-
-
-def _migrate(engine: Engine) -> None:
-    config = _alembic()
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-
-
-def _alembic() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parents[2] / "migrations"))
-    return config

@@ -13,11 +13,11 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    String,
-    Text,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from gateway.store.columns import Words
 
 _NAMES = {
     "ix": "ix_%(column_0_label)s",
@@ -40,24 +40,24 @@ class EpisodeRow(Base):
     __tablename__ = "episodes"
     __table_args__ = (Index("ix_episodes_group", "group_id"), Index("ix_episodes_created", "created_at"))
 
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    key_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    task_id: Mapped[str] = mapped_column(String(255))
-    group_id: Mapped[str] = mapped_column(String(255))
-    mode: Mapped[str] = mapped_column(String(8))
-    model: Mapped[str] = mapped_column(String(255))
+    id: Mapped[str] = mapped_column(Words(40), primary_key=True)
+    key_hash: Mapped[str] = mapped_column(Words(64), unique=True)
+    task_id: Mapped[str] = mapped_column(Words(255))
+    group_id: Mapped[str] = mapped_column(Words(255))
+    mode: Mapped[str] = mapped_column(Words(8))
+    model: Mapped[str] = mapped_column(Words(255))
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
     """The opener's `metadata`."""
     version: Mapped[int] = mapped_column(Integer)
-    state: Mapped[str] = mapped_column(String(16))
-    reason: Mapped[str] = mapped_column(Text, default="")
+    state: Mapped[str] = mapped_column(Words(16))
+    reason: Mapped[str] = mapped_column(Words(), default="")
     reward: Mapped[float | None] = mapped_column(Float)
     components: Mapped[dict[str, float] | None] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
     closed_at: Mapped[float | None] = mapped_column(Float)
-    agent: Mapped[str] = mapped_column(String(255), default="", server_default=_NOTHING)
+    agent: Mapped[str] = mapped_column(Words(255), default="", server_default=_NOTHING)
     """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
-    notice: Mapped[str] = mapped_column(String(64), default="", server_default=_NOTHING)
+    notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
     """What people should know about how it was opened, such as that its conversation could not be told from others."""
 
 
@@ -67,7 +67,7 @@ class NodeRow(Base):
     __tablename__ = "nodes"
 
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
-    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
     index: Mapped[int] = mapped_column(Integer, primary_key=True)
     parent: Mapped[int] = mapped_column(Integer)
     at: Mapped[int] = mapped_column(Integer)
@@ -78,8 +78,8 @@ class NodeRow(Base):
     """[[version, number of tokens], ...]; a third number: the newest version that it may be."""
     flags: Mapped[bytes] = mapped_column(LargeBinary)
     temperature: Mapped[float] = mapped_column(Float)
-    mask_reason: Mapped[str] = mapped_column(String(64))
-    call_id: Mapped[str] = mapped_column(String(64))
+    mask_reason: Mapped[str] = mapped_column(Words(64))
+    call_id: Mapped[str] = mapped_column(Words(64))
 
 
 class CallRow(Base):
@@ -92,19 +92,19 @@ class CallRow(Base):
         Index("ix_calls_digest", "digest"),
     )
 
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    id: Mapped[str] = mapped_column(Words(64), primary_key=True)
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
-    model: Mapped[str] = mapped_column(String(255))
+    model: Mapped[str] = mapped_column(Words(255))
     node: Mapped[int] = mapped_column(Integer)
-    request_key: Mapped[str] = mapped_column(String(64))
+    request_key: Mapped[str] = mapped_column(Words(64))
     """Of the request, by which a retry finds its answer."""
-    api: Mapped[str] = mapped_column(String(16))
+    api: Mapped[str] = mapped_column(Words(16))
     stream: Mapped[bool]
     asked: Mapped[dict[str, Any]] = mapped_column(JSON)
     used: Mapped[dict[str, Any]] = mapped_column(JSON)
-    logprobs_mode: Mapped[str] = mapped_column(String(32))
-    engine: Mapped[str] = mapped_column(String(64))
-    finish_reason: Mapped[str] = mapped_column(String(16))
+    logprobs_mode: Mapped[str] = mapped_column(Words(32))
+    engine: Mapped[str] = mapped_column(Words(64))
+    finish_reason: Mapped[str] = mapped_column(Words(16))
     prompt_tokens: Mapped[int] = mapped_column(Integer)
     completion_tokens: Mapped[int] = mapped_column(Integer)
     pauses: Mapped[int] = mapped_column(Integer)
@@ -125,7 +125,7 @@ class ExchangeRow(Base):
     call_id: Mapped[str] = mapped_column(ForeignKey("calls.id", ondelete="CASCADE"), primary_key=True)
     request: Mapped[dict[str, Any]] = mapped_column(JSON)
     status: Mapped[int] = mapped_column(Integer)
-    response: Mapped[str] = mapped_column(Text)
+    response: Mapped[str] = mapped_column(Words())
     """The body as it came; of a stream, the events."""
 
 
@@ -135,11 +135,11 @@ class AnswerRow(Base):
     __tablename__ = "answers"
     __table_args__ = (Index("ix_answers_episode", "episode_id", "created_at"),)
 
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    id: Mapped[str] = mapped_column(Words(64), primary_key=True)
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
-    api: Mapped[str] = mapped_column(String(16))
-    model: Mapped[str] = mapped_column(String(255))
-    previous: Mapped[str] = mapped_column(String(64))
+    api: Mapped[str] = mapped_column(Words(16))
+    model: Mapped[str] = mapped_column(Words(255))
+    previous: Mapped[str] = mapped_column(Words(64))
     """The answer that this one continues; empty: none."""
     messages: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     """What it adds to the conversation before it, in the form of chat completions, its own message last."""
@@ -159,7 +159,7 @@ class LedgerEventRow(Base):
     seq: Mapped[int] = mapped_column(
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
     )
-    model: Mapped[str] = mapped_column(String(255))
+    model: Mapped[str] = mapped_column(Words(255))
     at: Mapped[float] = mapped_column(Float)
     event: Mapped[dict[str, Any]] = mapped_column(JSON)
     commands: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
@@ -178,14 +178,14 @@ class DecisionRow(Base):
     seq: Mapped[int] = mapped_column(
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
     )
-    model: Mapped[str] = mapped_column(String(255))
+    model: Mapped[str] = mapped_column(Words(255))
     at: Mapped[float] = mapped_column(Float)
-    group_id: Mapped[str] = mapped_column(String(255))
-    episode_id: Mapped[str] = mapped_column(String(40))
+    group_id: Mapped[str] = mapped_column(Words(255))
+    episode_id: Mapped[str] = mapped_column(Words(40))
     """Empty: it is about the whole group."""
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(Words(16))
     """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked"""
-    reason: Mapped[str] = mapped_column(String(255))
+    reason: Mapped[str] = mapped_column(Words(255))
     buffer: Mapped[int | None] = mapped_column(Integer)
     entry: Mapped[int | None] = mapped_column(Integer)
     """The group's place in its batch."""
@@ -197,14 +197,14 @@ class LeaseRow(Base):
 
     __tablename__ = "leases"
 
-    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
     fence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    id: Mapped[str] = mapped_column(String(40), unique=True)
+    id: Mapped[str] = mapped_column(Words(40), unique=True)
     buffer: Mapped[int] = mapped_column(Integer)
-    consumer: Mapped[str] = mapped_column(String(255))
-    state: Mapped[str] = mapped_column(String(16))
-    checkpoint: Mapped[str] = mapped_column(Text, default="")
-    reason: Mapped[str] = mapped_column(Text, default="")
+    consumer: Mapped[str] = mapped_column(Words(255))
+    state: Mapped[str] = mapped_column(Words(16))
+    checkpoint: Mapped[str] = mapped_column(Words(), default="")
+    reason: Mapped[str] = mapped_column(Words(), default="")
     created_at: Mapped[float] = mapped_column(Float)
     deadline: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch: it ends then unless it is renewed."""
@@ -215,11 +215,11 @@ class VersionRow(Base):
 
     __tablename__ = "versions"
 
-    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
     version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     parent: Mapped[int | None] = mapped_column(Integer)
-    path: Mapped[str] = mapped_column(Text)
-    state: Mapped[str] = mapped_column(String(16))
+    path: Mapped[str] = mapped_column(Words())
+    state: Mapped[str] = mapped_column(Words(16))
     report: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
 
@@ -229,10 +229,22 @@ class CoordinatorRow(Base):
 
     __tablename__ = "coordinator"
 
-    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(Words(16), primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger)
-    holder: Mapped[str] = mapped_column(String(64))
-    url: Mapped[str] = mapped_column(Text)
+    holder: Mapped[str] = mapped_column(Words(64))
+    url: Mapped[str] = mapped_column(Words())
     """Where the other gateway processes reach it."""
     deadline: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock: afterwards another process may become the coordinator."""
+
+
+class WriterRow(Base):
+    """What a gateway process committed last, so that it can tell after a lost connection (see gateway/store/commits.py)."""
+
+    __tablename__ = "writers"
+
+    id: Mapped[str] = mapped_column(Words(40), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)
+    """Of its newest committed transaction."""
+    at: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch by the database's clock."""

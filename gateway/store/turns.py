@@ -68,9 +68,7 @@ def nodes_since(connection: Connection, model: str, episode_id: str, first: int)
     return [_node({**row, "reward": None}) for row in connection.execute(query).mappings()]
 
 
-def calls_since(
-    connection: Connection, model: str, episode_id: str, first_node: int
-) -> list[dict[str, Any]]:
+def calls_since(connection: Connection, model: str, episode_id: str, first_node: int) -> list[dict[str, Any]]:
     """The calls of an episode whose turns are nodes from number `first_node` on."""
     query = select(*CallRow.__table__.c).where(
         CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node

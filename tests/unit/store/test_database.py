@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from gateway.store.database import Database
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> StoreSettings:
-    return StoreSettings(url=f"sqlite:///{tmp_path}/deep/inside/store.db")
+def settings(store_url: str) -> StoreSettings:
+    return StoreSettings(url=store_url)
 
 
 @pytest.fixture
@@ -131,11 +130,15 @@ async def test_nothing_is_accepted_after_closing(settings: StoreSettings) -> Non
         database.submit(append(1))
 
 
-async def test_a_commit_reaches_the_disk_before_it_is_reported(database: Database) -> None:
-    def pragmas(connection: Connection) -> tuple[Any, ...]:
-        return tuple(
-            connection.scalar(text(f"PRAGMA {name}"))
-            for name in ("journal_mode", "synchronous", "foreign_keys")
-        )
+async def test_a_commit_reaches_the_disk_before_it_is_reported(database: Database, store_url: str) -> None:
+    asked = (
+        ("PRAGMA journal_mode", "PRAGMA synchronous", "PRAGMA foreign_keys")
+        if store_url.startswith("sqlite")
+        else ("SHOW synchronous_commit", "SHOW idle_in_transaction_session_timeout", "SHOW application_name")
+    )
 
-    assert await database.read(pragmas) == ("wal", 2, 1)
+    def told(connection: Connection) -> tuple[Any, ...]:
+        return tuple(connection.scalar(text(question)) for question in asked)
+
+    wanted = ("wal", 2, 1) if store_url.startswith("sqlite") else ("on", "10s", "headgate")
+    assert await database.submit(told) == await database.read(told) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
 from gateway.settings import FeedSettings, StalenessSettings, StoreSettings
 from gateway.store import decisions, ledger, turns
+from gateway.store.connections import driver
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
 from gateway.store.models import Base
@@ -27,9 +29,9 @@ MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
 
 @pytest.fixture
-def connection(tmp_path: Path) -> Iterator[Connection]:
+def connection(empty_url: str) -> Iterator[Connection]:
     """An empty database."""
-    engine = create_engine(f"sqlite:///{tmp_path}/store.db")
+    engine = create_engine(driver(empty_url))
     with engine.begin() as opened:
         yield opened
     engine.dispose()
@@ -143,8 +145,13 @@ def former(connection: Connection, model: str) -> dict[str, list[dict[str, Any]]
 
 
 def stored(connection: Connection, table: str) -> list[dict[str, Any]]:
-    """Every row, in the order of insertion."""
-    return [dict(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY rowid")).mappings()]
+    """Every row, in the order of its key."""
+    keys = ", ".join(
+        f'"{name}"' for name in inspect(connection).get_pk_constraint(table)["constrained_columns"]
+    )
+    return [
+        dict(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY {keys}")).mappings()
+    ]
 
 
 @pytest.mark.parametrize("model", ["sums", ""])
@@ -194,16 +201,17 @@ def add_another_model(connection: Connection) -> None:
     added = {"calls": call, "nodes": node, "leases": lease, "versions": version, "ledger_events": event}
     for table, values in {**added, "exchanges": exchange}.items():
         columns, places = ", ".join(f'"{n}"' for n in values), ", ".join(f":{n}" for n in values)
-        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), values)
+        written = {n: json.dumps(v) if isinstance(v, dict | list) else v for n, v in values.items()}
+        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), written)
 
 
-async def test_a_store_of_one_model_is_read_by_the_gateway_of_today(tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/store.db")
+async def test_a_store_of_one_model_is_read_by_the_gateway_of_today(empty_url: str) -> None:
+    engine = create_engine(driver(empty_url))
     with engine.begin() as connection:
         command.upgrade(config(connection), "0001")
         former(connection, "sums")
     engine.dispose()
-    database = await Database.open(StoreSettings(url=f"sqlite:///{tmp_path}/store.db"))
+    database = await Database.open(StoreSettings(url=empty_url))
     try:
         nodes = await database.read(lambda c: turns.nodes(c, "sums", ["ep-0", "ep-1"]))
         assert [[node.sampled for node in nodes[e]] for e in ("ep-0", "ep-1")] == [[False, True]] * 2
@@ -243,16 +251,16 @@ def test_reasons_come_to_a_store_that_had_none_and_go_again(connection: Connecti
     assert "decisions" not in tables(connection)
 
 
-async def test_a_lease_of_an_older_build_is_over(tmp_path: Path) -> None:
+async def test_a_lease_of_an_older_build_is_over(empty_url: str) -> None:
     """It had no deadline that anyone could know after a restart: the next consumer gets the buffer."""
-    engine = create_engine(f"sqlite:///{tmp_path}/store.db")
+    engine = create_engine(driver(empty_url))
     with engine.begin() as connection:
         command.upgrade(config(connection), "0001")
         former(connection, "sums")
         connection.execute(text("UPDATE leases SET state = 'held' WHERE fence = 2"))
         connection.execute(text("DELETE FROM ledger_events"))
     engine.dispose()
-    database = await Database.open(StoreSettings(url=f"sqlite:///{tmp_path}/store.db"))
+    database = await Database.open(StoreSettings(url=empty_url))
     try:
         bound = StalenessSettings()
         stored_ledger = await StoredLedger.load(database, bound, "sums")

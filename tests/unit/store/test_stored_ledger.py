@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Conflict, NotFound, Unavailable
@@ -29,19 +29,27 @@ from scheduler.policies.staleness_events import (
     Refuse,
     Reward,
 )
+from tests.unit.store.conftest import NewStore
 
 MINE = StalenessSettings(batch=2, eta=1, min_members=1)
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(store(tmp_path / "store.db"))
+async def database(store_url: str) -> AsyncIterator[Database]:
+    opened = await Database.open(StoreSettings(url=store_url))
     yield opened
     await opened.close()
 
 
-def store(path: Path) -> StoreSettings:
-    return StoreSettings(url=f"sqlite:///{path}")
+def crashed(url: str) -> str:
+    """A store as a crash of its gateway would leave it now: what is committed is all that another process sees."""
+    if not url.startswith("sqlite"):
+        return url
+    path = Path(url.removeprefix("sqlite:///"))
+    copy = path.with_name("copy.db")
+    with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    return f"sqlite:///{copy}"
 
 
 async def leases_of(database: Database, ledger: StoredLedger, lease_s: float = 1000.0) -> Leases:
@@ -92,9 +100,8 @@ async def test_a_rule_that_cannot_take_the_settings_is_a_wrong_configuration(dat
 # Failures
 
 
-async def test_a_store_that_is_too_far_behind_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
-    slow = store(tmp_path / "store.db").model_copy(update={"max_pending": 1})
-    database = await Database.open(slow)
+async def test_a_store_that_is_too_far_behind_leaves_the_ledger_as_it_was(store_url: str) -> None:
+    database = await Database.open(StoreSettings(url=store_url, max_pending=1))
     try:
         ledger = await StoredLedger.load(database, MINE, "m")
         pending = database.submit(lambda _: None)
@@ -148,8 +155,8 @@ class Running:
         self.joined = 0
 
     @classmethod
-    async def open(cls, path: Path) -> Running:
-        database = await Database.open(store(path))
+    async def open(cls, url: str) -> Running:
+        database = await Database.open(StoreSettings(url=url))
         ledger = await StoredLedger.load(database, MINE, "m")
         return cls(database, ledger, await leases_of(database, ledger))
 
@@ -191,23 +198,18 @@ class Running:
         return self.ledger.ledger.to_json(), entries, held, self.leases._fence
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(steps, min_size=5, max_size=25))
-def test_a_crash_after_any_event_loses_nothing(
-    script: list[Step], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The store is copied while the ledger runs on, as a crash would leave it; each copy is opened again."""
+def test_a_crash_after_any_event_loses_nothing(script: list[Step], new_store: NewStore) -> None:
+    """After each event the store is opened as a crash would leave it now, while the ledger runs on."""
 
     async def run() -> None:
-        directory = tmp_path_factory.mktemp("crashes")
-        running = await Running.open(directory / "store.db")
+        url = new_store()
+        running = await Running.open(url)
         try:
-            for number, step in enumerate(script):
+            for step in script:
                 await running.do(step)
-                copy = directory / f"{number}.db"
-                with sqlite3.connect(directory / "store.db") as source, sqlite3.connect(copy) as target:
-                    source.backup(target)
-                again = await Running.open(copy)
+                again = await Running.open(crashed(url))
                 assert again.state() == running.state(), step
                 await again.database.close()
         finally:
@@ -216,12 +218,11 @@ def test_a_crash_after_any_event_loses_nothing(
     asyncio.run(run())
 
 
-async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    first = await Running.open(path)
+async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(store_url: str) -> None:
+    first = await Running.open(store_url)
     first.lease = await first.leases.lease("trainer")
     await first.database.close()
-    second = await Running.open(path)
+    second = await Running.open(store_url)
     await second.leases.renew(first.lease.lease_id, first.lease.fence)
     with pytest.raises(Conflict, match="leased to 'trainer'"):
         await second.leases.lease("another")
@@ -230,7 +231,7 @@ async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(tmp_path: 
     assert 0 < held["left_s"] <= 1000.0
     await second.database.submit(lambda c: c.exec_driver_sql("UPDATE leases SET deadline = deadline - 5000"))
     await second.database.close()
-    third = await Running.open(path)
+    third = await Running.open(store_url)
     with pytest.raises(Conflict, match="not renewed in time"):
         await third.leases.renew(first.lease.lease_id, first.lease.fence)
     following = await third.leases.lease("another")

@@ -1,0 +1,84 @@
+"""How values are kept, so that both databases keep all of them and order them alike.
+
+- Text is compared and ordered by its code points: SQLite does, and PostgreSQL does under the collation "C". PostgreSQL's text has
+  no NUL, and neither takes half of a surrogate pair, but JSON and so agents can send both: they are escaped in PostgreSQL, and
+  halves of pairs in SQLite too. Lengths are bounded by the API, not by PostgreSQL.
+- JSON is text, which both databases keep as it came. What orjson cannot write (integers beyond 64 bits, halves of pairs) Python's
+  own encoder does; a blank before the text says that Python's own decoder must read it again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from sqlalchemy import ColumnElement, Dialect, String, Text, TypeDecorator, and_
+from sqlalchemy.types import TypeEngine
+
+T = TypeVar("T")
+_ESCAPE = "\ufdd0"
+"""A noncharacter: Unicode keeps it free for such uses. Four hexadecimal digits follow it."""
+_UNKEPT = {
+    "postgresql": re.compile("[\0\ud800-\udfff\ufdd0]"),
+    "sqlite": re.compile("[\ud800-\udfff\ufdd0]"),
+}
+_ESCAPED = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
+_LAST = "\U0010ffff"
+_AT_ONCE = 10_000
+"""Values in one `IN (...)`: PostgreSQL's protocol has room for 65,535 parameters."""
+
+
+class Words(TypeDecorator[str]):
+    """Text of any characters; `length` is what the API allows, for SQLite's declaration."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, length: int | None = None) -> None:
+        super().__init__()
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """As the migrations declare it."""
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(String(collation="C"))
+        return dialect.type_descriptor(Text() if self.length is None else String(self.length))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """As the database keeps it."""
+        if value is None or (value.isascii() and "\0" not in value):
+            return value
+        return _UNKEPT[dialect.name].sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """As it was given."""
+        if value is None or _ESCAPE not in value:
+            return value
+        return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
+
+
+def begins_with(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
+    """Whether a text begins with another, by a range that an index serves."""
+    return and_(column >= prefix, column < prefix + _LAST)
+
+
+def portions(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Parts of a list that are short enough for one `IN (...)`."""
+    for start in range(0, len(values), _AT_ONCE):
+        yield values[start : start + _AT_ONCE]
+
+
+def to_json(value: Any) -> str:
+    """As the databases keep it."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        return " " + json.dumps(value, allow_nan=False)
+
+
+def from_json(text: str | bytes) -> Any:
+    """What was given to `to_json`."""
+    return json.loads(text) if text[:1] in (" ", b" ") else orjson.loads(text)

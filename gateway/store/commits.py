@@ -1,0 +1,221 @@
+"""Group commit: many writes in one transaction, each of which stands or fails alone, over a connection that may break.
+
+Owns the writer's connection. Everything here runs in the writer's thread and blocks it.
+
+- **Exactly once.** On PostgreSQL a connection can break while it commits. Every transaction sets this writer's number in the
+  table `writers`, which only grows. After a break the group is run again, and its first statement raises the number only if none
+  of the tries before got through: the row's lock makes it wait for a try that the server is still busy with. If one got through,
+  its results stand. (`pg_xact_status()` cannot be asked instead: a server that crashed gives the numbers of transactions that it
+  lost to others.)
+- **A function may run more than once**: after a lost connection, a deadlock, or the failure of a write beside it. What it did to
+  the database before is gone then; it must do nothing else.
+- **Outages.** While the database is away the group waits, and with it all that come later: their order is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.errors import Unavailable
+from gateway.store import coordination
+from gateway.store.connections import delays, is_again, is_away, is_broken, is_failed, refusal
+
+log = logging.getLogger(__name__)
+
+Write = Callable[[Connection], Any]
+Outcome = tuple[Any, Exception | None]
+"""What a write answered, or the error that it failed with, alone."""
+_SLOW_S = 10.0
+_FORGOTTEN_S = 7 * 86_400
+_CLOCK = "EXTRACT(EPOCH FROM clock_timestamp())"
+_MARK = text(
+    f"INSERT INTO writers (id, number, at) VALUES (:id, :number, {_CLOCK}) "
+    "ON CONFLICT (id) DO UPDATE SET number = :number, at = EXCLUDED.at WHERE writers.number < :first"
+)
+_MARKED = text("SELECT number FROM writers WHERE id = :id")
+_FORGET = text(f"DELETE FROM writers WHERE id = :id OR at < {_CLOCK} - {_FORGOTTEN_S}")
+
+
+class _Failed(Exception):
+    """A write of the group failed for reasons of its own; the transaction is taken back."""
+
+    def __init__(self, error: Exception, at: int | None) -> None:
+        """`at`: the write's place in the group; None: it is not known which."""
+        super().__init__(error)
+        self.error = error
+        self.at = at
+
+
+class _Again(Exception):
+    """The transaction must be run again."""
+
+    def __init__(self, error: Exception, *, away: bool) -> None:
+        super().__init__(error)
+        self.error = error
+        self.away = away
+
+
+class _Stopped(Exception):
+    """The gateway ends, and the database is still away."""
+
+
+class Committer:
+    """One per process. `stop` is called from another thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._id = secrets.token_hex(16)
+        self._number = 0
+        self._marks = engine.dialect.name == "postgresql"
+        self._stop_at: float | None = None
+        self._away_since: float | None = None
+        self._busy_since: float | None = None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the database does what it is asked, in time."""
+        busy_since = self._busy_since
+        return self._away_since is None and (busy_since is None or time.monotonic() - busy_since < _SLOW_S)
+
+    def stop(self, within_s: float) -> None:
+        """Gives up what is not committed within so many seconds."""
+        self._stop_at = time.monotonic() + within_s
+
+    def close(self) -> None:
+        """Disconnects."""
+        if self._connection is None:
+            return
+        try:
+            if self._marks:
+                with self._connection.begin():
+                    self._connection.execute(_FORGET, {"id": self._id})
+            self._connection.close()
+        except SQLAlchemyError as error:
+            log.warning("the writer's mark was left behind: %s", _short(error))
+
+    def commit(self, group: Sequence[Write]) -> list[Outcome]:
+        """Commits a group of writes in order, and answers their outcomes in order."""
+        outcomes: list[Outcome] = []
+        rest = list(group)
+        while rest:
+            try:
+                return [*outcomes, *((result, None) for result in self._persist(rest))]
+            except _Failed as failed:
+                at, error = failed.at, refusal(failed.error)
+            except _Stopped:
+                return [*outcomes, *((None, _unknown()) for _ in rest)]
+            if len(rest) == 1:
+                return [*outcomes, (None, error)]
+            if at is None:
+                return [*outcomes, *(outcome for write in rest for outcome in self.commit([write]))]
+            outcomes += [*self.commit(rest[:at]), (None, error)]
+            rest = rest[at + 1 :]
+        return outcomes
+
+    def _persist(self, group: Sequence[Write]) -> list[Any]:
+        """Runs the group until it is committed, once. Raises _Failed, with nothing committed."""
+        unanswered: dict[int, list[Any]] = {}
+        waits = delays()
+        while True:
+            self._number += 1
+            self._busy_since = time.monotonic()
+            try:
+                results = self._try(group, self._number, unanswered)
+            except _Again as again:
+                self._wait(again, next(waits))
+            else:
+                self._is_back()
+                return results
+            finally:
+                self._busy_since = None
+
+    def _try(self, group: Sequence[Write], number: int, unanswered: dict[int, list[Any]]) -> list[Any]:
+        """One transaction. `unanswered`: the results of the tries before whose COMMIT got no answer; this one's are added."""
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            with self._connection.begin():
+                coordination.begin(self._connection)
+                if self._marks:
+                    committed = self._mark(self._connection, number, min(unanswered, default=number))
+                    if committed is not None:
+                        return unanswered[committed]
+                results = _run(self._connection, group)
+                unanswered[number] = results
+        except Exception as error:
+            away = is_away(error) or self._connection is None or is_broken(self._connection)
+            if away:
+                self._drop()
+            if away or is_again(error):
+                raise _Again(error, away=away) from error
+            if isinstance(error, _Failed):
+                raise
+            raise _Failed(error, None) from error
+        return results
+
+    def _mark(self, connection: Connection, number: int, first: int) -> int | None:
+        """Raises this writer's number; or answers the one of the try since `first` that was committed after all."""
+        values = {"id": self._id, "number": number, "first": first}
+        if connection.execute(_MARK, values).rowcount:
+            return None
+        return connection.scalar(_MARKED, {"id": self._id})
+
+    def _wait(self, again: _Again, delay: float) -> None:
+        if self._stop_at is not None and time.monotonic() > self._stop_at:
+            raise _Stopped
+        if again.away and self._away_since is None:
+            self._away_since = time.monotonic()
+            log.error("the database is away, writes wait for it: %s", _short(again.error))
+        time.sleep(delay)
+
+    def _is_back(self) -> None:
+        if self._away_since is not None:
+            log.warning("the database is back after %.1f s", time.monotonic() - self._away_since)
+            self._away_since = None
+
+    def _drop(self) -> None:
+        """Gives the connection up."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.invalidate()
+            self._connection.close()
+        except Exception as error:
+            log.warning("a connection was given up: %s", _short(error))
+        self._connection = None
+
+
+def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
+    """What each write answers. Raises _Failed for one that fails for reasons of its own, and what the connection said else."""
+    results = []
+    for at, write in enumerate(group):
+        try:
+            results.append(write(connection))
+        except Exception as error:
+            if is_away(error) or is_again(error) or is_broken(connection):
+                raise
+            raise _Failed(error, at) from error
+        if is_failed(connection):
+            raise _Failed(RuntimeError("a write went on after one of its statements had failed"), at)
+    return results
+
+
+def _short(error: Exception) -> str:
+    """The database's own words, in one line, without the statement and its values."""
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+
+
+def _unknown() -> Unavailable:
+    return Unavailable(
+        "the gateway stopped while the database was away: it is not known whether this was stored",
+        retry_after=10.0,
+        code="store_down",
+    )

@@ -1,0 +1,152 @@
+"""Connections to the two databases, and what their errors mean.
+
+`postgresql://` is spoken by psycopg. A gateway that stands still in the middle of a transaction (a paused machine) loses it after
+`_IDLE_S`, so that its locks hold nobody else up. Only a server that takes writes is connected to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
+
+from gateway.errors import Unprocessable
+from gateway.store.columns import from_json, to_json
+
+_CONNECT_S = 5
+_IDLE_S = 10
+_PATIENT = {
+    "application_name": "headgate",
+    "connect_timeout": _CONNECT_S,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "target_session_attrs": "read-write",
+}
+"""What libpq is told, where the URL says nothing else."""
+_AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
+"""SQLSTATEs: no connection, no room, shut down, and errors of the server's disk."""
+_AGAIN = ("40001", "40P01", "55P03")
+"""Not serializable, deadlock, lock not available."""
+_SQLITE_BUSY = (5, 6)
+
+
+def connect(url: str, connections: int) -> Engine:
+    """An engine with at most so many connections; none is opened yet."""
+    where = driver(url)
+    if where.get_backend_name() == "sqlite":
+        return _sqlite(where)
+    told = {name: value for name, value in _PATIENT.items() if name not in where.query}
+    engine = create_engine(
+        where, json_serializer=to_json, json_deserializer=from_json, connect_args=told,
+        pool_pre_ping=True, pool_size=connections, max_overflow=0,
+    )  # fmt: skip
+    event.listen(engine, "connect", _configure_postgres)
+    return engine
+
+
+def begin_reading(connection: Connection) -> None:
+    """All that is read from now on is of one moment, and nothing can be written."""
+    if connection.dialect.name == "postgresql":
+        connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    else:
+        connection.exec_driver_sql("BEGIN")
+
+
+def driver(url: str) -> URL:
+    """Python's own SQLite, also where a configuration names a wrapper around it; and psycopg, however PostgreSQL is named."""
+    given = make_url(url)
+    kinds = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+    return given.set(drivername=kinds[given.drivername.partition("+")[0]])
+
+
+def shown(url: str) -> str:
+    """A URL without its password."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error says that the database cannot be reached, or cannot work, for now."""
+    if not isinstance(error, DBAPIError):
+        return False
+    original = error.orig
+    if isinstance(original, psycopg.Error):
+        if original.sqlstate is None:  # libpq's own: no connection, or one that broke
+            return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
+        return original.sqlstate.startswith(_AWAY)
+    return error.connection_invalidated
+
+
+def is_again(error: BaseException) -> bool:
+    """Whether the same transaction may well succeed a moment later."""
+    if not isinstance(error, DBAPIError):
+        return False
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_BUSY
+    return getattr(error.orig, "sqlstate", None) in _AGAIN
+
+
+def refusal(error: Exception) -> Exception:
+    """The error that a caller should see: a value that the database cannot hold is the caller's."""
+    if isinstance(error, DataError):
+        return Unprocessable(f"the database cannot hold a value: {error.orig}", code="value_not_stored")
+    if isinstance(error, OverflowError):
+        return Unprocessable(f"the database cannot hold a value: {error}", code="value_not_stored")
+    return error
+
+
+def is_broken(connection: Connection) -> bool:
+    """Whether a connection is of no use any more."""
+    if connection.closed or connection.invalidated:
+        return True
+    raw = connection.connection.dbapi_connection
+    return isinstance(raw, psycopg.Connection) and (raw.closed or raw.broken)
+
+
+def is_failed(connection: Connection) -> bool:
+    """Whether PostgreSQL takes nothing more in this transaction, since a statement in it failed."""
+    raw = connection.connection.dbapi_connection
+    failed = psycopg.pq.TransactionStatus.INERROR
+    return isinstance(raw, psycopg.Connection) and raw.info.transaction_status == failed
+
+
+def delays() -> Iterator[float]:
+    """Seconds to wait before each further try."""
+    longest = 0.05
+    while True:
+        yield longest * random.uniform(0.5, 1.0)
+        longest = min(1.0, longest * 2)
+
+
+def _sqlite(url: URL) -> Engine:
+    if url.database not in (None, "", ":memory:"):
+        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, json_serializer=to_json, json_deserializer=from_json)
+    event.listen(engine, "connect", _configure_sqlite)
+    return engine
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute("PRAGMA busy_timeout=10000")
+    cursor.close()
+
+
+def _configure_postgres(connection: Any, _record: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SET synchronous_commit TO on;SET idle_in_transaction_session_timeout TO '{_IDLE_S}s'"
+        )
+    connection.commit()

@@ -1,0 +1,81 @@
+"""The tables' form: brought to this build's, once, by whichever process comes first; a newer one is refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from gateway.settings import ConfigError, StoreSettings
+from gateway.store.connections import delays, is_again, is_away, shown
+
+log = logging.getLogger(__name__)
+_LOCK_WAIT_S = 60.0
+
+
+def newest_revision() -> str | None:
+    """The revision of the tables that this build reads and writes."""
+    return ScriptDirectory.from_config(_alembic()).get_current_head()
+
+
+def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
+    """Waits for the database, and migrates it if need be. Raises ConfigError where it cannot be used."""
+    begun = time.monotonic()
+    for delay in delays():
+        try:
+            with engine.begin() as connection:
+                _check(connection, settings)
+                _migrate(connection)
+            return
+        except DBAPIError as error:
+            limit = settings.read_wait_s if is_away(error) else _LOCK_WAIT_S
+            if not (is_away(error) or is_again(error)):
+                raise
+            if time.monotonic() - begun > limit:
+                raise ConfigError(_unusable(error, settings, limit)) from error
+            log.warning("the database is not ready, trying again: %s", error.orig)
+        time.sleep(delay)
+
+
+def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
+    where = f"[store] url = {shown(settings.url)!r}"
+    if is_away(error):
+        return f"{where}: the database cannot be reached (tried for {limit:g} s): {error.orig}"
+    return f"{where}: its tables could not be migrated within {limit:g} s, others hold locks on them: {error.orig}"
+
+
+def _check(connection: Connection, settings: StoreSettings) -> None:
+    where = f"[store] url = {shown(settings.url)!r}"
+    if connection.dialect.name == "postgresql":
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+        if encoding != "UTF8":
+            raise ConfigError(f"{where}: the database's encoding is {encoding}; it must be UTF8")
+    scripts = ScriptDirectory.from_config(_alembic())
+    for found in MigrationContext.configure(connection).get_current_heads():
+        try:
+            scripts.get_revision(found)
+        except CommandError as error:
+            raise ConfigError(
+                f"{where}: the database is newer than this build: its tables are of revision {found!r}, and this build knows"
+                f" them up to {scripts.get_current_head()!r}. Start a build that is at least as new"
+            ) from error
+
+
+def _migrate(connection: Connection) -> None:
+    config = _alembic()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parents[2] / "migrations"))
+    return config
