@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -40,14 +40,14 @@ _COLLECT_EVERY = (50_000, 20, 100)
 """Python's own figures (700, 10, 10) are for programs that make fewer objects than one request does here."""
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """A gateway; nothing is opened before the application starts."""
+def create_app(settings: Settings, lost: Callable[[BaseException], None] | None = None) -> FastAPI:
+    """A gateway; nothing is opened before the application starts. `lost`: see `open_services`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             with drain.opening():
-                services = await stack.enter_async_context(open_services(settings))
+                services = await stack.enter_async_context(open_services(settings, lost))
             app.state.services = services
             # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
             gc.collect()

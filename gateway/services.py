@@ -66,8 +66,13 @@ async def check_store(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def open_services(settings: Settings) -> AsyncIterator[Services]:
-    """A gateway process: alone, and then it is ready when this is entered; or one of a cluster, which looks for its place."""
+async def open_services(
+    settings: Settings, lost: Callable[[BaseException], None] | None = None
+) -> AsyncIterator[Services]:
+    """A gateway process: alone, and then it is ready when this is entered; or one of a cluster, which looks for its place.
+
+    `lost` is called when a process of a cluster cannot go on; it ends the process, if nothing else is given.
+    """
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(_data_plane(settings))
         if settings.cluster.url is None:
@@ -75,7 +80,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             fence = await election.seize()
             await stack.enter_async_context(open_control(services, fence, None))
         else:
-            await stack.enter_async_context(_joined(services, settings.cluster.url))
+            await stack.enter_async_context(_joined(services, settings.cluster.url, lost or _end_process))
         yield services
 
 
@@ -154,7 +159,7 @@ def _deciding(services: Services, opened: list[LocalModel], control: Control) ->
 
 
 @asynccontextmanager
-async def _joined(services: Services, url: str) -> AsyncIterator[None]:
+async def _joined(services: Services, url: str, lost: Callable[[BaseException], None]) -> AsyncIterator[None]:
     """One process of a cluster, reached by the others at `url`."""
     settings, models = services.settings, services.models
     assert settings.cluster.key is not None
@@ -167,7 +172,7 @@ async def _joined(services: Services, url: str) -> AsyncIterator[None]:
     services.follower, services.remote = follower, RemoteCallers(follower, wait_s)
     election = Election(services.database, settings.cluster, name, url)
     services.membership = Membership(election, follower, partial(_lead, services), wait_s)
-    services.membership.start(_end_process)
+    services.membership.start(lost)
     stalls = asyncio.create_task(_tend(partial(_report_stalls, services), _TEND_EVERY_S), name="tend-stalls")
     try:
         yield

@@ -1,0 +1,142 @@
+"""Several gateways of one cluster in the test's event loop, on a real PostgreSQL, with fake engines that outlive them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.app import create_app
+from gateway.client import GatewayClient
+from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.settings import Settings
+from scheduler.cluster.local import free_port
+from tests.gateways import serve, settings_for
+
+CLUSTER_KEY = "the-key-of-the-cluster"
+LIMIT_S = 60.0
+
+
+@dataclass
+class Member:
+    """One gateway process, as far as one event loop can hold several."""
+
+    url: str
+    app: Any
+    lost: list[BaseException] = field(default_factory=list)
+
+    @property
+    def services(self) -> Any:
+        """What it is made of."""
+        return self.app.state.services
+
+    @property
+    def role(self) -> str:
+        """coordinator, follower or starting."""
+        return str(self.services.membership.role)
+
+    def client(self, key: str, **kwargs: Any) -> httpx.AsyncClient:
+        """An HTTP client of this process alone."""
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=LIMIT_S, **kwargs)
+
+    async def chat(self, key: str, *messages: Any, **body: Any) -> httpx.Response:
+        """One chat completion, served here."""
+        given = [{"role": "user", "content": "hi"}] if not messages else list(messages)
+        async with self.client(key) as http:
+            return await http.post("/v1/chat/completions", json={"model": "any", "messages": given, **body})
+
+
+class Cluster:
+    """Its members, in the order of their start."""
+
+    def __init__(self, values: dict[str, Any], engines: list[FakeEngine], stack: AsyncExitStack) -> None:
+        self.members: list[Member] = []
+        self.engines = engines
+        self.values = values
+        self._stack = stack
+        self._running: dict[str, AsyncExitStack] = {}
+
+    async def add(self) -> Member:
+        """Starts one more member, and waits for its place."""
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        values = {
+            **self.values,
+            "server": {**self.values.get("server", {}), "port": port},
+            "cluster": {**self.values["cluster"], "url": url},
+        }
+        own = AsyncExitStack()
+        lost: list[BaseException] = []
+        app = create_app(Settings.parse(values), lost.append)
+        await own.enter_async_context(serve(app, port))
+        member = Member(url, app, lost)
+        self._running[url] = own
+        self._stack.push_async_callback(own.aclose)
+        self.members.append(member)
+        await until(lambda: placed(member), "the member has a place")
+        return member
+
+    async def stop(self, member: Member) -> None:
+        """Ends a member in order."""
+        self.members.remove(member)
+        await self._running.pop(member.url).aclose()
+
+    @property
+    def coordinator(self) -> Member:
+        """Who decides."""
+        return next(member for member in self.members if member.role == "coordinator")
+
+    @property
+    def followers(self) -> list[Member]:
+        """The others."""
+        return [member for member in self.members if member.role == "follower"]
+
+    @asynccontextmanager
+    async def admin(self, member: Member | None = None) -> AsyncIterator[GatewayClient]:
+        """An admin client, of any member."""
+        async with GatewayClient((member or self.members[0]).url, None) as client:
+            yield client
+
+
+def placed(member: Member) -> bool:
+    """Whether it decides with all engines open, or follows."""
+    services = member.services
+    if member.role == "follower":
+        return bool(services.follower.linked.is_set())
+    slots = [slot for model in services.models for slot in model.pool.slots.values()]
+    return services.control is not None and all(slot.state == "open" for slot in slots)
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    """Waits for something that must come."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def run_cluster(
+    store: str, model: Path, work: Path, members: int = 2, engines: int = 1, **overrides: Any
+) -> AsyncIterator[Cluster]:
+    """A cluster on the database `store`, its engines in this event loop."""
+    async with AsyncExitStack() as stack:
+        fakes, urls = [], []
+        for _ in range(engines):
+            fake, port = FakeEngine("none"), free_port()
+            await stack.enter_async_context(serve(create_fake_app(fake), port))
+            fakes.append(fake)
+            urls.append(f"http://127.0.0.1:{port}")
+        values = settings_for(model, work, **overrides)
+        values["store"] = {"url": store}
+        values["engine"] = {**values["engine"], "launch": "external", "urls": urls}
+        values["cluster"] = {"key": CLUSTER_KEY, "lease_s": 2.0, **values.get("cluster", {})}
+        cluster = Cluster(values, fakes, stack)
+        for _ in range(members):
+            await cluster.add()
+        yield cluster

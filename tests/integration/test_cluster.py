@@ -1,0 +1,79 @@
+"""Several gateway processes: an episode's calls land anywhere, and one of them decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.store import turns
+from tests.clusters import Cluster, run_cluster, until
+from tests.servers import PostgresServer
+
+
+@pytest.fixture
+async def cluster(postgres: PostgresServer, tiny_model: Path, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Two members, one engine."""
+    store = postgres.url(postgres.new_database())
+    staleness = {"batch": 2, "eta": 1, "min_members": 1}
+    async with run_cluster(store, tiny_model, tmp_path, staleness=staleness) as running:
+        yield running
+
+
+async def test_one_member_decides_and_the_other_follows(cluster: Cluster) -> None:
+    assert [member.role for member in cluster.members] == ["coordinator", "follower"]
+
+
+async def test_the_turns_of_an_episode_land_anywhere_and_make_one_tree(cluster: Cluster) -> None:
+    async with cluster.admin(cluster.followers[0]) as admin:
+        opened = await admin.open_episode("t")
+        messages: list[object] = [{"role": "user", "content": "hi"}]
+        for turn in range(6):
+            member = cluster.members[turn % 2]
+            answer = await member.chat(opened.api_key, *messages, max_tokens=8)
+            assert answer.status_code == 200, answer.text
+            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"go on {turn}"}]
+        database = cluster.coordinator.services.database
+        found = (await database.read(lambda c: turns.nodes(c, "demo", [opened.episode_id])))[
+            opened.episode_id
+        ]
+        assert sum(node.sampled for node in found) == 6
+        assert [node.index for node in found] == list(range(12))
+        assert sum(node.parent == -1 for node in found) == 1, (
+            "each call goes on with the one before, wherever it was"
+        )
+        await admin.reward(opened.episode_id, 1.0)
+        late = await cluster.followers[0].chat(opened.api_key)
+        assert late.status_code == 409, late.text
+
+
+async def test_the_next_member_decides_when_the_coordinator_has_left(cluster: Cluster) -> None:
+    first, second = cluster.members
+    async with cluster.admin(second) as admin:
+        opened = await admin.open_episode("t")
+        assert (await second.chat(opened.api_key)).status_code == 200
+        await cluster.stop(first)
+        await until(lambda: second.role == "coordinator", "the other one decides")
+        answer = await second.chat(opened.api_key)
+        assert answer.status_code == 200, answer.text
+        await admin.reward(opened.episode_id, 1.0)
+    assert not second.lost
+
+
+async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_recorded(
+    cluster: Cluster,
+) -> None:
+    async with cluster.admin() as admin:
+        opened = await admin.open_episode("t")
+        calls = [
+            cluster.members[i % 2].chat(
+                opened.api_key, {"role": "user", "content": f"say {i % 3}"}, max_tokens=6
+            )
+            for i in range(24)
+        ]
+        answers = await asyncio.gather(*calls)
+        assert [a.status_code for a in answers] == [200] * 24
+        shown = await admin.episode(opened.episode_id)
+        assert {call["id"] for call in shown["calls"]} == {answer.json()["id"] for answer in answers}
