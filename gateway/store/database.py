@@ -14,6 +14,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -46,6 +47,8 @@ class Database:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._waiting = 0
         """Writes that were submitted and are not settled."""
+        self.on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None
+        """Called from the writer's thread after every transaction."""
         self._open = True
         self._readers = ThreadPoolExecutor(_READERS, "database-reader")
         self._writer = threading.Thread(target=self._write_forever, name="database-writer", daemon=True)
@@ -77,6 +80,11 @@ class Database:
     def healthy(self) -> bool:
         """Whether writes are still committed."""
         return self._open and self._writer.is_alive()
+
+    @property
+    def pending(self) -> int:
+        """Writes that were submitted and are not committed."""
+        return self._waiting
 
     @property
     def reachable(self) -> bool:
@@ -146,7 +154,9 @@ class Database:
                 item = self._queue.get()
             more = item is not None
             if group:
+                began = time.monotonic()
                 outcomes = self._committer.commit([write for write, _ in group])
+                self.on_commit(len(group), time.monotonic() - began)
                 self._loop.call_soon_threadsafe(self._settle, group, outcomes)
         self._committer.close()
 
