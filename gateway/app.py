@@ -30,6 +30,7 @@ from gateway.api import (
 from gateway.api.context import Services
 from gateway.api.drain import Drain, Draining, stopping
 from gateway.api.errors import error_response
+from gateway.api.figures import Figures
 from gateway.api.forward import Forward, Place
 from gateway.control.callers import AgentKeys
 from gateway.errors import BadRequest
@@ -49,6 +50,8 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
             with drain.opening():
                 services = await stack.enter_async_context(open_services(settings, lost))
             app.state.services = services
+            services.database.on_commit = services.metrics.committed
+            services.metrics.registry.register(Figures(services, drain))
             # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
             gc.collect()
             gc.freeze()

@@ -1,14 +1,17 @@
-"""The gateway's Prometheus metrics, in a registry of their own."""
+"""What a gateway process counts for Prometheus, in a registry of its own.
+
+What it only has to look up when somebody asks is in `gateway/api/figures.py`.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """Counters that are touched once per call, never per token."""
+    """Touched once per call or per transaction, never per token."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -31,12 +34,21 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.open_episodes = Gauge("headgate_open_episodes", "Open episodes", registry=self.registry)
-        self.waiting_calls = Gauge(
-            "headgate_waiting_calls", "Calls that wait for an engine", registry=self.registry
+        self.commit_seconds = Histogram(
+            "headgate_store_commit_seconds",
+            "Seconds from the start of a transaction until it is committed",
+            buckets=_SECONDS,
+            registry=self.registry,
         )
-        self.version = Gauge("headgate_version", "The newest live version", registry=self.registry)
-        self.updates = Gauge("headgate_updates", "Weight updates since the start", registry=self.registry)
-        self.streams_across_updates = Gauge(
-            "headgate_streams_across_updates", "Calls carried across an update", registry=self.registry
+        self.commit_writes = Histogram(
+            "headgate_store_commit_writes",
+            "Writes in one transaction",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=self.registry,
         )
+        ProcessCollector(registry=self.registry)
+
+    def committed(self, writes: int, seconds: float) -> None:
+        """A transaction was committed; called from the writer's thread."""
+        self.commit_writes.observe(writes)
+        self.commit_seconds.observe(seconds)

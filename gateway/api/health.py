@@ -42,12 +42,4 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 @router.get("/metrics", response_class=Response)
 async def prometheus(gateway: Gateway) -> Response:
     """Prometheus text."""
-    metrics = gateway.metrics
-    metrics.waiting_calls.set(sum(model.pool.waiting for model in gateway.models))
-    if gateway.control is not None:
-        model = gateway.models.default
-        metrics.open_episodes.set(gateway.episodes.open_count)
-        metrics.version.set(model.ledger.ledger.version)
-        metrics.updates.set(model.versions.updates)
-        metrics.streams_across_updates.set(model.versions.streams_across_updates)
-    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)

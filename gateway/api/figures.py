@@ -1,0 +1,142 @@
+"""What `/metrics` shows that is not counted, but looked up when somebody asks: roles, engines, queues, ledgers.
+
+Every process shows itself. What only the coordinator knows (episodes, versions, ledgers, leases) is shown by it alone, so that sums
+and maxima over all processes are right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.api.context import Control, Services
+from gateway.api.drain import Drain
+from gateway.control.models import LocalModel, TrainedModel
+from gateway.feed.ledger import StoredLedger
+
+_ROLES = ("alone", "coordinator", "follower", "starting")
+Sample = tuple[tuple[str, ...], float]
+
+
+class Figures(Collector):
+    """One process's. Everything is read in the event loop's thread."""
+
+    def __init__(self, services: Services, drain: Drain) -> None:
+        self._services = services
+        self._drain = drain
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is looked up before somebody asks."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        yield from self._process()
+        yield from self._engines()
+        if self._services.control is not None:
+            models = self._services.models.decided()
+            trained = [model for model in models if isinstance(model, TrainedModel)]
+            yield from _control(self._services.control, trained)
+            yield from _versions(models)
+            yield from _ledgers(trained)
+
+    def _process(self) -> Iterator[Metric]:
+        services, database = self._services, self._services.database
+        role = _role(services)
+        yield _gauge(
+            "role",
+            "What this process is in its cluster",
+            ("role",),
+            [((r,), r == role) for r in _ROLES],
+        )
+        linked = services.follower is not None and services.follower.linked.is_set()
+        yield _one("linked", "Whether this process follows a coordinator and its link stands", linked)
+        yield _one("stopping", "Whether this process is being stopped", self._drain.begun)
+        yield _one("running_calls", "Calls that this process is answering", self._drain.running)
+        yield _one("store_pending_writes", "Writes that are not committed yet", database.pending)
+        yield _one("store_reachable", "Whether the database does what it is asked", database.reachable)
+
+    def _engines(self) -> Iterator[Metric]:
+        models = list(self._services.models)
+        waiting = [((model.name,), model.pool.waiting) for model in models]
+        yield _gauge("waiting_calls", "Calls of this process that wait for an engine", ("model",), waiting)
+        slots = [(model.name, slot) for model in models for slot in model.pool.slots.values()]
+        keys = ("model", "engine")
+        yield _gauge(
+            "engine_state",
+            "1 for the state that an engine is in, as this process sees it",
+            (*keys, "state"),
+            [((model, slot.name, slot.state), 1.0) for model, slot in slots],
+        )
+        for name, text, value in (
+            ("engine_streams", "Requests of this process in an engine", "streams"),
+            ("engine_version", "The version that an engine runs; -1: it is not known", "version"),
+            ("engine_restarts", "How often an engine was started again", "restarts"),
+        ):
+            found = [((model, slot.name), getattr(slot, value)) for model, slot in slots]
+            yield _gauge(name, text, keys, found)
+
+
+def _control(control: Control, models: Sequence[TrainedModel]) -> Iterator[Metric]:
+    yield _one("fence", "The coordinator's fence, which grows with every new one", control.fence)
+    yield _one("open_episodes", "Open episodes", control.episodes.open_count)
+    if control.hub is not None:
+        yield _one("followers", "Processes that are linked to the coordinator", len(control.hub.describe()))
+    waiting = [((model.name,), sum(control.episodes.waiting(model.name).values())) for model in models]
+    yield _gauge("waiting_episodes", "Episodes that wait for a slot", ("model",), waiting)
+
+
+def _versions(models: Sequence[LocalModel]) -> Iterator[Metric]:
+    current = [((model.name,), model.versions.current.version) for model in models]
+    yield _gauge("version", "The newest live version", ("model",), current)
+    updates = CounterMetricFamily("headgate_updates", "Weight updates since the start", labels=("model",))
+    across = CounterMetricFamily(
+        "headgate_streams_across_updates", "Calls carried across an update", labels=("model",)
+    )
+    for model in models:
+        updates.add_metric((model.name,), model.versions.updates)
+        across.add_metric((model.name,), model.versions.streams_across_updates)
+    yield from (updates, across)
+
+
+def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
+    groups = [
+        ((model.name, state), count)
+        for model in models
+        for state, count in sorted(Counter(group.state for group in model.ledger.ledger.groups()).items())
+    ]
+    yield _gauge("ledger_groups", "Groups that the ledger knows, by state", ("model", "state"), groups)
+    leases = [(model.name, model.leases.held()) for model in models]
+    left = [((name,), lease["left_s"]) for name, lease in leases if lease is not None]
+    yield _gauge("lease_left_seconds", "Until the deadline of the lease that is held", ("model",), left)
+    held = [((name,), lease is not None) for name, lease in leases]
+    yield _gauge("lease_held", "Whether a trainer holds the next batch", ("model",), held)
+    for key, text, value in _LEDGER:
+        yield _gauge(key, text, ("model",), [((model.name,), value(model.ledger)) for model in models])
+
+
+_LEDGER: tuple[tuple[str, str, Callable[[StoredLedger], float]], ...] = (
+    ("ledger_free_slots", "Groups that may start within the bound", lambda s: s.ledger.free_slots()),
+    ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.ledger.consumed),
+    ("ledger_broken", "Whether the ledger has stopped until a restart", lambda s: s.broken is not None),
+)
+
+
+def _role(services: Services) -> str:
+    if services.membership is None:
+        return "alone"
+    return services.membership.role
+
+
+def _one(name: str, text: str, value: float) -> Metric:
+    return _gauge(name, text, (), [((), value)])
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Metric:
+    family = GaugeMetricFamily(f"headgate_{name}", text, labels=labels)
+    for values, number in samples:
+        family.add_metric(values, float(number))
+    return family
