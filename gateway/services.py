@@ -20,6 +20,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.api.context import Control, Services
+from gateway.bus.base import Process
+from gateway.bus.opening import open_bus
 from gateway.control.callers import Callers
 from gateway.control.conversations import Conversations
 from gateway.control.episodes import Episodes
@@ -39,6 +41,7 @@ from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
 from gateway.render.renderer import ChatRenderer
+from gateway.rollout.handover import Handover
 from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies
@@ -104,9 +107,15 @@ async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
                 recorder = Recorder(database, renderer, name, shared=shared)
                 models.local[name] = ServedModel(name, given, renderer, pool, recorder)
         stack.push_async_callback(_stop_engines, models)
-        replies = Replies(database)
+        bus, handover = open_bus(settings.bus), None
+        stack.push_async_callback(bus.close)
+        if bus.shared:
+            handover = Handover(bus, Process(_process_name(), settings.cluster.url or ""), settings.bus)
+            await handover.start()
+            stack.push_async_callback(handover.close)
+        replies = Replies(database, handover)
         stack.push_async_callback(replies.close)
-        yield Services(settings, database, models, replies, Metrics())
+        yield Services(settings, database, models, replies, Metrics(), bus)
 
 
 @asynccontextmanager

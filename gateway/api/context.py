@@ -9,6 +9,7 @@ import orjson
 from annotated_types import Interval
 from fastapi import Depends, Request
 
+from gateway.bus.base import Bus
 from gateway.control.callers import Callers
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost
@@ -50,6 +51,7 @@ class Services:
     models: Models
     replies: Replies
     metrics: Metrics
+    bus: Bus
     control: Control | None = None
     """While this process is the coordinator."""
     membership: Membership | None = None
