@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from gateway.store.columns import portions
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.types import EpisodeMode
 
@@ -88,9 +89,13 @@ def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> lis
     query = (
         select(CallRow.episode_id, CallRow.id, CallRow.digest)
         .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
-        .where(CallRow.digest.in_(digests), EpisodeRow.agent == agent, EpisodeRow.state == "open")
+        .where(EpisodeRow.agent == agent, EpisodeRow.state == "open")
     )
-    return [RecordedReply(*row) for row in connection.execute(query)]
+    found: list[RecordedReply] = []
+    for some in portions(digests):
+        rows = connection.execute(query.where(CallRow.digest.in_(some)))
+        found.extend(RecordedReply(*row) for row in rows)
+    return found
 
 
 def has_calls(connection: Connection, episode_id: str) -> bool:
@@ -132,8 +137,11 @@ def list_episodes(
 
 def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Some episodes, in no order."""
-    rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.id.in_(episode_ids))).mappings()
-    return [dict(row) for row in rows]
+    found: list[dict[str, Any]] = []
+    for some in portions(episode_ids):
+        rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.id.in_(some))).mappings()
+        found.extend(dict(row) for row in rows)
+    return found
 
 
 def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:

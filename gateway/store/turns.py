@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, Table, insert, select, update
 
 from gateway.errors import Conflict
+from gateway.store.columns import begins_with, portions
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
@@ -45,45 +46,36 @@ def insert_turn(
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
     """The nodes of some episodes that one model sampled or was given, in creation order, with the rewards of their calls."""
-    table = NodeRow.__table__
-    query = (
-        select(*table.c, CallRow.reward)
-        .outerjoin(CallRow, CallRow.id == NodeRow.call_id)
-        .where(NodeRow.episode_id.in_(episode_ids), NodeRow.model == model)
-        .order_by(NodeRow.episode_id, NodeRow.index)
-    )
     found: dict[str, list[Node]] = {episode_id: [] for episode_id in episode_ids}
-    for row in connection.execute(query).mappings():
-        found[row["episode_id"]].append(_node(row))
+    for some in portions(episode_ids):
+        for row in connection.execute(_nodes(model, NodeRow.episode_id.in_(some))).mappings():
+            found[row["episode_id"]].append(_node(row))
     return found
 
 
 def nodes_since(connection: Connection, model: str, episode_id: str, first: int) -> list[Node]:
-    """The nodes of an episode from number `first` on, in creation order, without the rewards of their calls."""
-    query = (
-        select(*NodeRow.__table__.c)
-        .where(NodeRow.episode_id == episode_id, NodeRow.model == model, NodeRow.index >= first)
-        .order_by(NodeRow.index)
-    )
-    return [_node({**row, "reward": None}) for row in connection.execute(query).mappings()]
+    """The same of one episode, from the node with the index `first` on."""
+    query = _nodes(model, NodeRow.episode_id == episode_id, NodeRow.index >= first)
+    return [_node(row) for row in connection.execute(query).mappings()]
 
 
-def calls_since(connection: Connection, model: str, episode_id: str, first_node: int) -> list[dict[str, Any]]:
-    """The calls of an episode whose turns are nodes from number `first_node` on."""
-    query = select(*CallRow.__table__.c).where(
-        CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node
+def _nodes(model: str, *where: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select(*NodeRow.__table__.c, CallRow.reward)
+        .outerjoin(CallRow, CallRow.id == NodeRow.call_id)
+        .where(*where, NodeRow.model == model)
+        .order_by(NodeRow.episode_id, NodeRow.index)
     )
-    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> Iterator[SampledTurn]:
     """What one model sampled in some episodes, without the tokens themselves."""
-    query = select(NodeRow.episode_id, NodeRow.mask_reason, NodeRow.spans, NodeRow.flags).where(
-        NodeRow.episode_id.in_(episode_ids), NodeRow.model == model, NodeRow.sampled
-    )
-    for row in connection.execute(query):
-        versions, _ = _versions(row.spans)
-        yield SampledTurn(row.episode_id, row.mask_reason, versions, np.frombuffer(row.flags, "u1"))
+    columns = (NodeRow.episode_id, NodeRow.mask_reason, NodeRow.spans, NodeRow.flags)
+    for some in portions(episode_ids):
+        query = select(*columns).where(NodeRow.episode_id.in_(some), NodeRow.model == model, NodeRow.sampled)
+        for row in connection.execute(query):
+            versions, _ = _versions(row.spans)
+            yield SampledTurn(row.episode_id, row.mask_reason, versions, np.frombuffer(row.flags, "u1"))
 
 
 def calls(connection: Connection, episode_id: str, model: str | None = None) -> list[dict[str, Any]]:
@@ -92,6 +84,13 @@ def calls(connection: Connection, episode_id: str, model: str | None = None) -> 
     if model is not None:
         query = query.where(CallRow.model == model)
     query = query.order_by(CallRow.received_at, CallRow.node)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def calls_since(connection: Connection, model: str, episode_id: str, first_node: int) -> list[dict[str, Any]]:
+    """The calls of an episode that ended in the nodes of one model from `first_node` on, in the order of their nodes."""
+    where = (CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node)
+    query = select(*CallRow.__table__.c).where(*where).order_by(CallRow.node)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
@@ -141,7 +140,7 @@ def answered(connection: Connection, episode_id: str, key: str) -> dict[str, Any
     """The newest call of an episode whose request key begins with `key`, and whose client was given a reply."""
     query = (
         select(*CallRow.__table__.c)
-        .where(CallRow.episode_id == episode_id, CallRow.request_key.startswith(key))
+        .where(CallRow.episode_id == episode_id, begins_with(CallRow.__table__.c.request_key, key))
         .where(CallRow.node >= 0, CallRow.finish_reason != "abandoned")
         .order_by(CallRow.received_at.desc())
         .limit(1)
