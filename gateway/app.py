@@ -28,6 +28,7 @@ from gateway.api import (
     weights,
 )
 from gateway.api.context import Services
+from gateway.api.door import Door
 from gateway.api.drain import Drain, Draining, stopping
 from gateway.api.errors import error_response
 from gateway.api.figures import Figures
@@ -73,6 +74,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         key = settings.cluster.key.get_secret_value()
         app.add_middleware(Forward, place=partial(_place, app), agents=AgentKeys(settings), key=key)
     app.add_middleware(Draining, drain=drain)
+    app.add_middleware(Door, settings=settings)
     return app
 
 

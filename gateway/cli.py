@@ -101,6 +101,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
+        log_config=None,  # its lines are written as ours are
         timeout_keep_alive=KEEP_ALIVE_S,
         proxy_headers=False,  # nothing here depends on where a client is
     )
@@ -342,9 +343,14 @@ def _mode(value: str) -> EpisodeMode:
 
 
 def _configure_logging(verbose: bool) -> None:
+    from gateway.logs import Formatter
+
     level = logging.INFO if verbose else logging.WARNING
     worker = f" {os.environ[WORKER]}" if WORKER in os.environ else ""
-    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s{worker} %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter(f"%(asctime)s %(levelname)s{worker} %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write every URL
     for name in ("gateway.app", "gateway.workers"):
         logging.getLogger(name).setLevel(logging.INFO)
 

@@ -33,9 +33,12 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
 
-    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, quoted: str = ""
+    ) -> None:
+        """`quoted`: what somebody else said, which may be part of a prompt: clients are told, logs (`str`) are not."""
         super().__init__(message)
-        self.message = message
+        self.message = f"{message}: {quoted}" if quoted else message
         self.code = code
         self.param = param
         self.retry_after: float | None = None

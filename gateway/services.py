@@ -29,6 +29,7 @@ from gateway.control.host import ControlHost, ModelEngines
 from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
 from gateway.control.openings import Openings
 from gateway.control.versions import Versions
+from gateway.engines.address import check_engines
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
@@ -58,7 +59,8 @@ _TEND_EVERY_S = 1.0
 
 
 async def check_store(settings: Settings) -> None:
-    """Raises ConfigError if the store cannot go on under these settings."""
+    """Raises ConfigError if the store cannot go on under these settings, or an engine is where everybody can reach it."""
+    await check_engines(settings)
     database = await Database.open(settings.store)
     try:
         for name, model in settings.models.items():

@@ -75,7 +75,7 @@ def install(app: FastAPI) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)
         if error.status >= 500:
-            log.error("%s %s: %s", request.method, request.url.path, error.message)
+            log.error("%s %s: %s", request.method, request.url.path, error)
         return counted(request, error)
 
     async def invalid(request: Request, error: Exception) -> Response:

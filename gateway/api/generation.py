@@ -62,7 +62,7 @@ async def identify(request: Request, gateway: Services) -> Caller:
 
 
 async def admitted(request: Request, gateway: Services) -> Caller:
-    """Who calls, once there is a place for one more call of theirs; `leave` gives it back. Raises Busy, and what `identify` raises."""
+    """Who calls, once there is a place for one more call of theirs; `leave` gives it back. Raises Busy, and as `identify`."""
     caller = await identify(request, gateway)
     request.scope[_TICKET] = gateway.limits.admit(caller)
     return caller

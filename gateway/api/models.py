@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.api.context import Gateway
+from gateway.api.context import Gateway, Services, bearer
 from gateway.api.errors import anthropic_error_body
+from gateway.api.generation import identify
 from gateway.errors import BadRequest, NotFound
 
 router = APIRouter(tags=["OpenAI", "Anthropic"])
@@ -25,8 +27,11 @@ async def list_models(
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> dict[str, Any] | Response:
-    """Every model, under its own name and its aliases. Anthropic's clients get pages."""
-    names = gateway.models.names()
+    """Every model, under its own name and its aliases; with [projects], those that are there for the key. Anthropic's clients
+    get pages.
+    """
+    _, seen = await _sight(request, gateway)
+    names = gateway.models.names(seen)
     if _ANTHROPIC not in request.headers:
         return {"object": "list", "data": [_model(name) for name in names]}
     try:
@@ -43,15 +48,28 @@ async def list_models(
 
 @router.get("/v1/models/{model_id:path}", response_model=None)
 async def get_model(model_id: str, request: Request, gateway: Gateway) -> dict[str, Any] | Response:
-    """One model, by any name under which the first trained one's episodes could call it."""
+    """One model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
     anthropic = _ANTHROPIC in request.headers
+    own, seen = await _sight(request, gateway)
     try:
-        gateway.models.resolve(model_id, gateway.settings.model_name)
+        if model_id not in gateway.models.names(seen):
+            gateway.models.resolve(model_id, own)
     except NotFound as error:
         if anthropic:
             return _refused(error)
         raise
     return _anthropic_model(model_id) if anthropic else _model(model_id)
+
+
+async def _sight(request: Request, gateway: Services) -> tuple[str, Callable[[str], bool]]:
+    """The model whose episodes the request is about, and which models are there for them. Without projects: for anybody."""
+    projects = gateway.models.projects
+    if not projects.any:
+        return gateway.settings.model_name, lambda _model: True
+    if (reach := projects.reach(bearer(request))) is not None:
+        return gateway.models.first(reach), lambda model: projects.seen(model, reach)
+    own = (await identify(request, gateway)).model
+    return own, lambda model: projects.callable(model, own)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Relay(Response):
         headers = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
         headers[EPISODE_HEADER] = self._episode.id
         kind = answer.headers.get("content-type", "application/json")
-        return Response(content, answer.status_code, {**headers, "content-type": kind})
+        return Response(self._model.hidden(content), answer.status_code, {**headers, "content-type": kind})
 
     def _stream(self, answer: httpx.Response) -> Response:
         failure = error_event if self._call.api == "responses" else openai_failure
@@ -98,7 +98,7 @@ class Relay(Response):
                     events, pending = pending[:length], pending[length:]
                     finished = finished or (not responses and _FINISHED.search(events) is not None)
                     if events:
-                        yield events
+                        yield self._model.hidden(events)
             if not finished and not end.search(pending):
                 raise self._model.broken(self._call)
         except GatewayError:
@@ -107,7 +107,7 @@ class Relay(Response):
         self._call.finish_reason = "upstream"
         await self._model.record(self._call)
         if pending:
-            yield pending
+            yield self._model.hidden(pending)
 
 
 def _deliverable(data: bytes, last: re.Pattern[bytes]) -> int:

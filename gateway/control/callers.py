@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 class Caller:
     """Who holds a key."""
 
-    key: str
+    key: str = field(repr=False)
     """Of an episode, or of an agent."""
     model: str
     """The model that its requests are about, unless they name another."""

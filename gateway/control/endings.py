@@ -130,7 +130,7 @@ class Endings:
             failure = repr(error)
         live.grading = None  # from here on an abort is the ledger's refusal
         if failure:
-            log.error("episode %s is dropped, its grading failed: %s", live.id, failure)
+            log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
             await self._insist(live, {"reason": "grading_failed"}, Drop(live.id, "grading_failed"), failure)
         else:
             values = live.rewarded(grade.reward, grade.components)

@@ -87,7 +87,7 @@ class Models:
         """
         known = (self._names.get(name), self._names.get("*"))
         found = next((some for some in known if some and self.projects.callable(some, own)), None)
-        if found is None and "*" in self._settings.aliases_of(own):
+        if found is None and own and "*" in self._settings.aliases_of(own):
             found = own
         if found is None:
             raise NotFound(f"the model {name!r} does not exist", code="model_not_found", param="model")
@@ -99,7 +99,7 @@ class Models:
         `reach`: within that of an admin key; beyond it there is none.
         """
         reach = reach or self.projects.root
-        model = self.local.get(name or self._first(reach))
+        model = self.local.get(name or self.first(reach))
         if model is None or not reach.has(model.name):
             known = ", ".join(known for known in self.local if reach.has(known))
             raise NotFound(f"no model {name!r} has engines here; there are: {known}", code="model_not_found")
@@ -121,7 +121,7 @@ class Models:
             raise BadRequest(message, code="model_frozen", param="model")
         return model
 
-    def _first(self, reach: Reach) -> str:
+    def first(self, reach: Reach) -> str:
         """The first trained model within reach; empty: none."""
         return next((name for name in reach.models if self._settings.models[name].train), "")
 

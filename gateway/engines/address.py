@@ -7,12 +7,24 @@ import socket
 from urllib.parse import urlsplit
 
 from gateway.errors import BadRequest
-from gateway.settings import is_public, public_engine
+from gateway.settings import ConfigError, Settings, is_public, public_engine
+
+
+async def check_engines(settings: Settings) -> None:
+    """Raises ConfigError if an external engine of the configuration has a name of a public address."""
+    for name in settings.models:
+        engine = settings.engine_of(name)
+        for url in engine.places if not engine.allow_public else ():
+            try:
+                await check_private(url or "")
+            except BadRequest as error:
+                raise ConfigError(f"[engine]: {error}") from error
 
 
 async def check_private(url: str) -> None:
     """Raises BadRequest if an engine's host has a public address. A name that is not known now is nobody's."""
-    host = urlsplit(url).hostname or ""
+    if (host := urlsplit(url).hostname) is None:
+        return
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

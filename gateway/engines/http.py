@@ -1,8 +1,8 @@
 """HTTP as engines speak it: JSON in, JSON or server-sent events out, and every failure as one of the gateway's errors.
 
 Owns one engine's connections. A status that blames the request is EngineRefused; 503, and whatever breaks the connection, is
-EngineUnreachable; any other failure EngineError. aiohttp is used as it is: every token passes here, and httpx's layers around it
-would cost more than all that is done with the token.
+EngineUnreachable; any other failure, and a redirection, EngineError. aiohttp is used as it is: every token passes here, and
+httpx's layers around it would cost more than all that is done with the token.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class EngineHTTP:
         content = None if body is None else _dump(body)
         with self._translated(path):
             async with self._session.post(
-                self._base_url + path, params=params, data=content, headers=_JSON
+                self._base_url + path, params=params, data=content, headers=_JSON, allow_redirects=False
             ) as response:
                 answer = await response.read()
-                if not response.ok:
+                if response.status >= 300:
                     raise self._refusal(path, response.status, answer)
                 return answer
 
@@ -52,9 +52,13 @@ class EngineHTTP:
         """Posts a JSON object; yields the events of the answer, until `[DONE]`."""
         with self._translated(path):
             async with self._session.post(
-                self._base_url + path, data=_dump(body), headers=_JSON, timeout=self._silence
+                self._base_url + path,
+                data=_dump(body),
+                headers=_JSON,
+                timeout=self._silence,
+                allow_redirects=False,
             ) as response:
-                if not response.ok:
+                if response.status >= 300:
                     raise self._refusal(path, response.status, await response.read())
                 rest = b""
                 async for data in response.content.iter_any():
@@ -69,7 +73,9 @@ class EngineHTTP:
         """Whether a GET is answered with 200."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.get(self._base_url + path, timeout=timeout) as response:
+            async with self._session.get(
+                self._base_url + path, timeout=timeout, allow_redirects=False
+            ) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
@@ -96,10 +102,11 @@ class EngineHTTP:
         return _Translated(f"engine {self._name}, {path}")
 
     def _refusal(self, path: str, status: int, body: bytes) -> EngineError:
-        text = f"engine {self._name}, {path}: {status} {body[:500].decode(errors='replace')}"
+        text, quoted = f"engine {self._name}, {path}: {status}", body[:500].decode(errors="replace")
         if status == 503:
-            return EngineUnreachable(text)
-        return EngineRefused(text) if status in _BLAMES_THE_REQUEST else EngineError(text)
+            return EngineUnreachable(text, quoted=quoted)
+        kind = EngineRefused if status in _BLAMES_THE_REQUEST else EngineError
+        return kind(text, quoted=quoted)
 
 
 def _dump(body: Any) -> bytes:
@@ -110,7 +117,7 @@ def _dump(body: Any) -> bytes:
 def failure(error: Mapping[str, Any]) -> EngineError:
     """What an event with an `error` means, which comes instead of tokens or in the middle of them."""
     kind = EngineRefused if error.get("code") in _BLAMES_THE_REQUEST else EngineError
-    return kind(f"the engine failed a generation: {error.get('message')}")
+    return kind("the engine failed a generation", quoted=str(error.get("message")))
 
 
 class _Translated:

@@ -89,9 +89,10 @@ class Upstream:
         self._database = database
         self._running: set[UpstreamCall] = set()
         # What is relayed must not arrive packed: its events could not be told apart, nor be sent on one by one.
+        self._key = settings.key.get_secret_value() if settings.key is not None else ""
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if settings.key is not None:
-            headers["authorization"] = f"Bearer {settings.key.get_secret_value()}"
+            headers["authorization"] = f"Bearer {self._key}"
         self._http = httpx.AsyncClient(
             base_url=settings.url.rstrip("/") + "/",
             timeout=httpx.Timeout(settings.timeout_s, connect=_CONNECT_S),
@@ -138,6 +139,10 @@ class Upstream:
             call.take(part)
             yield part
 
+    def hidden(self, said: bytes) -> bytes:
+        """What the upstream said, without the key: some APIs quote it when they refuse it."""
+        return said.replace(self._key.encode(), b"***") if self._key else said
+
     def broken(self, call: UpstreamCall) -> UpstreamFailed:
         """A stream that ended as if it were whole, and is not."""
         call.finish_reason = "error"
@@ -172,7 +177,7 @@ class Upstream:
             "first_token_s": call.first_part_at and call.first_part_at - call.received_at,
             "seconds": now - call.received_at,
         }
-        response = b"".join(call.parts).decode(errors="replace")
+        response = self.hidden(b"".join(call.parts)).decode(errors="replace")
         exchange = {
             "call_id": call.call_id,
             "request": call.asked,

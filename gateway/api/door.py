@@ -1,0 +1,69 @@
+"""Which port serves what. Pure ASGI, around everything else.
+
+Where the admin API has a port of its own ([admin] port), it is served there alone, with the metrics and the health checks; at any
+other port there is no such route. Told by the port that took the connection, never by what a request says of itself. The other
+gateway processes of a cluster send admin requests on to any port, under the cluster's key.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.api.errors import error_response
+from gateway.errors import BadRequest
+from gateway.settings import Settings
+
+FORWARDED = b"x-headgate-forwarded"
+"""The header that holds the cluster's key in requests that another process sent on."""
+_BEHIND = ("/admin", "/metrics")
+_EVERYWHERE = ("/healthz", "/readyz")
+
+
+class Door:
+    """Lets a request in where it may be served."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._port = settings.admin.port
+        key = settings.cluster.key
+        self._key = key.get_secret_value().encode() if key is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if self._port is None or scope["type"] == "lifespan" or self._lets_in(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 4404})
+            return
+        error = BadRequest(f"{scope['method']} {scope['path']}: Not Found", code="no_such_route")
+        response = error_response(error, scope["path"])
+        response.status_code = 404
+        await response(scope, receive, send)
+
+    def _lets_in(self, scope: Scope) -> bool:
+        path = served_path(scope["path"])
+        if _below(path, _EVERYWHERE):
+            return True
+        server = scope.get("server")
+        if server is not None and server[1] == self._port:
+            return _below(path, _BEHIND)
+        return not _below(path, _BEHIND) or self._was_forwarded(scope)
+
+    def _was_forwarded(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
+        return self._key is not None and hmac.compare_digest(given, self._key)
+
+
+def served_path(path: str) -> str:
+    """A path without the `/e/{episode_id}` that names an episode."""
+    if path.startswith("/e/") and not path.startswith("/e//"):
+        _, slash, rest = path[3:].partition("/")
+        return slash + rest
+    return path
+
+
+def _below(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(root + "/") for root in roots)

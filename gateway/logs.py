@@ -1,0 +1,61 @@
+"""How the gateway's log lines are written: whatever fails, no line holds what a client, an engine or an upstream said.
+
+Messages of exceptions that are not ours may quote the value that they stumbled upon, or a whole row of the database: a line tells
+their type and where they were raised, and no more. Errors of ours (`gateway/errors.py`) and of the operating system say what
+happened without quoting anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+
+from gateway.errors import GatewayError
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def told(error: BaseException) -> str:
+    """An error in words that quote nobody."""
+    kind = type(error).__name__
+    if isinstance(error, GatewayError | OSError):
+        return f"{kind}: {error}"
+    if (
+        kind == "OperationalError"
+    ):  # SQLAlchemy's, of a server that is away; its own message has the statement's parameters
+        return f"{kind}: {getattr(error, 'orig', None) or ''}"
+    return kind
+
+
+class Formatter(logging.Formatter):
+    """Writes exceptions as `told` does, also those that are arguments of a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging."""
+        if record.args and not isinstance(record.args, Mapping):
+            record = logging.makeLogRecord(record.__dict__)
+            record.args = tuple(_Told(a) if isinstance(a, BaseException) else a for a in record.args or ())
+        record.exc_text = None  # another handler may have written it in its own way
+        return super().format(record)
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        """The stack, and what was raised."""
+        lines, error, seen = [], ei[1], set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            lines.append(f"{frames}{told(error)}")
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return "\nwhile handling, or because of:\n".join(lines)
+
+
+class _Told:
+    """Stands for an exception among the arguments of a message."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._text = told(error)
+
+    def __repr__(self) -> str:
+        return self._text
