@@ -156,5 +156,4 @@ async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, cho
                 raise
         finally:
             done = True
-            watcher.cancel()
-            await asyncio.wait({watcher})
+            watcher.cancel()  # it waits and does nothing else, so its end is not waited for

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 _LONG = 2_000
+_SHORT = 24
+"""Characters up to which a text is looked up: what templates write around messages is short, and always the same."""
+_KNOWN = 1024
 
 
 def encode(backend: Any, text: str, special: bool) -> list[int]:
@@ -26,10 +30,16 @@ class BareTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._wrapped = tokenizer
+        self._known = lru_cache(_KNOWN)(self._encode)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
-        return encode(self._wrapped.backend_tokenizer, text, add_special_tokens)
+        if len(text) <= _SHORT:
+            return list(self._known(text, add_special_tokens))
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        return encode(self._wrapped.backend_tokenizer, text, special)
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         """The text of ids."""

@@ -168,11 +168,12 @@ class Call:
     async def _run(self, slot: Slot) -> None:
         """One run in one engine: to the end of the call, or until the engine gives it back."""
         sampled = len(self.turn.ids)
+        left = self.sampling.max_tokens - sampled
         self.turn.engine, self.target, self.avoid, self.patient_until = slot.name, "", set(), 0.0
         request = GenerateRequest(
             f"{self.call_id}.{self.restarts}.{sampled}",
             self._tokens(),
-            replace(self.sampling, max_tokens=self.sampling.max_tokens - sampled),
+            replace(self.sampling, max_tokens=left) if sampled else self.sampling,
             self._interval,
             cache_salt=f"v{slot.version}",
         )

@@ -154,6 +154,8 @@ class Completion:
 
     async def _wait_for_a_reader(self) -> None:
         """Raises what ended the waiting: the end of the grace period, or `stop`."""
+        if self.reply.readers and self._stopped_by is None:
+            return
         try:
             async with asyncio.timeout(0 if self._given_up else self._grace_s):
                 while self._stopped_by is None and not self.reply.readers:

@@ -173,7 +173,10 @@ class Choices:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
+        if len(self._readers) == 1:
+            await self._readers[0].leave(self.delivered)
+        else:
+            await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
     async def __aiter__(self) -> AsyncIterator[News]:
         """What is new, as soon as it is there, from each reply's first delivery on. Raises what ended a reply that failed."""

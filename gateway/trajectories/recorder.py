@@ -318,11 +318,15 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
     counts = [span.count for span in turn.spans]
 
     def per_token(values: list[int], dtype: type) -> Any:
+        if len(counts) == 1:
+            return np.full(counts[0], values[0], dtype)
         return np.repeat(np.asarray(values, dtype), counts)
 
-    flags = np.full(len(turn.ids), int(details.used.flags()), np.uint8)
-    flags |= per_token([_span_flags(span) for span in turn.spans], np.uint8)
-    flags[~(logprobs > UNUSABLE_LOGPROB)] |= int(TokenFlag.INVALID_LOGPROB)
+    used = int(details.used.flags())
+    flags = per_token([used | _span_flags(span) for span in turn.spans], np.uint8)
+    unusable = ~(logprobs > UNUSABLE_LOGPROB)
+    if unusable.any():
+        flags[unusable] |= int(TokenFlag.INVALID_LOGPROB)
     unconfirmed = any(not span.confirmed for span in turn.spans)
     return Node(
         *(index, parent, at, True),
