@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 ENVIRONMENT = {
+    "HEADGATE_PUBLIC_URL": ("server", "public_url"),
     "HEADGATE_ADMIN_KEY": ("admin", "key"),
     "HEADGATE_STORE_URL": ("store", "url"),
     "HEADGATE_BUS_URL": ("bus", "url"),

@@ -16,6 +16,9 @@ def main() -> None:
     """Serves one fake engine."""
     parser = argparse.ArgumentParser(prog="python -m gateway.engines.fake", description=__doc__)
     parser.add_argument("--weights", required=True, help="a checkpoint directory")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="an address that only gateways reach: nobody is asked for a key"
+    )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api", choices=_APPS, default="vllm", help="what it speaks")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds per token")
@@ -32,7 +35,7 @@ def main() -> None:
     app = _APPS[options.api](engine)
     uvicorn.run(
         app,
-        host="127.0.0.1",
+        host=options.host,
         port=options.port,
         log_level="warning",
         access_log=False,
