@@ -56,6 +56,8 @@ from gateway.trajectories.recorder import Recorder
 log = logging.getLogger(__name__)
 
 _TEND_EVERY_S = 1.0
+_GATHER_S = 1.0
+"""How long a successor waits for the processes that followed the same coordinator."""
 
 
 async def check_store(settings: Settings) -> None:
@@ -200,6 +202,8 @@ async def _lead(services: Services, fence: int) -> AsyncIterator[None]:
     apis = {name: settings.engine_of(name).api for name in pools}
     services.hub = hub = Hub(fence, pools, apis, settings.cluster.ask_s)
     try:
+        if services.follower is not None and services.follower.followed:
+            await asyncio.sleep(_GATHER_S)  # the others link, so that their calls that cannot move are known
         async with open_control(services, fence, hub):
             yield
     finally:

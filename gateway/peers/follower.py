@@ -42,6 +42,8 @@ class Follower:
         self.episodes: dict[str, LiveEpisode] = {}
         """Those that have called here since the link stands, or have calls."""
         self.linked = asyncio.Event()
+        self.followed = False
+        """It had a link once."""
         self._retired = False
         self._name = name
         self._url = url
@@ -202,6 +204,7 @@ class Follower:
             for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
                 slot.fail("the coordinator knows no such engine")
                 del pool.slots[slot.name]
+        self.followed = True
         self.linked.set()
         for shown in message["slots"]:
             self._show(shown)

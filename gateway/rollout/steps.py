@@ -153,11 +153,16 @@ class EngineSteps:
         await self._shown(slot)
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
-        """Requests may run there: of a gateway that was killed, or of other processes."""
-        engine = slot.engine = connect(slot.name, url, self._settings.api)
+        """Requests may run there: of a gateway that was killed, or of other processes. Those that cannot move stay, frozen."""
+        engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
         slot.evict("its weights are loaded anew")
+        if self.runs(slot)[1]:
+            await self._handback(slot, weights)
+            for step in (self._freeze, self._load, self._label, self._resume):
+                await step(slot, weights)
+            return
         await engine.pause()
         await self._settle(slot, weights)
         await engine.load(weights.path)

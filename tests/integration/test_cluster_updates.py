@@ -1,0 +1,148 @@
+"""Weight updates in a cluster: whichever process a call runs in, its tokens are of the versions that they are recorded under.
+
+The fake engine's tokens say which weights sampled them, and after which context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.client import GatewayClient
+from tests.clusters import Cluster, Member, placed, run_cluster, until
+from tests.integration.support import check_sampled_by_the_fake, sdk
+from tests.integration.test_updates import probe_of
+from tests.published import fake_weights, publish
+from tests.servers import PostgresServer
+
+PINNED = {"presence_penalty": 0.5}
+
+
+@pytest.fixture
+def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
+    """Version 0 is the model; 1 to 3 have nothing in common with it or each other."""
+    found = {0: tiny_model}
+    for version in (1, 2, 3):
+        source = fake_weights(tmp_path / f"source-{version}", f"weights {version}")
+        probe = probe_of(source, found[version - 1])
+        found[version] = publish(source, tmp_path / f"v{version}", version, version - 1, probe)
+    return found
+
+
+@pytest.fixture(params=["abort", "keep"])
+async def cluster(
+    request: pytest.FixtureRequest, postgres: PostgresServer, tiny_model: Path, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    """Three members, two engines."""
+    store = postgres.url(postgres.new_database())
+    update = {"mode": request.param, "hold_s": 10.0}
+    async with run_cluster(store, tiny_model, tmp_path, members=3, engines=2, update=update) as running:
+        for engine in running.engines:
+            engine.faults = replace(engine.faults, delay_s=0.03)
+        yield running
+
+
+class Agent:
+    """Streams one reply after the other, each from the next member, until it is told to stop."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.counts: list[int] = []
+        self.broken = 0
+        self.episode = ""
+
+    async def run(self, done: asyncio.Event) -> None:
+        async with self.cluster.admin() as admin:
+            opened = await admin.open_episode("t", mode="eval")
+        self.episode = opened.episode_id
+        while not done.is_set():
+            members = self.cluster.members
+            await self.call(opened, members[(self.number + len(self.counts)) % len(members)])
+
+    async def call(self, opened: Any, member: Member) -> None:
+        question: Any = {"role": "user", "content": f"agent {self.number}, call {len(self.counts)}"}
+        pinned: Any = PINNED if self.number % 5 == 4 else {}
+        client = sdk(opened, max_retries=4).with_options(base_url=f"{member.url}/v1")
+        stream = await client.chat.completions.create(
+            model="m", messages=[question], stream=True, logprobs=True, max_tokens=50, **pinned
+        )
+        choices = [choice async for chunk in stream for choice in chunk.choices]
+        assert choices[-1].finish_reason in ("stop", "length")
+        self.counts.append(sum(len(c.logprobs.content or []) for c in choices if c.logprobs))
+
+
+async def check(admin: GatewayClient, agents: list[Agent], versions: dict[int, Path]) -> int:
+    """Nothing is lost, doubled or mislabelled; answers how many turns have more than one version."""
+    crossed = 0
+    for agent in agents:
+        nodes = (await admin.trajectory(agent.episode))["nodes"]
+        turns = [node for node in nodes if node["sampled"]]
+        assert [len(turn["ids"]) for turn in turns] == agent.counts, "received is recorded"
+        for turn in turns:
+            assert turn["mask_reason"] == ""
+            if agent.number % 5 != 4:  # the fake engine's penalties are not in what it is checked against
+                check_sampled_by_the_fake(nodes, turn, versions)
+            crossed += len(turn["versions"]) > 1
+    return crossed
+
+
+async def test_streams_of_every_process_cross_updates_under_their_true_versions(
+    cluster: Cluster, versions: dict[int, Path]
+) -> None:
+    done = asyncio.Event()
+    agents = [Agent(cluster, i) for i in range(18)]
+    tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
+    async with cluster.admin(cluster.followers[0]) as admin:
+        for version in (1, 2, 3):
+            enough = sum(e.sampled for e in cluster.engines) + 200
+            await until(
+                lambda enough=enough: sum(e.sampled for e in cluster.engines) >= enough, "tokens flow"
+            )
+            record = await admin.publish(version, str(versions[version]), wait_s=60)
+            assert record["state"] == "live", record
+            assert all(report["failure"] == "" for report in record["report"]), record
+            assert sum(report["streams"] for report in record["report"]) >= 6
+        done.set()
+        await asyncio.gather(*tasks)
+        assert await check(admin, agents, versions) >= 6
+    assert [engine.label for engine in cluster.engines] == ["3", "3"]
+
+
+async def test_another_process_takes_over_in_the_middle_of_an_update(
+    cluster: Cluster, versions: dict[int, Path]
+) -> None:
+    """The coordinator leaves while an engine loads; calls of the others only wait, and the version is published again."""
+    first = cluster.coordinator
+    done = asyncio.Event()
+    agents = [Agent(cluster, i) for i in range(10)]
+    cluster.members.remove(first)  # agents call the others
+    tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
+    try:
+        await until(lambda: sum(e.sampled for e in cluster.engines) >= 200, "tokens flow")
+        engine = cluster.engines[0]
+        engine.faults = replace(engine.faults, load_s=4.0)
+        async with cluster.admin(first) as admin:
+            await admin.publish(1, str(versions[1]), wait_s=0)
+        await until(lambda: engine.paused, "an engine is in the middle of its update")
+    finally:
+        cluster.members.append(first)
+    engine.faults = replace(engine.faults, load_s=0.0)
+    await cluster.stop(first)
+    await until(
+        lambda: any(placed(m) and m.role == "coordinator" for m in cluster.members), "there is a successor"
+    )
+    async with cluster.admin() as admin:
+        record = await admin.publish(1, str(versions[1]), wait_s=60)
+        assert record["state"] == "live", record
+        enough = sum(e.sampled for e in cluster.engines) + 200
+        await until(lambda: sum(e.sampled for e in cluster.engines) >= enough, "tokens flow again")
+        done.set()
+        await asyncio.gather(*tasks)
+        await check(admin, agents, versions)
+    assert not any(member.lost for member in cluster.members)
