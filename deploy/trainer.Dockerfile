@@ -1,0 +1,19 @@
+# The trainer. torch comes as pip finds it: the build for CUDA, unless PIP_EXTRA_INDEX_URL or a wheel beside it says otherwise.
+FROM python:3.11.13-slim-bookworm
+
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create-home headgate \
+    && install -d -o headgate -g headgate /var/lib/headgate /var/lib/headgate/trainer
+
+WORKDIR /src
+COPY pyproject.toml README.md deploy/requirements.py ./
+RUN python requirements.py pyproject.toml > requirements.txt && pip install -r requirements.txt
+COPY gateway gateway
+COPY scheduler scheduler
+COPY trainer trainer
+COPY migrations migrations
+RUN pip install --no-deps . && rm -rf /src
+
+USER headgate
+WORKDIR /var/lib/headgate
+CMD ["trainer", "run", "/etc/headgate/trainer.toml"]
