@@ -65,8 +65,8 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         app.include_router(module.router)
     for module in (episodes, batches, staleness, weights, engines, health, peers):
         app.include_router(module.router)
-    app.router.routes[:0] = express.routes()
     errors.install(app)
+    app.add_middleware(express.Express)
     app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
     app.add_middleware(EpisodePrefix)
     if settings.cluster.url is not None:

@@ -64,36 +64,42 @@ def error_response(error: GatewayError, path: str) -> Response:
     return Response(orjson.dumps(body), error.status, headers, "application/json")
 
 
+def refusal(request: Request, error: GatewayError) -> Response:
+    """The answer to a request that raised one of our errors, which is counted."""
+    if error.status >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+    return _counted(request, error)
+
+
+def _counted(request: Request, error: GatewayError) -> Response:
+    metrics = request.app.state.services.metrics
+    metrics.errors.labels(str(error.status), error.code or "").inc()
+    return error_response(error, request.url.path)
+
+
 def install(app: FastAPI) -> None:
     """Registers the handlers."""
 
-    def counted(request: Request, error: GatewayError) -> Response:
-        metrics = request.app.state.services.metrics
-        metrics.errors.labels(str(error.status), error.code or "").inc()
-        return error_response(error, request.url.path)
-
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)
-        if error.status >= 500:
-            log.error("%s %s: %s", request.method, request.url.path, error)
-        return counted(request, error)
+        return refusal(request, error)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return counted(request, validation_error(error.errors()))
+        return _counted(request, validation_error(error.errors()))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, GatewayError):  # raised while FastAPI read the body
-            return counted(request, error.__cause__)
+            return _counted(request, error.__cause__)
         kind = BadRequest(f"{request.method} {request.url.path}: {error.detail}", code="no_such_route")
-        response = counted(request, kind)
+        response = _counted(request, kind)
         response.status_code = error.status_code
         return response
 
     async def unexpected(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
-        return counted(request, GatewayError("the gateway failed; its log says why", code="internal_error"))
+        return _counted(request, GatewayError("the gateway failed; its log says why", code="internal_error"))
 
     app.add_exception_handler(GatewayError, ours)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -1,7 +1,7 @@
 """The routes by which tokens are asked for, without what FastAPI does around a route's function.
 
-They are declared to FastAPI as all others are, so that the schema describes them; these stand in front and call the same
-functions.
+They are declared to FastAPI as all others are, so that the schema describes them; this stands in front of its routes and calls
+the same functions. What they raise is answered as FastAPI's handlers would (`errors.py`).
 """
 
 from __future__ import annotations
@@ -10,41 +10,42 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import chat, completions, messages, responses
 from gateway.api.context import Services, services
+from gateway.api.errors import refusal
 from gateway.api.generation import leave
+from gateway.errors import GatewayError
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
+_ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": chat.chat_completions,
+    "/v1/completions": completions.completions,
+    "/v1/responses": responses.create_response,
+    "/v1/messages": messages.create_message,
+}
 
 
 class Express:
-    """One route's function, as an ASGI application."""
+    """Answers these routes itself; everything else is the application's. Pure ASGI."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        endpoint = _ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
         request = Request(scope, receive)
         try:
-            try:
-                response = await self._endpoint(request, await services(request))
-            except ClientDisconnect:  # it had not even said all, so nothing was begun
-                return
+            response = await endpoint(request, await services(request))
             await response(scope, receive, send)
+        except GatewayError as error:  # an answer that has begun tells its errors itself
+            await refusal(request, error)(scope, receive, send)
+        except ClientDisconnect:  # it had not even said all, so nothing was begun
+            return
         finally:
             leave(scope)
-
-
-def routes() -> list[Route]:
-    """To be put before all others."""
-    found: dict[str, Endpoint] = {
-        "/v1/chat/completions": chat.chat_completions,
-        "/v1/completions": completions.completions,
-        "/v1/responses": responses.create_response,
-        "/v1/messages": messages.create_message,
-    }
-    return [Route(path, Express(endpoint), methods=["POST"]) for path, endpoint in found.items()]

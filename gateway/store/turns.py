@@ -170,6 +170,8 @@ def spans_of(node: Node) -> list[list[int]]:
     """[[version, number of tokens], ...] of a node's tokens; a third number is the newest version it may be, if that differs."""
     if not len(node.versions):
         return []
+    if node.newest is None and (node.versions == node.versions[0]).all():
+        return [[int(node.versions[0]), len(node.versions)]]
     newest = node.versions if node.newest is None else node.newest
     changes = (np.diff(node.versions) != 0) | (np.diff(newest) != 0)
     starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
