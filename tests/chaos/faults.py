@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tests.chaos.journal import Journal
 
 if TYPE_CHECKING:
-    from tests.chaos.system import System
+    from tests.chaos.system import Plan, System
 
 Fault = Callable[["System", Random], Awaitable[dict[str, Any] | None]]
 """Does it, and says to whom and how (once it is done); None: it could not be done now."""
@@ -125,17 +125,19 @@ KINDS = (
 )
 
 
-def schedule(seed: int, seconds: float, every_s: float, present: set[str]) -> list[tuple[float, Kind, Random]]:
+def schedule(plan: Plan) -> list[tuple[float, Kind, Random]]:
     """When (seconds from the start), what, and the chance by which its details are drawn. Every kind comes before any comes again."""
-    random = Random(f"{seed} faults")
-    kinds = [kind for kind in KINDS if not kind.needs or kind.needs in present]
+    random = Random(f"{plan.seed} faults")
+    kinds = [kind for kind in KINDS if not kind.needs or kind.needs in plan.present]
+    kinds = [kind for kind in kinds if not plan.kinds or kind.name in plan.kinds]
     first = list(kinds)
     random.shuffle(first)
-    planned, at = [], random.uniform(0.3, 1.0) * every_s
-    while at < seconds:
+    planned: list[tuple[float, Kind, Random]] = []
+    at = random.uniform(0.3, 1.0) * plan.every_s
+    while kinds and at < plan.seconds:
         kind = first.pop() if first else random.choices(kinds, [k.weight for k in kinds])[0]
-        planned.append((at, kind, Random(f"{seed} fault {len(planned)}")))
-        at += random.uniform(0.4, 1.6) * every_s
+        planned.append((at, kind, Random(f"{plan.seed} fault {len(planned)}")))
+        at += random.uniform(0.4, 1.6) * plan.every_s
     return planned
 
 
@@ -147,6 +149,7 @@ async def inflict(system: System, journal: Journal, planned: list[tuple[float, K
         for at, kind, random in planned:
             await asyncio.sleep(max(0.0, started + at - loop.time()))
             running.create_task(_inflict(system, journal, kind, random), name=f"fault-{kind.name}")
+        await asyncio.sleep(max(0.0, started + system.plan.seconds - loop.time()))
 
 
 async def _inflict(system: System, journal: Journal, kind: Kind, random: Random) -> None:

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import socket
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-Address = tuple[str, int]
 _LOCAL = "127.0.0.1"
 _FULL_BYTES = 2**20
 """What may wait in a slow link, a direction, before the sender has to wait."""
 
 
+def free_port() -> int:
+    """A port that stays free while nobody listens: the system gives none of this range to connections that go out."""
+    while True:
+        port = random.randrange(12_000, 31_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((_LOCAL, port))
+            return port
+
+
 class Link:
     """One listening port, and what stands behind it."""
 
-    def __init__(self, name: str, port: int, targets: Sequence[int]) -> None:
-        """`targets`: ports of this machine."""
+    def __init__(self, name: str, port: int, targets: Sequence[int], host: str = _LOCAL) -> None:
+        """`targets`: ports of 127.0.0.1."""
         self.name = name
+        self.host = host
         self.port = port
         self.delay_s = 0.0
         """How long every byte is under way."""
@@ -38,12 +49,12 @@ class Link:
     @property
     def url(self) -> str:
         """Where it listens, for HTTP."""
-        return f"http://{_LOCAL}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def start(self) -> None:
         """Listens."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Side(self), _LOCAL, self.port)
+        self._server = await loop.create_server(lambda: _Side(self), self.host, self.port)
 
     async def stop(self) -> None:
         """Cuts everything and listens no more."""

@@ -22,11 +22,10 @@ import httpx
 import orjson
 import psycopg
 
-from scheduler.cluster.local import free_port
 from tests.chaos import processes
 from tests.chaos.journal import Journal
 from tests.chaos.processes import Process
-from tests.chaos.proxy import Link
+from tests.chaos.proxy import Link, free_port
 from tests.chaos.weights import save_sources
 from tests.proof.models import BLOCK, VERSIONS
 from tests.servers import PostgresServer, postgres_server
@@ -161,8 +160,8 @@ class System:
         self.exits.append((time.time(), name, code))
         self.say(f"{name} ended by itself with {code}")
 
-    async def _link(self, name: str, targets: Sequence[int]) -> Link:
-        link = Link(name, free_port(), targets)
+    async def _link(self, name: str, targets: Sequence[int], host: str = "127.0.0.1") -> Link:
+        link = Link(name, free_port(), targets, host)
         await link.start()
         self.links.append(link)
         return link
@@ -207,7 +206,8 @@ class System:
             link = await self._link(f"redis-{number}", [self._ports["redis"]])
             values["bus"] = {"url": f"redis://127.0.0.1:{link.port}/0"}
         if plan.gateways > 1:
-            link = await self._link(f"peer-{number}", [port])
+            # A gateway listens at the port of its own [cluster] url, so the link has an address of its own.
+            link = await self._link(f"peer-{number}", [port], "127.0.0.2")
             values["cluster"] = {"url": link.url, "key": _CLUSTER_KEY, "lease_s": plan.lease_s}
         return values
 
@@ -219,7 +219,7 @@ class System:
         """What trainer, agents and checker have to know."""
         values = {
             **asdict(self.plan), "url": self.front.url, "admin_key": ADMIN_KEY, "model": "demo",
-            "evidence": str(self.evidence), "trainer": str(self.folder / "trainer"),
+            "evidence": str(self.evidence), "trainer": str(self.evidence / "trainer"), "weights": str(self.folder / "weights"),
             "sources": str(self.folder / "sources"), "block": BLOCK, "blocks": VERSIONS,
             "unlogged_engines": [f"engine-{i}" for i, kind in enumerate(self.plan.engines) if kind != "fake"],
         }  # fmt: skip
@@ -295,6 +295,12 @@ class System:
         except (psycopg.Error, OSError) as error:
             self.say(f"{query}: {error}")
             return []
+
+    def unexpected(self) -> list[str]:
+        """Ends that nobody brought about. A gateway may end by itself when another has taken its place: it says so and goes."""
+        return [
+            f"{name} ended by itself with {code}" for _, name, code in self.exits if code or not name.startswith("gateway")
+        ]
 
     # How it comes to rest
 

@@ -105,7 +105,7 @@ class Trainer:
         self._say("checkpoint", version=self.version, buffer=buffer, groups=[g["group"] for g in groups])
 
     async def _publish(self) -> None:
-        path = write_version(Path(self._plan["sources"]), Path(self._plan["trainer"]) / "weights", self.version)
+        path = write_version(Path(self._plan["sources"]), Path(self._plan["weights"]), self.version)
         deadline = time.monotonic() + _PUBLISH_S
         self._say("publishing", version=self.version)
         while True:

@@ -1,0 +1,104 @@
+"""`python -m tests.chaos`: lets faults happen to a running system, and counts what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.report import finish, machine, show
+from tests.chaos.checker import COUNTS, check
+from tests.chaos.evidence import read, read_database, save_tables
+from tests.chaos.faults import KINDS, inflict, schedule
+from tests.chaos.journal import Journal
+from tests.chaos.processes import has_vllm
+from tests.chaos.report import page, summary
+from tests.chaos.system import Plan, System
+
+_ENGINES = {"mixed": ("vllm", "fake", "fake"), "fake": ("fake", "fake", "fake")}
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=5, help="How long faults come.")] = 900.0,
+    seed: Annotated[int, typer.Option(help="What happens when is drawn from it.")] = 0,
+    engines: Annotated[str, typer.Option(help="`mixed`: real vLLM (CPU) and two fake ones; `fake`: three fake ones.")] = "mixed",
+    gateways: Annotated[int, typer.Option(min=1, max=8, help="Gateway processes; 1: no cluster.")] = 2,
+    agents: Annotated[int, typer.Option(min=1, help="Agents with the openai package.")] = 50,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two faults, on the average.")] = 6.0,
+    only: Annotated[str | None, typer.Option(help="Kinds of faults, with commas; default: all.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the JSON report and the page (.html) go.")] = Path("runs/chaos.json"),
+    work: Annotated[Path | None, typer.Option(help="Where evidence and logs go. [default: runs/chaos-SEED]")] = None,
+) -> None:
+    """Prove that crashes lose and double nothing.
+
+    Gateways, engines, PostgreSQL, Redis, a trainer and agents, all of them real processes; faults while they work; then a checker
+    that imports nothing of headgate lays transcripts, engines' logs and the database beside one another.
+
+    Examples:
+
+      python -m tests.chaos --engines fake --seconds 60 --seed 7
+
+      python -m tests.chaos --only kill_gateway,kill_coordinator --every 10
+    """
+    if engines not in _ENGINES:
+        raise typer.BadParameter(", ".join(_ENGINES), param_hint="--engines")
+    if engines == "mixed" and not has_vllm():
+        raise typer.BadParameter("vLLM's CPU build is not there: run `make engine`", param_hint="--engines")
+    kinds = tuple(only.split(",")) if only else ()
+    if unknown := set(kinds) - {kind.name for kind in KINDS}:
+        raise typer.BadParameter(f"no such faults: {', '.join(sorted(unknown))}", param_hint="--only")
+    plan = Plan(
+        seed=seed, seconds=seconds, every_s=every, gateways=gateways, engines=_ENGINES[engines],
+        redis=gateways > 1, agents=agents, kinds=kinds,
+    )  # fmt: skip
+    folder = (work or Path(f"runs/chaos-{seed}")).resolve()
+    values = asyncio.run(play(plan, folder, lambda said: print(said, file=sys.stderr, flush=True)))
+    show("What was counted", ["", "found"], [(count, str(values[count])) for count in COUNTS])
+    show("Faults that were survived", ["", "times"], [(kind, str(n)) for kind, n in values["faults"].items()])
+    for kind, found in values["findings"].items():
+        for said in found:
+            print(f"{kind}: {said}")
+    for problem in values["problems"]:
+        print(problem)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".html").write_text(values.pop("page"))
+    finish({"command": " ".join(["python -m tests.chaos", *sys.argv[1:]]), **values, "machine": machine()}, out)
+    raise typer.Exit(1 if values["problems"] or any(values[count] for count in COUNTS) else 0)
+
+
+async def play(plan: Plan, folder: Path, say: Any) -> dict[str, Any]:
+    """Lets it happen in a folder, which is emptied before, and answers the report; its `page` is the HTML page."""
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    system, started = System(plan, folder, say), time.monotonic()
+    async with system.running():
+        with Journal(system.evidence / "faults.jsonl") as journal:
+            await inflict(system, journal, schedule(plan))
+            say("the faults are over")
+            problems = await system.settle(journal)
+        tables = await asyncio.to_thread(read_database, system.database)
+        save_tables(tables, system.evidence / "database.json")
+    evidence = await asyncio.to_thread(read, system.evidence)
+    report = await asyncio.to_thread(check, evidence)
+    if not report.facts["finished_replies"]:
+        problems.append("no reply was whole: nothing is proved")
+    values = summary(evidence, report) | {
+        "problems": problems + system.unexpected(),
+        "run_s": round(time.monotonic() - started, 1),
+        "evidence": str(system.evidence),
+    }
+    return {**values, "page": page(evidence, values)}
+
+
+def small(plan: Plan) -> Plan:
+    """A minute, for CI: fake engines, few agents, faults close together."""
+    return replace(plan, engines=("fake", "fake", "fake"), seconds=40.0, every_s=2.5, agents=16, turns=3, batch=3, settle_s=120.0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
