@@ -181,6 +181,7 @@ async def _joined(services: Services, url: str, lost: Callable[[BaseException], 
     follower = Follower(name, url, key, pools, [model.recorder for model in models])
     for model, pool in pools.items():
         pool.on_trouble = partial(follower.trouble, model)
+        pool.on_dispute = partial(follower.trouble, model)
     wait_s = settings.queue.max_wait_s
     services.follower, services.remote = follower, RemoteCallers(follower, wait_s)
     election = Election(services.database, settings.cluster, name, url)
@@ -278,8 +279,10 @@ async def _report_stalls(services: Services) -> None:
 
 def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
     """A follower has trouble with an engine: it could not reach it (no reason), or it knows what is wrong."""
-    if reason:
+    if reason and slot.state == "open":
         host.lose(model, slot.name, reason)
+    elif reason:
+        return  # it was heard of already
     else:
         host.suspect(model, slot)
 

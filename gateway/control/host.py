@@ -71,6 +71,7 @@ class ControlHost:
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
             model.pool.on_trouble = partial(self.suspect, name)
+            model.pool.on_dispute = partial(self._disown, name)
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
             self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
@@ -164,6 +165,10 @@ class ControlHost:
             check.add_done_callback(_report_death)
             suspected[slot.name] = check
 
+    def _disown(self, name: str, slot: Slot, reason: str) -> None:
+        if slot.state == "open":  # else it was heard of already
+            self.lose(name, slot.name, reason)
+
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
         """A child process that ends without being asked to is a death."""
         status = await process.wait()
@@ -255,6 +260,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
             "drain_s": update.hold_s,
             "max_restarts": engine.max_restarts,
             "window_s": engine.restart_window_s,
+            "insist": engine.launch == "external" and settings.cluster.url is not None,
         },
         "update": {
             "mode": update.mode,

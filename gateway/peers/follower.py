@@ -93,8 +93,8 @@ class Follower:
         found, self.episodes = list(self.episodes.values()), {}
         return found
 
-    def trouble(self, model: str, slot: Slot, reason: str) -> None:
-        """An engine could not be reached, or is not what it should be: the coordinator looks into it."""
+    def trouble(self, model: str, slot: Slot, reason: str = "") -> None:
+        """An engine could not be reached (no reason), or is not what it should be: the coordinator looks into it."""
         self._trouble.append((model, slot.name, reason))
 
     async def _ask(self, values: Message, wait_s: float) -> LiveEpisode:

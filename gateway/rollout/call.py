@@ -178,6 +178,8 @@ class Call:
             cache_salt=f"v{slot.version}",
         )
         await slot.run(self, request)
+        if self.turn.disputed and slot.external_url is not None:
+            self._pool.on_dispute(slot, f"it does not run version {slot.version}, by its own account")
         self._pool.remember(self, slot)
         if slot.state == "held" and not self.target:
             self.target = slot.name

@@ -53,6 +53,8 @@ class EnginePool:
         self.waiting = 0
         self.on_trouble: Callable[[Slot], None] = lambda _slot: None
         """Called when a request could not reach an engine, or lost it."""
+        self.on_dispute: Callable[[Slot, str], None] = lambda _slot, _reason: None
+        """Called when an engine that others start says that it runs another version than it should: it was started anew."""
         self._queue = queue
         self._changed = asyncio.Event()
         self._waiters: deque[asyncio.Future[None]] = deque()

@@ -5,7 +5,7 @@ which says what it runs. Invariants:
 - an engine is launched only after its last process was stopped;
 - an engine that fails more than `max_restarts` times within the window is given up: nobody waits for it any more. It is tried
   again after a while, and when the next version is published;
-- an engine that failed before it was ever up is not tried again: a wrong command line does not become right;
+- an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line does not become right;
 - an engine that is removed is forgotten within `drain_s` and `stop_s`, and only then can another have its name.
 """
 
@@ -50,6 +50,8 @@ class FleetSettings:
     """Before the second restart of a window; twice as long before each further one."""
     revive_s: float = 30.0
     """An engine that was up once and was given up is tried again after so long."""
+    insist: bool = False
+    """Others start the engines: one that was never up may come later."""
 
 
 @dataclass(slots=True)
@@ -209,7 +211,7 @@ class Fleet(Reactor):
             return
         since = now.tag.time - int(self._settings.window_s * SECOND)
         life.restarts = [at for at in life.restarts if at > since]
-        if not life.was_up:
+        if not (life.was_up or self._settings.insist):
             self._give_up(now, engine, f"{reason} (it was never up)")
         elif len(life.restarts) >= self._settings.max_restarts:
             self._give_up(now, engine, f"{reason} (no restart is left of [engine] max_restarts)")
@@ -224,7 +226,7 @@ class Fleet(Reactor):
         life.serial = next(self._serials)
         self._outbox.gone.append(Gone(engine, final=True))
         self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
-        if life.was_up:
+        if life.was_up or self._settings.insist:
             after = int(self._settings.revive_s * SECOND)
             now.schedule(self.again, Again(engine, life.serial), after=after)
 

@@ -57,6 +57,18 @@ def test_the_next_version_tries_it_at_once_and_its_patience_begins_anew() -> Non
     assert world.lose("a").run(40).story()[:2] == ["20 a quarantine 1", "50 a stop 1"]
 
 
+def test_an_engine_that_others_start_may_come_late() -> None:
+    answers = iter([Answer(ok=False)])
+    world = World(
+        lambda do: next(answers, Answer()) if do.step == "launch" else Answer(),
+        fleet={"max_restarts": 0, "revive_s": 30, "insist": True},
+    )
+    story = world.add("a").run(60).story()
+    assert story[:2] == ["0 a launch 0", "1 a quarantine 0"]
+    assert story[2:4] == ["31 a stop 0", "32 a launch 0"]
+    assert story[-1].endswith("a open 0")
+
+
 def test_an_engine_that_was_never_up_waits_for_the_next_version() -> None:
     world = World(lambda do: FAILS if do.version == 0 else Answer()).add("a").run(300)
     assert world.story() == ["0 a launch 0", "1 a quarantine 0"]
