@@ -1,0 +1,246 @@
+"""Projects do not see one another: what is another's is answered as what is not there, on every route of the admin API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.settings import ConfigError, Settings
+from tests.gateways import settings_for
+from tests.security.tenants import ROOT, Tenants, agent_key_of, bearer, key_of, routes
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Request = dict[str, Any]
+HIDDEN: dict[str, list[Request]] = {
+    "GET /admin/v1/episodes/{episode_id}": [{}],
+    "GET /admin/v1/episodes/{episode_id}/trajectory": [{}, {"params": {"model": "{model}"}}],
+    "GET /admin/v1/episodes/{episode_id}/calls/{upstream_call_id}/exchange": [{}],
+    "GET /admin/v1/episodes/{episode_id}/why": [{}],
+    "POST /admin/v1/episodes/{episode_id}/calls/{call_id}/reward": [{"json": {"reward": 0.5}}],
+    "POST /admin/v1/episodes/{episode_id}/reward": [{"json": {"reward": 0.5, "final": False}}],
+    "GET /admin/v1/leases/{lease_id}/groups": [{"params": {"fence": "{fence}", "model": "{model}"}}],
+    "POST /admin/v1/leases/{lease_id}/renew": [
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
+    ],
+    "GET /admin/v1/batches": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/batches/{buffer}/groups": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/staleness": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/status": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/weights/{version}": [{"params": {"model": "{model}"}}],
+    "POST /admin/v1/weights": [{"json": {"version": 1, "path": "/nowhere", "model": "{model}"}}],
+    "GET /admin/v1/engines/{engine}": [{}],
+    "POST /admin/v1/engines": [{"json": {"model": "{model}"}}],
+    "POST /admin/v1/calls/{running_call_id}/move": [{"json": {}}],
+    "POST /admin/v1/leases/{lease_id}/nack": [
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
+    ],
+    "POST /admin/v1/leases/{lease_id}/ack": [
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}", "checkpoint": "c"}},
+    ],
+    "POST /admin/v1/leases": [{"json": {"consumer": "thief", "model": "{model}"}}],
+    "POST /admin/v1/episodes": [
+        {"json": {"task_id": "t", "mode": "eval", "model": "{model}"}},
+        {"json": {"task_id": "t", "mode": "eval", "agent": "{agent}"}},
+    ],
+    "DELETE /admin/v1/engines/{engine}": [{}],
+    "POST /admin/v1/episodes/{episode_id}/close": [{}],
+    "POST /admin/v1/episodes/{episode_id}/abandon": [{"json": {}}],
+}
+"""Requests that name something; those that destroy it come last."""
+LISTED = ("GET /admin/v1/episodes", "GET /admin/v1/engines", "GET /admin/v1/calls")
+"""Requests that name nothing."""
+NAMED = {"call_id": "upstream_call_id", "name": "engine"}
+"""Where a route's parameter has another name above."""
+
+
+def filled(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: filled(inner, names) for key, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    found = value.format(**names)
+    return int(found) if value == "{fence}" else found
+
+
+async def ask(stage: Tenants, key: str, route: str, request: Request, names: dict[str, str]) -> httpx.Response:
+    method, path = route.split()
+    return await stage.gateway.http.request(
+        method, path.format(**names), headers=bearer(key), **filled(request, names)
+    )
+
+
+def said(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
+    """An answer without the names that were asked for."""
+    text = answer.text
+    for name in sorted(names, key=lambda name: -len(names[name])):
+        if len(names[name]) > 3:
+            text = text.replace(names[name], f"<{name}>")
+    return answer.status_code, text, answer.headers.get("retry-after")
+
+
+async def test_every_admin_route_has_a_decision(tiny_model: Path, tmp_path: Path) -> None:
+    app = create_app(Settings.parse(settings_for(tiny_model, tmp_path)))
+    shapes = {_shape(route) for route in (*HIDDEN, *LISTED)}
+    found = {f"{method} {path}" for method, path in routes(app) if path.startswith("/admin")}
+    assert found, "no admin routes were found"
+    assert {route for route in found if _shape(route) not in shapes} == set()
+
+
+def _shape(route: str) -> str:
+    return "/".join("{}" if part.startswith("{") else part for part in route.split("/"))
+
+
+@pytest.mark.parametrize("route", HIDDEN)
+async def test_what_is_another_projects_is_not_there(stage: Tenants, route: str) -> None:
+    for request in HIDDEN[route]:
+        theirs = await ask(stage, key_of("bob"), route, request, stage.ann.names)
+        nobodys = await ask(stage, key_of("bob"), route, request, stage.nobody)
+        assert said(theirs, stage.ann.names) == said(nobodys, stage.nobody)
+        assert theirs.status_code in (400, 404) and (theirs.status_code == 404 or "{agent}" in str(request))
+        assert "ann" not in theirs.text.replace(stage.ann.names["model"], "").replace("ann-agent", "")
+
+
+async def test_another_projects_lease_and_version_are_not_ones_own(stage: Tenants) -> None:
+    mixed = {**stage.ann.names, "model": "bob-policy"}
+    for route in (route for route in HIDDEN if "{lease_id}" in route):
+        (request,) = HIDDEN[route]
+        theirs = await ask(stage, key_of("bob"), route, request, mixed)
+        nobodys = await ask(stage, key_of("bob"), route, request, {**stage.nobody, "model": "bob-policy"})
+        assert said(theirs, mixed) == said(nobodys, {**stage.nobody, "model": "bob-policy"})
+        assert not theirs.is_success
+
+
+@pytest.mark.parametrize("route", LISTED)
+async def test_lists_show_ones_own_alone(stage: Tenants, route: str) -> None:
+    own = (await ask(stage, key_of("bob"), route, {}, {})).text
+    everything = (await ask(stage, ROOT, route, {}, {})).text
+    for name in ("model", "episode_id", "engine", "running_call_id"):
+        assert stage.ann.names[name] not in own, name
+    assert "bob-policy" in own and "ann-policy" in everything and "bob-policy" in everything
+
+
+async def test_a_status_tells_of_ones_own_alone(stage: Tenants) -> None:
+    own = (await ask(stage, key_of("bob"), "GET /admin/v1/status", {}, {})).json()
+    everything = (await ask(stage, ROOT, "GET /admin/v1/status", {}, {})).json()
+    assert own["model"] == "bob-policy" and own["models"] == ["bob-policy"]
+    assert {engine["model"] for engine in own["engines"]} == {"bob-policy"}
+    assert (own["open_episodes"], everything["open_episodes"]) == (1, 2)
+    assert sum(own["episodes"].values()) == 2 and sum(everything["episodes"].values()) == 4
+
+
+async def test_groups_of_the_same_name_are_different_groups(stage: Tenants) -> None:
+    """Names of groups are the tenants' own: what is told of one says nothing of the other."""
+    http = stage.gateway.http
+    body = {"task_id": "t", "group_id": stage.ann.names["group_id"], "model": "bob-policy"}
+    opened = await http.post("/admin/v1/episodes", headers=bearer(key_of("bob")), json=body)
+    path = f"/admin/v1/episodes/{opened.json()['episode_id']}"
+    await http.post(f"{path}/abandon", headers=bearer(key_of("bob")), json={"reason": "bobs-reason"})
+    for key in (key_of("ann"), ROOT):
+        story = await http.get(f"/admin/v1/episodes/{stage.ann.names['episode_id']}/why", headers=bearer(key))
+        assert story.is_success and "bobs-reason" not in story.text
+
+
+async def test_models_of_another_project_cannot_be_called(stage: Tenants) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 4}),
+        ("/v1/messages/count_tokens", {"messages": messages}),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+    ):
+        for key in (stage.bob.episode_key, agent_key_of("bob")):
+            answers = []
+            for model in ("ann-policy", "ann-judge", "no-such-thing"):
+                asked = {**body, "model": model}
+                answer = await stage.gateway.http.post(path, headers=bearer(key), json=asked)
+                answers.append((answer.status_code, answer.text.replace(model, "MODEL")))
+            assert answers[0][0] == 404 and len(set(answers)) == 1, (path, answers)
+
+
+async def test_models_that_nobody_has_are_everybodys(stage: Tenants) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for tenant in (stage.ann, stage.bob):
+        for model in ("common", "oracle"):
+            body = {"model": model, "messages": messages, "max_tokens": 4}
+            answer = await stage.gateway.http.post(
+                "/v1/chat/completions", headers=tenant.headers, json=body
+            )
+            assert answer.status_code == 200, answer.text
+        path = f"/admin/v1/episodes/{tenant.names['episode_id']}/trajectory"
+        found = await stage.gateway.http.get(
+            path, params={"model": "common"}, headers=bearer(key_of(tenant.name))
+        )
+        assert found.json()["nodes"]
+    engine = await stage.gateway.http.get("/admin/v1/engines/common-0", headers=bearer(key_of("ann")))
+    assert engine.status_code == 404  # its engines carry the calls of all
+
+
+async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> None:
+    async def listed(headers: dict[str, str]) -> set[str]:
+        answer = await stage.gateway.http.get("/v1/models", headers=headers)
+        assert answer.status_code == 200, answer.text
+        return {model["id"] for model in answer.json()["data"]}
+
+    shared = {"common", "oracle"}
+    for own in (stage.ann.headers, bearer(agent_key_of("ann")), bearer(key_of("ann"))):
+        assert await listed(own) == {"ann-policy", "ann-judge", *shared}
+    assert await listed(stage.bob.headers) == {"bob-policy", *shared}
+    assert await listed(bearer(ROOT)) == {"ann-policy", "ann-judge", "bob-policy", *shared}
+    for path in ("/v1/models", "/v1/models/ann-policy"):
+        assert (await stage.gateway.http.get(path)).status_code == 401
+    for model in ("ann-policy", "ann-judge"):
+        theirs = await stage.gateway.http.get(f"/v1/models/{model}", headers=stage.bob.headers)
+        nobodys = await stage.gateway.http.get("/v1/models/no-such", headers=stage.bob.headers)
+        assert theirs.status_code == 404
+        assert theirs.text.replace(model, "M") == nobodys.text.replace("no-such", "M")
+
+
+async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
+    """Where an engine is, is where the gateway sends prompts and asks for more."""
+    for body in ({"url": "http://127.0.0.1:1"}, {"name": "mine"}):
+        answer = await stage.gateway.http.post(
+            "/admin/v1/engines", headers=bearer(key_of("bob")), json={"model": "bob-policy", **body}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "root_key_needed")
+    assert list(stage.gateway.services.models.local["bob-policy"].pool.slots) == ["bob-policy-0"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"projects": {"p": {"key": "0123456789abcdef", "models": ["demo"]}}}, "[admin] key is needed with [projects]"),
+        (
+            {
+                "admin": {"key": ROOT},
+                "projects": {n: {"key": f"0123456789abcdef{n}", "models": ["demo"]} for n in ("p", "q")},
+            },
+            "one may have it",
+        ),
+        ({"admin": {"key": ROOT}, "projects": {"p": {"key": ROOT, "models": ["demo"]}}}, "a key of its own"),
+        ({"admin": {"key": ROOT}, "projects": {"p": {"key": "0123456789abcdef", "models": ["x"]}}}, "no model"),
+    ],
+)
+async def test_projects_that_would_not_be_apart_are_refused(
+    tiny_model: Path, tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        Settings.parse(settings_for(tiny_model, tmp_path, **more))
+
+
+async def test_what_is_out_of_reach_was_not_touched(stage: Tenants) -> None:
+    """And the same requests are served to whom these things belong, so the refusals are no accident."""
+    names, key = stage.ann.names, key_of("ann")
+    row = (await ask(stage, key, "GET /admin/v1/episodes/{episode_id}", {}, names)).json()
+    assert (row["state"], row["reward"]) == ("open", None)
+    for route, requests in HIDDEN.items():
+        for request in requests:
+            answer = await ask(stage, key, route, request, names)
+            refused = answer.status_code in (400, 401, 404) or answer.status_code >= 500
+            assert not refused or "url_needed" in answer.text, (route, answer.text)
