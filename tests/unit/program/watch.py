@@ -123,11 +123,13 @@ class Watch:
 
     def ended(self, ended: Ended) -> None:
         """Once for each version, in order; and then nobody is left behind. A failed version may be live after all."""
-        if self.ends and self.published[len(self.ends) :] == []:
-            failed = self.ends.pop()
-            assert (failed.version, failed.live, ended.live) == (ended.version, False, True)
-        assert ended.version == self.published[len(self.ends)]
-        self.ends.append(ended)
+        if len(self.ends) == len(self.published):
+            last = max(i for i, known in enumerate(self.ends) if known.version == ended.version)
+            assert (self.ends[last].live, ended.live, ended.version) == (False, True, self._newest)
+            self.ends[last] = ended
+        else:
+            assert ended.version == self.published[len(self.ends)]
+            self.ends.append(ended)
         left = [engine for engine in self.engines.values() if engine.removed is None]
         assert ended.live == any(engine.runs == ended.version for engine in left)
         for engine in left:
