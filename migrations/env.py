@@ -28,7 +28,7 @@ def _run(connection: Connection) -> None:
     with context.begin_transaction():
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-            connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
             connection.execute(text("SET LOCAL statement_timeout = '15min'"))
         context.run_migrations()
 

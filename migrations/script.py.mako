@@ -20,7 +20,7 @@ depends_on = None
 def _bounded() -> None:
     """Running processes wait behind a migration that waits for a lock: it gives up soon, and is begun again."""
     if op.get_bind().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '5s'")
+        op.execute("SET LOCAL lock_timeout = '2s'")
         op.execute("SET LOCAL statement_timeout = '15min'")
 
 

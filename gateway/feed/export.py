@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow.parquet as pq
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from gateway.feed.chronicle import Entry
@@ -23,6 +22,7 @@ from gateway.feed.groups import GroupReader, as_of
 from gateway.settings import Settings
 from gateway.store import decisions, episodes
 from gateway.store import ledger as statements
+from gateway.store.connections import driver, shown
 from gateway.store.schema import newest_revision
 from gateway.types import FEED_SCHEMA, groups_to_arrow
 from scheduler.policies.lineage import orphans
@@ -76,7 +76,7 @@ def export(
                     advance(start + len(some), len(entries))
         os.replace(aside, out)
     except OperationalError as error:
-        raise ExportError(f"{settings.store.url}: {error.orig}") from error
+        raise ExportError(f"{shown(settings.store.url)}: {error.orig}") from error
     finally:
         aside.unlink(missing_ok=True)
         engine.dispose()
@@ -84,11 +84,10 @@ def export(
 
 
 def _url(settings: Settings) -> Any:
-    url = make_url(settings.store.url)
-    kind = url.get_backend_name()
-    if kind == "sqlite" and not Path(str(url.database)).is_file():
+    url = driver(settings.store.url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
         raise ExportError(f"[store] url: no database at {url.database}")
-    return url.set(drivername=kind)
+    return url
 
 
 def _check(connection: Connection) -> None:

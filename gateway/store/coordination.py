@@ -6,9 +6,9 @@ All times are the database's, so that the clocks of the processes do not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, select, text, update
+from sqlalchemy import Connection, Float, Table, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors import Fenced
@@ -17,9 +17,10 @@ from gateway.store.models import CoordinatorRow
 _NAME = "control"
 _CHECKED = "headgate_fence"
 """Where a connection remembers the fence that this transaction has checked: its row is locked until the end."""
+_TABLE = cast(Table, CoordinatorRow.__table__)
 _CLOCKS = {
-    "postgresql": text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"),
-    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
+    "postgresql": literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", Float),
+    "sqlite": literal_column("((julianday('now') - 2440587.5) * 86400.0)", Float),
 }
 
 
@@ -40,57 +41,47 @@ def claim(connection: Connection, holder: str, url: str, lease_s: float, over: i
     renewed meanwhile.
     """
     connection.info.pop(_CHECKED, None)
-    values = {"holder": holder, "url": url, "deadline": _now(connection) + lease_s}
+    clock = _CLOCKS[connection.dialect.name]
+    values = {"holder": holder, "url": url, "deadline": clock + lease_s}
     if not over and _create(connection, values):
         return 1
-    row = connection.execute(select(CoordinatorRow.fence, CoordinatorRow.deadline).with_for_update()).first()
-    if row is None:
-        return None
-    now = _now(connection)  # it may have waited for the row
-    if over is not None and (row.fence != over or row.deadline > now):
-        return None
-    connection.execute(
-        update(CoordinatorRow).values(fence=row.fence + 1, **values | {"deadline": now + lease_s})
-    )
-    return int(row.fence) + 1
+    where = () if over is None else (_TABLE.c.fence == over, _TABLE.c.deadline <= clock)
+    taken = update(_TABLE).where(*where).values(fence=_TABLE.c.fence + 1, **values).returning(_TABLE.c.fence)
+    return connection.scalar(taken)
 
 
 def _create(connection: Connection, values: dict[str, Any]) -> bool:
     """The first coordinator's row, unless there is one: of several at the same moment one is the first."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    row = insert(CoordinatorRow).values(name=_NAME, fence=1, **values).on_conflict_do_nothing()
-    return connection.execute(row).rowcount > 0
+    row = insert(_TABLE).values(name=_NAME, fence=1, **values).on_conflict_do_nothing()
+    return connection.scalar(row.returning(_TABLE.c.fence)) is not None
 
 
 def renew(connection: Connection, fence: int, lease_s: float) -> None:
     """Lengthens the lease. Raises Fenced."""
-    where = CoordinatorRow.fence == fence
-    renewed = connection.execute(
-        update(CoordinatorRow).where(where).values(deadline=_now(connection) + lease_s)
-    )
-    if not renewed.rowcount:
+    deadline = _CLOCKS[connection.dialect.name] + lease_s
+    if not connection.execute(
+        update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=deadline)
+    ).rowcount:
         raise _fenced(fence)
 
 
 def resign(connection: Connection, fence: int) -> None:
     """Lets another process follow at once, if `fence` is still the coordinator's."""
-    connection.execute(update(CoordinatorRow).where(CoordinatorRow.fence == fence).values(deadline=0.0))
+    connection.execute(update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=0.0))
 
 
 def current(connection: Connection) -> Coordinator | None:
     """The coordinator, or the last one."""
-    row = connection.execute(select(CoordinatorRow.__table__)).first()
-    if row is None:
-        return None
-    return Coordinator(row.fence, row.holder, row.url, row.deadline - _now(connection))
+    row = connection.execute(select(_TABLE, _CLOCKS[connection.dialect.name].label("now"))).first()
+    return None if row is None else Coordinator(row.fence, row.holder, row.url, row.deadline - row.now)
 
 
 def check(connection: Connection, fence: int) -> None:
     """Holds every successor off until this transaction has ended. Raises Fenced if there is one already."""
     if connection.info.get(_CHECKED) == fence:
         return
-    query = select(CoordinatorRow.fence)
-    newest = connection.scalar(query.with_for_update(read=True))
+    newest = connection.scalar(select(_TABLE.c.fence).with_for_update(read=True))
     if newest != fence:
         raise _fenced(fence)
     connection.info[_CHECKED] = fence
@@ -99,10 +90,6 @@ def check(connection: Connection, fence: int) -> None:
 def begin(connection: Connection) -> None:
     """A new transaction: it has checked no fence yet."""
     connection.info.pop(_CHECKED, None)
-
-
-def _now(connection: Connection) -> float:
-    return float(connection.scalar(_CLOCKS[connection.dialect.name]) or 0.0)
 
 
 def _fenced(fence: int) -> Fenced:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, or_, select
+from sqlalchemy import Connection, func, insert, literal, select, union_all
 
 from gateway.store.models import DecisionRow
 
 _COLUMNS = DecisionRow.__table__.c
+_TRAINED = DecisionRow.kind == literal("trained", literal_execute=True)
+"""As the index says it that serves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class Decision:
     """One decision: about an episode, or (without one) about a whole group."""
 
     kind: str
-    """admitted, refused, finished, rewarded, closed, late, dropped, aborted, moved, occupied, trained, skipped, masked"""
+    """admitted, refused, finished, rewarded, closed, late, dropped, aborted, moved, occupied, trained, skipped, masked; deleted
+    (the only one that is kept of an episode that was deleted)"""
     group_id: str
     episode_id: str = ""
     reason: str = ""
@@ -52,27 +55,18 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
 
 def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
     """Every decision about an episode, and about every group of its groups' names, in order."""
-    own = select(DecisionRow.group_id).where(DecisionRow.episode_id == episode_id)
-    query = (
-        select(*_COLUMNS)
-        .where(
-            or_(
-                DecisionRow.episode_id == episode_id,
-                DecisionRow.group_id.in_(own) & (DecisionRow.episode_id == ""),
-            )
-        )
-        .order_by(DecisionRow.seq)
-    )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    own = select(*_COLUMNS).where(DecisionRow.episode_id == episode_id)
+    names = select(DecisionRow.group_id).where(DecisionRow.episode_id == episode_id)
+    groups = select(*_COLUMNS).where(DecisionRow.group_id.in_(names), DecisionRow.episode_id == "")
+    rows = connection.execute(union_all(own, groups).order_by("seq")).mappings()
+    return [dict(row) for row in rows]
 
 
 def trained(
     connection: Connection, model: str, first: int = 0, until: int | None = None
 ) -> list[dict[str, Any]]:
     """The groups that buffers `first` up to but without `until` were trained on, in order of training."""
-    query = select(*_COLUMNS).where(
-        DecisionRow.model == model, DecisionRow.kind == "trained", DecisionRow.buffer >= first
-    )
+    query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.buffer >= first)
     if until is not None:
         query = query.where(DecisionRow.buffer < until)
     rows = connection.execute(query.order_by(DecisionRow.buffer, DecisionRow.entry)).mappings()
@@ -83,7 +77,7 @@ def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
     """The buffers that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
     query = (
         select(DecisionRow.buffer, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
-        .where(DecisionRow.model == model, DecisionRow.kind == "trained")
+        .where(DecisionRow.model == model, _TRAINED)
         .group_by(DecisionRow.buffer)
         .order_by(DecisionRow.buffer)
     )

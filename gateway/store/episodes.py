@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, tuple_, update
 
+from gateway.store import tallies
 from gateway.store.columns import portions
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.types import EpisodeMode
 
 _TABLE = EpisodeRow.__table__
 _COLUMNS = [column for column in _TABLE.c if column.name != "key_hash"]
+_NEWEST_FIRST = (EpisodeRow.created_at.desc(), EpisodeRow.id.desc())
 _OPENED_BY = "call:"
+UNFINISHED = ("open", "grading")
+"""States of episodes that are not closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ def opener(key_hash: str) -> str:
 def insert_episode(connection: Connection, values: dict[str, Any]) -> None:
     """Stores a new episode."""
     connection.execute(insert(EpisodeRow), values)
+    tallies.changed(connection, [], [values])
 
 
 def set_reward(
@@ -57,12 +62,24 @@ def set_reward(
 
 def begin_grading(connection: Connection, episode_id: str) -> None:
     """The episode's run is over, and its reward is being computed."""
-    connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(state="grading"))
+    _end(connection, episode_id, {"state": "grading"})
 
 
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
     """Closes an episode: state, reason, closed_at and, with a final reward, reward and components."""
+    _end(connection, episode_id, values)
+
+
+def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
+    """The episode is not open any more: no conversation can go on in it."""
+    before = connection.execute(select(*_COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
+    if before is None:
+        return
     connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(**values))
+    tallies.changed(connection, [before], [{**before, **values}])
+    if before["agent"]:
+        told = (CallRow.episode_id == episode_id, CallRow.open_to.is_not(None))
+        connection.execute(update(CallRow).where(*told).values(open_to=None))
 
 
 def episode(connection: Connection, episode_id: str) -> dict[str, Any] | None:
@@ -80,17 +97,13 @@ def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
 def unfinished(connection: Connection) -> list[dict[str, Any]]:
     """Every episode that is open or being graded, with `key_hash` and the number of its `calls`."""
     calls = select(func.count()).where(CallRow.episode_id == EpisodeRow.id).scalar_subquery()
-    query = select(*_TABLE.c, calls.label("calls")).where(EpisodeRow.state != "closed")
+    query = select(*_TABLE.c, calls.label("calls")).where(EpisodeRow.state.in_(UNFINISHED))
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> list[RecordedReply]:
     """The replies in open episodes of an agent with which one of some conversations ends."""
-    query = (
-        select(CallRow.episode_id, CallRow.id, CallRow.digest)
-        .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
-        .where(EpisodeRow.agent == agent, EpisodeRow.state == "open")
-    )
+    query = select(CallRow.episode_id, CallRow.id, CallRow.digest).where(CallRow.open_to == agent)
     found: list[RecordedReply] = []
     for some in portions(digests):
         rows = connection.execute(query.where(CallRow.digest.in_(some)))
@@ -123,16 +136,25 @@ def list_episodes(
     agent: str | None = None,
     limit: int = 100,
     models: Sequence[str] | None = None,
+    after: tuple[float, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest episodes; `models`: of these alone."""
-    query = select(*_COLUMNS).order_by(EpisodeRow.created_at.desc()).limit(limit)
+    """The newest episodes; `models`: of these alone. `after`: `created_at` and id of the last one that is known already."""
+    query = select(*_COLUMNS).order_by(*_NEWEST_FIRST).limit(limit)
     wanted = {"state": state, "mode": mode, "group_id": group_id, "task_id": task_id, "agent": agent}
     for name, value in wanted.items():
         if value is not None:
             query = query.where(_TABLE.c[name] == value)
-    if models is not None:
-        query = query.where(EpisodeRow.model.in_(models))
-    return [dict(row) for row in connection.execute(query).mappings()]
+    if after is not None:
+        query = query.where(tuple_(_TABLE.c.created_at, _TABLE.c.id) < tuple_(*after))
+    if models is None:
+        return [dict(row) for row in connection.execute(query).mappings()]
+    # A page of each: an index gives it at once, whoever has how many.
+    rows = [
+        row
+        for model in models
+        for row in connection.execute(query.where(EpisodeRow.model == model)).mappings()
+    ]
+    return [dict(row) for row in sorted(rows, key=lambda row: (row["created_at"], row["id"]))[::-1][:limit]]
 
 
 def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -156,9 +178,5 @@ def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
 
 def count_by_state(connection: Connection, models: Sequence[str] | None = None) -> dict[str, int]:
     """How many episodes there are of each state, mode and reason; `models`: of these alone."""
-    query = select(EpisodeRow.mode, EpisodeRow.state, EpisodeRow.reason, func.count()).group_by(
-        EpisodeRow.mode, EpisodeRow.state, EpisodeRow.reason
-    )
-    if models is not None:
-        query = query.where(EpisodeRow.model.in_(models))
-    return {"/".join(filter(None, key)): count for *key, count in connection.execute(query)}
+    counts = tallies.tallies(connection, models)
+    return {"/".join(filter(None, key)): count for key, count in sorted(counts.items())}

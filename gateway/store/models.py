@@ -28,6 +28,11 @@ _NAMES = {
 _NOTHING = text("''")
 
 
+def _partial(name: str, *columns: str, where: str) -> Index:
+    """Of the rows for which `where` is true. A query is served by it if it says the same, in the same words."""
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+
+
 class Base(DeclarativeBase):
     """Names of constraints are fixed, so that migrations can drop them."""
 
@@ -38,7 +43,16 @@ class EpisodeRow(Base):
     """One run of an agent on a task."""
 
     __tablename__ = "episodes"
-    __table_args__ = (Index("ix_episodes_group", "group_id"), Index("ix_episodes_created", "created_at"))
+    __table_args__ = (
+        Index("ix_episodes_group", "group_id"),
+        Index("ix_episodes_created", "created_at", "id"),
+        Index("ix_episodes_closed", "closed_at", "id"),
+        Index("ix_episodes_state", "state", "created_at", "id"),
+        Index("ix_episodes_mode", "mode", "created_at", "id"),
+        Index("ix_episodes_model", "model", "created_at", "id"),
+        Index("ix_episodes_task", "task_id", "created_at", "id"),
+        Index("ix_episodes_agent", "agent", "created_at", "id"),
+    )
 
     id: Mapped[str] = mapped_column(Words(40), primary_key=True)
     key_hash: Mapped[str] = mapped_column(Words(64), unique=True)
@@ -59,6 +73,18 @@ class EpisodeRow(Base):
     """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
     notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
     """What people should know about how it was opened, such as that its conversation could not be told from others."""
+
+
+class TallyRow(Base):
+    """How many episodes there are of a model, mode, state and reason; kept with every change (see tallies.py)."""
+
+    __tablename__ = "tallies"
+
+    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    mode: Mapped[str] = mapped_column(Words(8), primary_key=True)
+    state: Mapped[str] = mapped_column(Words(16), primary_key=True)
+    reason: Mapped[str] = mapped_column(Words(), primary_key=True)
+    count: Mapped[int] = mapped_column(BigInteger)
 
 
 class NodeRow(Base):
@@ -87,9 +113,8 @@ class CallRow(Base):
 
     __tablename__ = "calls"
     __table_args__ = (
-        Index("ix_calls_episode", "episode_id"),
         Index("ix_calls_request_key", "episode_id", "request_key"),
-        Index("ix_calls_digest", "digest"),
+        _partial("ix_calls_open", "open_to", "digest", where="open_to IS NOT NULL"),
     )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)
@@ -115,6 +140,8 @@ class CallRow(Base):
     seconds: Mapped[float] = mapped_column(Float)
     reward: Mapped[float | None] = mapped_column(Float)
     """Posted on this call; it counts in the episode's."""
+    open_to: Mapped[str | None] = mapped_column(Words(255))
+    """While the episode is open: the agent whose conversations may go on from this reply; else None."""
 
 
 class ExchangeRow(Base):
@@ -133,7 +160,10 @@ class AnswerRow(Base):
     """An answer that its client may come back for (`store`), in the API's own form."""
 
     __tablename__ = "answers"
-    __table_args__ = (Index("ix_answers_episode", "episode_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_answers_episode", "episode_id", "created_at"),
+        Index("ix_answers_previous", "previous"),
+    )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
@@ -155,6 +185,7 @@ class LedgerEventRow(Base):
     """What happened to the staleness ledger, in order; replaying the events gives the ledger."""
 
     __tablename__ = "ledger_events"
+    __table_args__ = (Index("ix_ledger_events_model", "model", "seq"),)
 
     seq: Mapped[int] = mapped_column(
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
@@ -170,9 +201,10 @@ class DecisionRow(Base):
 
     __tablename__ = "decisions"
     __table_args__ = (
-        Index("ix_decisions_group", "group_id"),
+        Index("ix_decisions_group", "group_id", "episode_id"),
         Index("ix_decisions_episode", "episode_id"),
-        Index("ix_decisions_buffer", "model", "buffer"),
+        _partial("ix_decisions_trained", "model", "buffer", "entry", where="kind = 'trained'"),
+        _partial("ix_decisions_alone", "at", where="kind IN ('refused', 'deleted')"),
     )
 
     seq: Mapped[int] = mapped_column(
@@ -184,7 +216,7 @@ class DecisionRow(Base):
     episode_id: Mapped[str] = mapped_column(Words(40))
     """Empty: it is about the whole group."""
     kind: Mapped[str] = mapped_column(Words(16))
-    """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked"""
+    """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked, deleted"""
     reason: Mapped[str] = mapped_column(Words(255))
     buffer: Mapped[int | None] = mapped_column(Integer)
     entry: Mapped[int | None] = mapped_column(Integer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gateway.store.connections import delays, is_again, is_away, shown
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
+_ALEMBIC = threading.Lock()
+"""Alembic keeps what it does in a module: one migration at a time in a process."""
 
 
 def newest_revision() -> str | None:
@@ -72,7 +75,8 @@ def _check(connection: Connection, settings: StoreSettings) -> None:
 def _migrate(connection: Connection) -> None:
     config = _alembic()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
 
 
 def _alembic() -> Config:

@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, Table, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, Table, bindparam, func, insert, select, update
 
 from gateway.errors import Conflict
 from gateway.store.columns import begins_with, portions
+from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
 from gateway.types import Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
-_INSERT_CALL = insert(cast(Table, CallRow.__table__))
+_OPEN_TO = (
+    select(func.nullif(EpisodeRow.agent, ""))
+    .where(EpisodeRow.id == bindparam("of_episode"), EpisodeRow.state == "open")
+    .scalar_subquery()
+)
+_INSERT_CALL = insert(cast(Table, CallRow.__table__)).values(open_to=_OPEN_TO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ def insert_turn(
             raise Conflict(f"episode {call['episode_id']} is closed", code="episode_closed")
     where = {"episode_id": call["episode_id"], "model": call["model"]}
     connection.execute(_INSERT_NODE, [where | node_values(node) for node in nodes])
-    connection.execute(_INSERT_CALL, call)
+    connection.execute(_INSERT_CALL, call | {"of_episode": call["episode_id"]})
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
@@ -111,7 +117,7 @@ def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
     query = (
         select(CallRow.episode_id, CallRow.id, CallRow.reward)
         .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
-        .where(EpisodeRow.state != "closed", CallRow.reward.is_not(None))
+        .where(EpisodeRow.state.in_(UNFINISHED), CallRow.reward.is_not(None))
     )
     found: dict[str, dict[str, float]] = {}
     for row in connection.execute(query).mappings():

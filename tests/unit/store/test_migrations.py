@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -18,12 +21,13 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
-from gateway.settings import FeedSettings, StalenessSettings, StoreSettings
-from gateway.store import decisions, ledger, turns
+from gateway.settings import ConfigError, FeedSettings, StalenessSettings, StoreSettings
+from gateway.store import decisions, ledger, schema, turns
 from gateway.store.connections import driver
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
 from gateway.store.models import Base
+from tests.servers import PostgresServer
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
@@ -268,3 +272,139 @@ async def test_a_lease_of_an_older_build_is_over(empty_url: str) -> None:
         assert (await leases.lease("another")).fence == 3
     finally:
         await database.close()
+
+
+# Several processes, of several builds
+
+
+def test_text_is_ordered_by_its_code_points_in_every_column(postgres: PostgresServer, migrated: str) -> None:
+    other = postgres.execute(
+        "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public' AND data_type IN"
+        " ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C' AND table_name <> 'alembic_version'",
+        migrated,
+    )
+    assert other == []
+
+
+async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServer) -> None:
+    """Without the lock, all but one would fail at the first table."""
+    name = postgres.new_database()
+    url = postgres.url(name)
+    start = (
+        "from gateway.settings import StoreSettings as S; from gateway.store import connections, schema;"
+        f"schema.bring_up_to_date(connections.connect({url!r}, 1), S(url={url!r}))"
+    )
+    with psycopg.connect(url) as held:  # all of them wait at the first step, so that they meet there
+        held.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
+        starting = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", start, stderr=asyncio.subprocess.PIPE)
+            for _ in range(3)
+        ]
+        waits = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'headgate'"
+        async with asyncio.timeout(120):
+            while postgres.execute(waits) != [(3,)]:
+                await asyncio.sleep(0.05)
+        held.rollback()
+    for process in starting:
+        _, said = await process.communicate()
+        assert process.returncode == 0, said.decode()
+    database = await Database.open(StoreSettings(url=url))
+    await database.submit(lambda c: ledger.insert_event(c, "m", {}, []))
+    await database.close()
+
+
+async def test_a_database_of_a_newer_build_is_refused(store_url: str) -> None:
+    database = await Database.open(StoreSettings(url=store_url))
+    await database.submit(
+        lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")) and None
+    )
+    await database.submit(lambda c: ledger.insert_event(c, "m", {}, []))  # one that runs goes on
+    with pytest.raises(ConfigError, match=r"newer than this build: its tables are of revision '9999'"):
+        await Database.open(StoreSettings(url=store_url))
+    assert await database.read(lambda c: ledger.events(c, "m")) == [{}]
+    await database.close()
+
+
+async def test_a_database_of_another_encoding_is_refused(postgres: PostgresServer) -> None:
+    postgres.execute(
+        "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0"
+    )
+    with pytest.raises(ConfigError, match="encoding is LATIN1; it must be UTF8"):
+        await Database.open(StoreSettings(url=postgres.url("latin")))
+
+
+async def test_a_migration_waits_for_a_table_in_use_no_longer_than_running_processes_can_bear(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gives up, so that those behind it go on, and is begun again."""
+    name = postgres.new_database()
+    engine = create_engine(driver(postgres.url(name)))
+    with engine.begin() as connection:
+        command.upgrade(config(connection), "0005")
+    monkeypatch.setattr(schema, "_LOCK_WAIT_S", 0.0)
+    holder = engine.connect()
+    holder.execute(text("SELECT * FROM episodes"))
+    with pytest.raises(ConfigError, match="others hold locks on them"):
+        await Database.open(StoreSettings(url=postgres.url(name)))
+    holder.close()
+    await (await Database.open(StoreSettings(url=postgres.url(name)))).close()
+    engine.dispose()
+
+
+Columns = dict[str, dict[str, tuple[str, bool, bool]]]
+
+
+def columns(connection: Connection) -> Columns:
+    """Of every table every column: its type, and whether it may be NULL or has a default."""
+    found = inspect(connection)
+    return {
+        table: {
+            column["name"]: (str(column["type"]), column["nullable"], column["default"] is not None)
+            for column in found.get_columns(table)
+        }
+        for table in tables(connection)
+    }
+
+
+def broken(before: Columns, after: Columns) -> list[str]:
+    """What a process that knows the tables as they were cannot work with any more."""
+    gone = [
+        f"{table}.{name} was changed or dropped"
+        for table, known in before.items()
+        for name, kind in known.items()
+        if after.get(table, {}).get(name) != kind
+    ]
+    needed = [
+        f"{table}.{name} is needed and not known"
+        for table in before
+        for name, (_, nullable, default) in after.get(table, {}).items()
+        if name not in before[table] and not nullable and not default
+    ]
+    return gone + needed
+
+
+def test_running_processes_of_the_build_before_can_go_on(connection: Connection) -> None:
+    """From revision 0006 on: before it, no two processes shared a store."""
+    command.upgrade(config(connection), "0006")
+    before = columns(connection)
+    for revision in list(ScriptDirectory.from_config(config()).walk_revisions("0006", "head"))[::-1]:
+        command.upgrade(config(connection), revision.revision)
+        after = columns(connection)
+        assert broken(before, after) == [], revision.revision
+        before = after
+
+
+def test_a_migration_that_breaks_running_processes_would_be_noticed(connection: Connection) -> None:
+    command.upgrade(config(connection), "head")
+    before = columns(connection)
+    connection.execute(text("ALTER TABLE episodes DROP COLUMN notice"))
+    connection.execute(text("ALTER TABLE calls ADD COLUMN free INTEGER"))
+    connection.execute(text("ALTER TABLE writers RENAME COLUMN at TO since"))
+    assert broken(before, columns(connection)) == [
+        problem
+        for table in before
+        for problem in {
+            "episodes": ["episodes.notice was changed or dropped"],
+            "writers": ["writers.at was changed or dropped"],
+        }.get(table, [])
+    ] + ["writers.since is needed and not known"]
