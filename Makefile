@@ -14,7 +14,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix \
-	litellm clean
+	litellm up up-vllm down compose-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -42,6 +42,18 @@ test-fast: setup ## the tests that need no vLLM
 
 test-compat: setup $(CLIENTS:%=$(COMPAT)/%/.ready) ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
 	$(BIN)/python -m tests.compat
+
+up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines; Ctrl-C ends it
+	$(BIN)/python -m examples.service.run
+
+up-vllm: setup engine ## the same with vLLM on the CPU
+	$(BIN)/python -m examples.service.run --engine vllm --dir runs/service-vllm
+
+down: setup ## end what `make up` started
+	$(BIN)/python -m examples.service.run --stop
+
+compose-check: setup ## compose.yaml, as far as that can be told without Docker
+	$(BIN)/python -m pytest -q tests/unit/test_compose.py
 
 demo: setup engine ## train a small model behind an unmodified agent, from nothing
 	$(BIN)/python -m examples.demo.run

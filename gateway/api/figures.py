@@ -1,7 +1,7 @@
 """What `/metrics` shows that is not counted, but looked up when somebody asks: roles, engines, queues, ledgers.
 
-Every process shows itself. What only the coordinator knows (episodes, versions, ledgers, leases) is shown by it alone, so that sums
-and maxima over all processes are right.
+Every process shows itself. What only the coordinator knows (episodes, versions, ledgers, leases) is shown by it alone, so that
+sums and maxima over all processes are right.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Figures(Collector):
             ("role",),
             [((r,), r == role) for r in _ROLES],
         )
-        linked = services.follower is not None and services.follower.linked.is_set()
+        linked = role == "follower" and services.follower is not None and services.follower.linked.is_set()
         yield _one("linked", "Whether this process follows a coordinator and its link stands", linked)
         yield _one("stopping", "Whether this process is being stopped", self._drain.begun)
         yield _one("running_calls", "Calls that this process is answering", self._drain.running)

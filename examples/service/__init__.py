@@ -1,0 +1,1 @@
+"""headgate as a service on one machine, without Docker."""

@@ -1,0 +1,138 @@
+"""PostgreSQL, Redis and Prometheus as child processes on the loopback: what `make up` puts behind the gateway.
+
+PostgreSQL's data stays in its folder from one start to the next; Redis keeps nothing. Both ask for a password, as many people may
+have an account on one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import shutil
+from pathlib import Path
+
+from scheduler.cluster.local import LocalProcess, free_port
+
+_START_S = 60.0
+_UNPRIVILEGED = ("postgres", "nobody")
+_SCRAPE = {"scrape_interval": "5s"}
+
+
+class Missing(Exception):
+    """A program is not there; the message says what to install."""
+
+
+def program(name: str, package: str) -> str:
+    """Where a program is; Debian keeps PostgreSQL's out of the PATH. Raises Missing."""
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, newest)]))
+    if found is None:
+        raise Missing(
+            f"`{name}` is not there: install it (Debian: apt-get install {package}), or use compose.yaml"
+        )
+    return found
+
+
+async def start_postgres(folder: Path, password: str) -> tuple[LocalProcess, str]:
+    """PostgreSQL with its data in `folder`/postgres; answers the URL of its database too."""
+    data, port = folder / "postgres" / "data", free_port()
+    # its own folder, which it owns: it refuses to run as root
+    data.parent.mkdir(parents=True, exist_ok=True)
+    as_another = _as_another(data.parent)
+    if not (data / "PG_VERSION").exists():
+        await _initialise(folder, data, password, as_another)
+    options = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
+    switches = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+    argv = [*as_another, program("postgres", "postgresql"), "-D", str(data), *switches]
+    process = await LocalProcess.start("postgres", argv, folder / "postgres.log")
+    url = f"postgresql://headgate:{password}@127.0.0.1:{port}/postgres"
+    await process.ready(lambda: _answers(url), _START_S)
+    return process, url
+
+
+async def _initialise(folder: Path, data: Path, password: str, as_another: list[str]) -> None:
+    secret = data.parent / "password"
+    secret.touch(mode=0o600)
+    secret.write_text(password)
+    if as_another:
+        shutil.chown(secret, _somebody())
+    arguments = ["--username=headgate", "--auth=scram-sha-256", f"--pwfile={secret}", "--encoding=UTF8"]
+    argv = [*as_another, program("initdb", "postgresql"), *arguments, f"--pgdata={data}"]
+    process = await LocalProcess.start("initdb", argv, folder / "postgres.log")
+    status = await process.wait()
+    secret.unlink()
+    if status:
+        raise Missing(f"PostgreSQL could not be set up:\n{process.tail()}")
+
+
+async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
+    """Redis, which keeps nothing; answers its URL too."""
+    port = free_port()
+    config = folder / "redis.conf"
+    config.touch(mode=0o600)
+    config.write_text(
+        f'bind 127.0.0.1\nport {port}\nsave ""\nappendonly no\nrequirepass {password}\ndir {folder.resolve()}\n'
+    )
+    argv = [program("redis-server", "redis-server"), str(config)]
+    process = await LocalProcess.start("redis", argv, folder / "redis.log")
+    await process.ready(lambda: _listens(port), _START_S)
+    return process, f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+async def start_prometheus(folder: Path, targets: Path) -> tuple[LocalProcess, str] | None:
+    """Prometheus, which looks for gateway processes in `targets`; None if it is not installed."""
+    found = shutil.which("prometheus")
+    if found is None:
+        return None
+    port = free_port()
+    job = {"job_name": "headgate", "file_sd_configs": [{"files": [str(targets.resolve())]}]}
+    config = folder / "prometheus.yml"
+    config.write_text(json.dumps({"global": _SCRAPE, "scrape_configs": [job]}))  # JSON is YAML
+    argv = [found, f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}"]
+    argv.append(f"--web.listen-address=127.0.0.1:{port}")
+    process = await LocalProcess.start("prometheus", argv, folder / "prometheus.log")
+    await process.ready(lambda: _listens(port), _START_S)
+    return process, f"http://127.0.0.1:{port}"
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+async def _answers(url: str) -> bool:
+    import psycopg
+
+    try:
+        await (await psycopg.AsyncConnection.connect(url)).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _somebody() -> str:
+    known = {user.pw_name for user in pwd.getpwall()}
+    return next(name for name in _UNPRIVILEGED if name in known)
+
+
+def _as_another(folder: Path) -> list[str]:
+    """What a command line begins with, so that it is not root's, and ends with its parent all the same."""
+    if os.geteuid() != 0:
+        return []
+    name = _somebody()
+    shutil.chown(folder, name)
+    setpriv = program("setpriv", "util-linux")
+    return [
+        setpriv,
+        f"--reuid={name}",
+        f"--regid={pwd.getpwnam(name).pw_gid}",
+        "--clear-groups",
+        "--pdeathsig=TERM",
+    ]
