@@ -27,7 +27,7 @@ WORK = "*"
 
 async def test_keys_are_hashes_at_rest(stage: Tenants) -> None:
     """Not one byte of a key is in a file that the gateway wrote: database, its log of changes, recording."""
-    await stage.gateway.chat(bearer(agent_key_of("ann")), model="ann-policy", max_tokens=4)
+    await stage.gateway.chat(bearer(agent_key_of("ann")), model="common", max_tokens=4)
     folder = stage.gateway.settings.control.recording
     assert folder is not None
     keys = {**KEYS, "episode": stage.ann.episode_key}

@@ -243,4 +243,5 @@ async def test_what_is_out_of_reach_was_not_touched(stage: Tenants) -> None:
         for request in requests:
             answer = await ask(stage, key, route, request, names)
             refused = answer.status_code in (400, 401, 404) or answer.status_code >= 500
-            assert not refused or "url_needed" in answer.text, (route, answer.text)
+            gone = route.endswith("/ack") and "no_lease" in answer.text  # it was given back just before
+            assert not refused or gone or "url_needed" in answer.text, (route, answer.text)

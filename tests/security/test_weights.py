@@ -1,0 +1,130 @@
+"""Weights: a project publishes from its own folder, and nothing that is loaded can run code."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.published import publish, write_manifest
+from tests.security.tenants import Tenants, bearer, key_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = Path(__file__).parents[2]
+CODE = ("gateway", "trainer", "scheduler", "migrations")
+FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+ALLOWED: dict[tuple[str, str], str] = {
+    ("gateway/grading/worker.py", "import_module"): "the function that the administrator's file names as a grader",
+    ("gateway/client/agents.py", "import_module"): "the agent that the command line names",
+    ("trainer/warmstart.py", "import_module"): "the task that the command line names",
+}
+"""What may load code, and whose word it takes for it."""
+
+
+async def test_a_project_publishes_from_its_own_folder(stage: Tenants, tiny_model: Path, tmp_path: Path) -> None:
+    """Else its key could have any file read, or another project's weights loaded; what is there makes no difference."""
+    projects = stage.gateway.settings.projects
+    own = projects["ann"].weights
+    assert own is not None
+    outside = publish(tiny_model, tmp_path / "outside", 1, 0)
+    inside = publish(tiny_model, own / "v1", 1, 0)
+    (own / "link").symlink_to(outside)
+    answers = set()
+    for key, model, path in (
+        ("ann", "ann-policy", outside),
+        ("ann", "ann-policy", "/etc"),
+        ("ann", "ann-policy", "/no/such/folder"),
+        ("ann", "ann-policy", f"{own}/../outside"),
+        ("ann", "ann-policy", f"{own}-beside/v1"),
+        ("ann", "ann-policy", own / "link"),
+        ("bob", "bob-policy", inside),
+        ("bob", "bob-policy", "."),
+    ):
+        body = {"version": 1, "path": str(path), "model": model}
+        answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of(key)), json=body)
+        answers.add((answer.status_code, answer.json()["error"]["code"], answer.text))
+    assert len(answers) == 1 and answers.pop()[:2] == (422, "path_not_allowed")
+    body = {"version": 1, "path": str(inside), "model": "ann-policy"}
+    answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("spoil", ["content", "name", "link"])
+async def test_files_that_are_not_the_manifests_are_refused(
+    stage: Tenants, tiny_model: Path, tmp_path: Path, spoil: str
+) -> None:
+    own = stage.gateway.settings.projects["ann"].weights
+    assert own is not None
+    folder = publish(tiny_model, own / f"spoilt-{spoil}", 5, 0)
+    file = next(folder.glob("*.safetensors"))
+    if spoil == "content":
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(bytes(data))
+    elif spoil == "name":
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"]["../../../../etc/passwd"] = {"size": 1, "sha256": ""}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    else:
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+        write_manifest(folder, 5, 0, None)
+    body = {"version": 5, "path": str(folder), "model": "ann-policy"}
+    answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
+    assert answer.status_code == 422, answer.text
+
+
+def trees() -> Iterator[tuple[str, ast.AST]]:
+    for folder in CODE:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            yield str(file.relative_to(ROOT)), ast.parse(file.read_text())
+
+
+def dangers(tree: ast.AST) -> Iterator[str]:
+    """What in a module makes code out of data."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            yield str(node.module)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            if name in FORBIDDEN_CALLS or name.endswith("import_module"):
+                yield name.rpartition(".")[2]
+            if name.endswith("torch.load") and given.get("weights_only") != "True":
+                yield "torch.load"
+            if name.rpartition(".")[2] in ("load", "loads") and given.get("allow_pickle") == "True":
+                yield "allow_pickle"
+            if given.get("trust_remote_code") == "True" or given.get("shell") == "True":
+                yield "trust_remote_code or shell"
+
+
+async def test_nothing_that_travels_is_code() -> None:
+    """Neither weights nor batches nor messages between processes: no pickle and its kin, no eval, anywhere."""
+    found = {(path, danger) for path, tree in trees() for danger in dangers(tree)}
+    assert found == set(ALLOWED), "new: justify it in ALLOWED; gone: take it out"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import yaml",
+        "import marshal",
+        "torch.load(x)",
+        "torch.load(x, weights_only=False)",
+        "eval('1')",
+        "exec(x)",
+        "np.load(x, allow_pickle=True)",
+        "AutoModel.from_pretrained(x, trust_remote_code=True)",
+    ],
+)
+async def test_the_search_finds_what_it_is_for(line: str) -> None:
+    assert list(dangers(ast.parse(line)))
