@@ -1,0 +1,153 @@
+"""What is in the bus is lost at random moments, under load: nothing that was acknowledged is lost, changed or doubled.
+
+Two gateways of one cluster, agents that hang up and come back to either of them. The truth is the engine's own log: every
+log-probability is a mark that names one sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.engines.fake.engine import Faults
+from gateway.engines.fake.log import SampleLog
+from tests.clusters import Cluster, run_cluster
+from tests.integration.test_handover import RETRY, Answer, mark
+from tests.servers import PostgresServer, RedisServer, redis_server
+
+AGENTS, REQUESTS = 6, 8
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """A server of the test's own, which it stops."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def cluster(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    bus = {"url": redis.url, "prefix": secrets.token_hex(4), "alive_s": 1.0, "timeout_s": 0.3}
+    store = postgres.url(postgres.new_database())
+    async with run_cluster(store, tiny_model, tmp_path, bus=bus, calls={"grace_s": 0.5}) as running:
+        running.engines[0]._log = SampleLog(tmp_path / "engine.jsonl", 1)
+        running.engines[0].faults = Faults(delay_s=0.004)
+        yield running
+
+
+class Agent:
+    """Asks one thing after another, hangs up now and then, and comes back until it has each answer."""
+
+    def __init__(self, cluster: Cluster, key: str, number: int, dice: random.Random) -> None:
+        self.finished: list[Answer] = []
+        self.unfinished: list[Answer] = []
+        self._members = cluster.members
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._number = number
+        self._dice = dice
+
+    async def run(self) -> None:
+        """Everything it has to ask."""
+        for question in range(REQUESTS):
+            content = f"agent {self._number} asks {question}"
+            body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": content}]}
+            body |= {"logprobs": True, "stream": self._dice.random() < 0.6, "max_tokens": 60}
+            headers: dict[str, str] = {}
+            while not await self._ask(body, headers, self._dice.random() < 0.5):
+                headers = RETRY
+                await asyncio.sleep(self._dice.random() * 0.1)
+
+    async def _ask(self, body: dict[str, Any], headers: dict[str, str], patient: bool) -> bool:
+        """Whether it has the answer; an impatient one may hang up before."""
+        answer, url = Answer(), self._dice.choice(self._members).url
+        try:
+            async with asyncio.timeout(60.0 if patient else self._dice.random() * 0.3):
+                await self._read(url, body, headers, answer)
+        except (TimeoutError, httpx.HTTPError):
+            answer.failed = True
+        (self.finished if answer.finish and not answer.failed else self.unfinished).append(answer)
+        return self.finished[-1:] == [answer]
+
+    async def _read(self, url: str, body: dict[str, Any], headers: dict[str, str], answer: Answer) -> None:
+        given = {**self._headers, **headers}
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=60.0) as http,
+            http.stream("POST", "/v1/chat/completions", json=body, headers=given) as response,
+        ):
+            assert response.status_code in (200, 503), await response.aread()
+            if response.status_code == 503:
+                answer.failed = True
+            elif body["stream"]:
+                async for line in response.aiter_lines():
+                    answer.take(line)
+            else:
+                whole = json.loads(await response.aread())
+                answer.id, choice = whole["id"], whole["choices"][0]
+                answer.marks = [mark(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+                answer.finish = choice["finish_reason"]
+
+
+async def lose(redis: RedisServer, how: str, dice: random.Random) -> None:
+    """Loses the bus again and again."""
+    while True:
+        await asyncio.sleep(dice.random() * 0.15)
+        if how == "flushed":
+            await asyncio.to_thread(redis.flush)
+        elif how == "stopped":
+            await asyncio.to_thread(redis.stop)
+            await asyncio.sleep(dice.random() * 0.5)
+            await asyncio.to_thread(redis.start)
+            await asyncio.sleep(dice.random())
+
+
+@pytest.mark.parametrize("how", ["flushed", "stopped", "left alone"])
+async def test_nothing_is_lost_or_doubled_with_the_bus(
+    cluster: Cluster, redis: RedisServer, tmp_path: Path, how: str
+) -> None:
+    dice = random.Random(11)
+    async with cluster.admin() as admin:
+        opened = [await admin.open_episode("t") for _ in range(AGENTS)]
+        agents = [
+            Agent(cluster, o.api_key, number, random.Random(f"{how}{number}"))
+            for number, o in enumerate(opened)
+        ]
+        losing = asyncio.create_task(lose(redis, how, dice), name="lose")
+        try:
+            async with asyncio.timeout(150):
+                await asyncio.gather(*(agent.run() for agent in agents))
+        finally:
+            losing.cancel()
+            await asyncio.wait({losing})
+        lines = [json.loads(line) for line in (tmp_path / "engine.jsonl").read_text().splitlines()]
+        sampled = {line[0]: line[1] for line in lines if isinstance(line, list)}
+        times: Counter[int] = Counter()
+        for agent, o in zip(agents, opened, strict=True):
+            turns = [n for n in (await admin.trajectory(o.episode_id))["nodes"] if n["sampled"]]
+            recorded = {turn["call_id"]: [mark(x) for x in turn["logprobs"]] for turn in turns}
+            assert len(recorded) == len(turns)
+            for turn in turns:
+                times.update(recorded[turn["call_id"]])
+                assert [sampled[m] for m in recorded[turn["call_id"]]] == turn["ids"]
+            finished = {turn["call_id"] for turn in turns if turn["mask_reason"] != "abandoned"}
+            assert finished == {answer.id for answer in agent.finished}, (
+                "one turn for each answer, and no other"
+            )
+            assert len(finished) == REQUESTS
+            assert all(recorded[answer.id] == answer.marks for answer in agent.finished)
+            for answer in agent.unfinished:
+                if answer.id in recorded:
+                    assert recorded[answer.id][: len(answer.marks)] == answer.marks
+    assert max(times.values()) == 1, "no sampling is in two turns"
+    if losing.done() and not losing.cancelled():
+        losing.result()

@@ -1,0 +1,347 @@
+"""A running call outlives its gateway process: another one goes on with it, from the last token that any client has seen.
+
+Real processes, killed or stopped by signals, on a real PostgreSQL and a real Redis. The truth is the engine's own log: every
+log-probability is a mark that names one sampling (`gateway/engines/fake/log.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.client import GatewayClient
+from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_token
+from gateway.engines.fake.engine import Faults
+from gateway.engines.fake.log import SampleLog
+from gateway.render.renderer import ChatRenderer
+from gateway.settings import Settings
+from scheduler.cluster.local import free_port
+from tests.clusters import CLUSTER_KEY
+from tests.gateways import serve, settings_for
+from tests.integration.gateway_process import GatewayProcess
+from tests.integration.support import STOP_TOKENS, until
+from tests.servers import PostgresServer, RedisServer, redis_server
+
+RETRY = {"x-stainless-retry-count": "1"}
+LIMIT_S = 90.0
+CLIENT_S = 5.0
+"""How long a retry waits for the next part of a stream: it may have been sent on to a process that sleeps."""
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+def mark(logprob: float) -> int:
+    """Which sampling it was."""
+    return round(-logprob * 2**20)
+
+
+@dataclass
+class Answer:
+    """What a client has got of a stream."""
+
+    id: str = ""
+    marks: list[int] = field(default_factory=list)
+    finish: str | None = None
+    failed: bool = False
+    """The connection broke, or an error came."""
+
+    def take(self, line: str) -> None:
+        if not line.startswith("data: {"):
+            return
+        event = json.loads(line[6:])
+        if "error" in event:
+            self.failed = True
+            return
+        self.id = event["id"]
+        for choice in event["choices"]:
+            self.marks += [
+                mark(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]
+            ]
+            self.finish = choice["finish_reason"] or self.finish
+
+
+@dataclass
+class World:
+    """Gateway processes of one cluster, and what the engine has done."""
+
+    members: list[GatewayProcess]
+    engine: FakeEngine
+    log: Path
+    settings: Settings
+    episode: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def question(self, seed: int | None = None, **more: Any) -> dict[str, Any]:
+        """A request whose reply takes 60 to 120 tokens."""
+        renderer = ChatRenderer.load(self.settings.model)
+        weights = identity(str(self.settings.model.path.resolve()))
+        for number in range(1, 400):
+            message = {"role": "user", "content": "why" * number}
+            context = renderer.render([message], [])
+            for length in range(121):
+                if length and context[-1] == STOP_TOKENS[0]:
+                    break
+                context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
+            if 60 <= length < 120:
+                return {"model": "m", "messages": [message], "logprobs": True, **more} | (
+                    {} if seed is None else {"seed": seed}
+                )
+        raise AssertionError("no such question")
+
+    async def stream(
+        self,
+        member: GatewayProcess,
+        body: dict[str, Any],
+        answer: Answer,
+        patience_s: float = LIMIT_S,
+        **more: str,
+    ) -> None:
+        """Reads a streamed reply to its end, whatever that is."""
+        try:
+            async with (
+                httpx.AsyncClient(base_url=member.url, timeout=patience_s) as http,
+                http.stream(
+                    "POST",
+                    "/v1/chat/completions",
+                    json={**body, "stream": True},
+                    headers={**self.headers, **more},
+                ) as response,
+            ):
+                if response.status_code != 200:
+                    answer.failed = True
+                    return
+                async for line in response.aiter_lines():
+                    answer.take(line)
+        except httpx.HTTPError:
+            answer.failed = True
+
+    def begin(
+        self, member: GatewayProcess, body: dict[str, Any], **more: str
+    ) -> tuple[Answer, asyncio.Task[None]]:
+        """The same, beside the test."""
+        answer = Answer()
+        task = asyncio.create_task(self.stream(member, body, answer, **more), name="client")
+        self.tasks.append(task)
+        return answer, task
+
+    async def retry(self, member: GatewayProcess, body: dict[str, Any]) -> Answer:
+        """Sends a request again until it has the whole stream; until a dead process counts as dead, it is refused."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                answer = Answer()
+                await self.stream(member, body, answer, CLIENT_S, **RETRY)
+                if answer.finish is not None:
+                    return answer
+                await asyncio.sleep(0.1)
+
+    async def whole(self, member: GatewayProcess, body: dict[str, Any], **more: str) -> httpx.Response:
+        """One reply that is not streamed."""
+        async with httpx.AsyncClient(base_url=member.url, timeout=LIMIT_S) as http:
+            return await http.post("/v1/chat/completions", json=body, headers={**self.headers, **more})
+
+    async def turns(self, member: GatewayProcess) -> list[dict[str, Any]]:
+        """What is recorded as sampled."""
+        async with GatewayClient(member.url, None) as admin:
+            return [n for n in (await admin.trajectory(self.episode))["nodes"] if n["sampled"]]
+
+    async def check_one_turn(self, member: GatewayProcess, seed: int | None = None) -> tuple[str, list[int]]:
+        """One whole turn, every token of it sampled once by the engine, in this order; its call and its marks."""
+        turns = await self.turns(member)
+        finished = [turn for turn in turns if turn["mask_reason"] != "abandoned"]
+        assert len(finished) == 1, f"{len(finished)} finished turns of {len(turns)}"
+        turn = finished[0]
+        assert turn["mask_reason"] == "" and turn["ids"][-1] == STOP_TOKENS[0]
+        marks = [mark(logprob) for logprob in turn["logprobs"]]
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        sampled = {line[0]: line[1] for line in lines if isinstance(line, list)}
+        assert [sampled[m] for m in marks] == turn["ids"]
+        assert marks == sorted(set(marks)), "once each, and in order"
+        context = ChatRenderer.load(self.settings.model).render(self.asked["messages"], [])
+        weights = identity(str(self.settings.model.path.resolve()))
+        for token in turn["ids"]:
+            assert token == next_token(weights, context, seed, STOP_TOKENS)[0], (
+                "sampled after just this context"
+            )
+            context.append(token)
+        return turn["call_id"], marks
+
+    asked: dict[str, Any] = field(default_factory=dict)
+
+    def requests(self) -> list[str]:
+        """The names of the requests that the engine got."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [line["ask"] for line in lines if isinstance(line, dict) and "ask" in line]
+
+    async def shown(self, answer: Answer, count: int) -> None:
+        await until(lambda: len(answer.marks) >= count, f"{count} tokens are shown", LIMIT_S)
+
+
+@asynccontextmanager
+async def run_world(
+    postgres: PostgresServer, redis: RedisServer, model: Path, work: Path, members: int = 2
+) -> AsyncIterator[World]:
+    """Processes of one cluster; the first of them decides."""
+    log = work / "engine.jsonl"
+    engine, port = FakeEngine("none", log=SampleLog(log, 1)), free_port()
+    values = settings_for(model, work, calls={"grace_s": 5.0}, bus={"url": redis.url, "alive_s": 1.5})
+    values["bus"]["prefix"] = secrets.token_hex(4)
+    values["store"] = {"url": postgres.url(postgres.new_database())}
+    values["engine"].update(launch="external", urls=[f"http://127.0.0.1:{port}"])
+    processes = []
+    async with serve(create_fake_app(engine), port):
+        try:
+            for number in range(members):
+                own = free_port()
+                cluster = {"key": CLUSTER_KEY, "lease_s": 2.0, "url": f"http://127.0.0.1:{own}"}
+                given = {**values, "server": {"port": own}, "cluster": cluster}
+                given["control"] = {"recording": str(work / f"control-{number}.jsonl")}
+                processes.append(GatewayProcess(given, work / f"gateway-{number}.log"))
+                await processes[-1].start()
+            world = World(processes, engine, log, Settings.parse(given))
+            async with GatewayClient(processes[0].url, None) as admin:
+                opened = await admin.open_episode("task")
+            world.episode, world.headers = opened.episode_id, {"Authorization": f"Bearer {opened.api_key}"}
+            engine.faults = Faults(delay_s=0.02)
+            yield world
+            for task in world.tasks:
+                task.cancel()
+        finally:
+            for process in processes:
+                process.kill()
+
+
+@pytest.fixture
+async def world(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> AsyncIterator[World]:
+    async with run_world(postgres, redis, tiny_model, tmp_path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("killed", ["follower", "coordinator"])
+async def test_a_stream_whose_process_is_killed_goes_on_in_another(world: World, killed: str) -> None:
+    first, second = world.members if killed == "coordinator" else world.members[::-1]
+    world.asked = world.question()
+    seen, reading = world.begin(first, world.asked)
+    await world.shown(seen, 15)
+    first.kill()
+    await reading
+    assert seen.failed and seen.finish is None
+    again = await world.retry(second, world.asked)
+    assert again.finish == "stop" and again.id == seen.id
+    assert again.marks[: len(seen.marks)] == seen.marks, "what was seen is part of it"
+    assert await world.check_one_turn(second) == (seen.id, again.marks)
+    names = world.requests()
+    assert len(names) == len(set(names)) == 2
+    later = await world.retry(second, world.asked)
+    assert (later.id, later.marks) == (again.id, again.marks), "from the record"
+
+
+async def test_a_whole_reply_whose_process_is_killed_goes_on_in_another(world: World) -> None:
+    second, first = world.members
+    world.asked = world.question()
+    call = asyncio.create_task(world.whole(first, world.asked), name="client")
+
+    def many() -> bool:
+        return world.engine.sampled >= 40
+
+    await until(many, "it generates", LIMIT_S)
+    first.kill()
+    with pytest.raises(httpx.HTTPError):
+        await call
+    while (answer := await world.whole(second, world.asked, **RETRY)).status_code == 503:
+        await asyncio.sleep(0.1)
+    assert answer.status_code == 200, answer.text
+    call_id, _ = await world.check_one_turn(second)
+    assert answer.json()["id"] == call_id
+    begun, resumed = world.requests()
+    assert (begun, resumed.rpartition(".")[0]) == (f"{call_id}.0.0", f"{call_id}.2")
+    assert int(resumed.rpartition(".")[2]) >= 16, "it was not begun anew"
+
+
+async def test_a_call_with_a_seed_is_begun_anew(world: World) -> None:
+    second, first = world.members
+    world.asked = world.question(seed=3)
+    seen, reading = world.begin(first, world.asked)
+    await world.shown(seen, 15)
+    first.kill()
+    await reading
+    again = await world.retry(second, world.asked)
+    assert again.finish == "stop" and again.id != seen.id
+    assert await world.check_one_turn(second, seed=3) == (again.id, again.marks)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+async def test_a_retry_joins_its_call_in_a_process_that_is_alive(world: World, seed: int | None) -> None:
+    second, first = world.members
+    world.asked = world.question(seed=seed)
+    seen, reading = world.begin(first, world.asked)
+    await world.shown(seen, 15)
+    again, reading_again = world.begin(second, world.asked, **RETRY)
+    await asyncio.gather(reading, reading_again)
+    assert (seen.id, seen.marks, seen.finish) == (again.id, again.marks, "stop")
+    assert await world.check_one_turn(second, seed=seed) == (seen.id, seen.marks)
+    assert len(world.requests()) == 1
+
+
+async def test_a_process_that_slept_too_long_gives_no_second_reply(world: World) -> None:
+    """Its engine has gone on meanwhile: when it wakes, all of its own reply is there."""
+    second, first = world.members
+    world.asked = world.question()
+    seen, reading = world.begin(first, world.asked)
+    await world.shown(seen, 15)
+    assert first._process is not None
+    pid = first._process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    again = await world.retry(second, world.asked)
+    os.kill(pid, signal.SIGCONT)
+    await reading
+    assert seen.finish is None and seen.failed
+    assert again.marks[: len(seen.marks)] == seen.marks
+    assert await world.check_one_turn(second) == (again.id, again.marks)
+    assert len(await world.turns(second)) == 1, (
+        "nothing of it is recorded a second time, not even as abandoned"
+    )
+
+
+async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    async with run_world(postgres, redis, tiny_model, tmp_path, members=3) as world:
+        *others, first = world.members
+        world.asked = body = world.question()
+        bodies = [{**body, "user": str(number)} for number in range(6)]
+        begun = [world.begin(first, body) for body in bodies]
+        for seen, _ in begun:
+            await world.shown(seen, 10)
+        first.kill()
+        await asyncio.gather(*(reading for _, reading in begun))
+
+        retries = [world.retry(others[number % 2], body) for body in bodies for number in range(3)]
+        answers = await asyncio.gather(*retries)
+        for number, (seen, _) in enumerate(begun):
+            same = answers[3 * number : 3 * number + 3]
+            assert {answer.id for answer in same} == {seen.id}
+            assert all(answer.marks == same[0].marks for answer in same)
+            assert same[0].marks[: len(seen.marks)] == seen.marks
+        turns = await world.turns(others[0])
+        assert len(turns) == 6
+        marks = [mark(logprob) for turn in turns for logprob in turn["logprobs"]]
+        assert len(set(marks)) == len(marks), "no token is in two turns"
