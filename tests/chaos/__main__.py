@@ -27,13 +27,19 @@ _ENGINES = {"mixed": ("vllm", "fake", "fake"), "fake": ("fake", "fake", "fake")}
 def main(
     seconds: Annotated[float, typer.Option(min=5, help="How long faults come.")] = 900.0,
     seed: Annotated[int, typer.Option(help="What happens when is drawn from it.")] = 0,
-    engines: Annotated[str, typer.Option(help="`mixed`: real vLLM (CPU) and two fake ones; `fake`: three fake ones.")] = "mixed",
+    engines: Annotated[
+        str, typer.Option(help="`mixed`: real vLLM (CPU) and two fake ones; `fake`: three fake ones.")
+    ] = "mixed",
     gateways: Annotated[int, typer.Option(min=1, max=8, help="Gateway processes; 1: no cluster.")] = 2,
     agents: Annotated[int, typer.Option(min=1, help="Agents with the openai package.")] = 50,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two faults, on the average.")] = 6.0,
     only: Annotated[str | None, typer.Option(help="Kinds of faults, with commas; default: all.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the JSON report and the page (.html) go.")] = Path("runs/chaos.json"),
-    work: Annotated[Path | None, typer.Option(help="Where evidence and logs go. [default: runs/chaos-SEED]")] = None,
+    out: Annotated[Path, typer.Option(help="Where the JSON report and the page (.html) go.")] = Path(
+        "runs/chaos.json"
+    ),
+    work: Annotated[
+        Path | None, typer.Option(help="Where evidence and logs go. [default: runs/chaos-SEED]")
+    ] = None,
 ) -> None:
     """Prove that crashes lose and double nothing.
 
@@ -68,7 +74,9 @@ def main(
         print(problem)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".html").write_text(values.pop("page"))
-    finish({"command": " ".join(["python -m tests.chaos", *sys.argv[1:]]), **values, "machine": machine()}, out)
+    finish(
+        {"command": " ".join(["python -m tests.chaos", *sys.argv[1:]]), **values, "machine": machine()}, out
+    )
     raise typer.Exit(1 if values["problems"] or any(values[count] for count in COUNTS) else 0)
 
 
@@ -97,7 +105,16 @@ async def play(plan: Plan, folder: Path, say: Any) -> dict[str, Any]:
 
 def small(plan: Plan) -> Plan:
     """A minute, for CI: fake engines, few agents, faults close together."""
-    return replace(plan, engines=("fake", "fake", "fake"), seconds=40.0, every_s=2.5, agents=16, turns=3, batch=3, settle_s=120.0)
+    return replace(
+        plan,
+        engines=("fake", "fake", "fake"),
+        seconds=40.0,
+        every_s=2.5,
+        agents=16,
+        turns=3,
+        batch=3,
+        settle_s=120.0,
+    )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ class Agent:
         opened = await self._open(group, size, "train" if train else "eval")
         if opened is None:
             return
-        episode, messages, good = opened["episode_id"], [], True
+        episode, good = opened["episode_id"], True
+        messages: list[dict[str, str]] = []
         client = openai.AsyncOpenAI(
             base_url=opened["base_url"], api_key=opened["api_key"], max_retries=3, timeout=_TIMEOUT_S
         )
@@ -104,7 +105,9 @@ class Agent:
                 opened: dict[str, Any] = answer.json()
                 self._journal.write("opened", group=group, episode=opened["episode_id"], mode=mode)
                 return opened
-            self._journal.write("open_failed", group=group, status=answer.status_code, error=answer.text[:300])
+            self._journal.write(
+                "open_failed", group=group, status=answer.status_code, error=answer.text[:300]
+            )
             if answer.status_code == 409:
                 return None  # an answer that was lost has taken the place
             await asyncio.sleep(self._random.uniform(0.2, 1.0))
@@ -112,7 +115,8 @@ class Agent:
 
     async def _end(self, episode: str, group: str, good: bool) -> None:
         """Posts the reward until the gateway has said what became of it."""
-        path, body = f"/admin/v1/episodes/{episode}/reward", {"reward": self._random.random()}
+        path = f"/admin/v1/episodes/{episode}/reward"
+        body: dict[str, Any] = {"reward": self._random.random()}
         if not good:
             path, body = f"/admin/v1/episodes/{episode}/abandon", {"reason": "agent_gave_up"}
         for _ in range(100):
@@ -143,7 +147,10 @@ class Agent:
     async def _question(self, client: openai.AsyncOpenAI, episode: str, messages: list[Any]) -> str | None:
         """Asks until it has the whole reply; None: it gives the episode up."""
         streamed, keyed = self._random.random() < 0.6, self._random.random() < 0.5
-        tokens = self._random.randrange(4, self._plan["tokens"])
+        tokens, store = (
+            self._random.randrange(4, self._plan["tokens"]),
+            self._random.random() < self._plan["store_share"],
+        )
         leave = self._random.randrange(1, tokens) if self._random.random() < self._plan["leave_share"] else 0
         ask = self._name()
         messages.append(_said(ask))
@@ -153,11 +160,20 @@ class Agent:
                 messages[-1] = _said(ask)
             call = {"ask": ask, "attempt": attempt, "episode": episode, "key": ask if keyed else ""}
             self._journal.write("ask", **call, stream=streamed, tokens=tokens)
-            body: dict[str, Any] = {"model": "any", "messages": messages, "max_tokens": tokens}
+            body: dict[str, Any] = {
+                "model": "any",
+                "messages": messages,
+                "max_tokens": tokens,
+                "store": store,
+            }
             if keyed:
                 body["extra_headers"] = {"Idempotency-Key": ask}
             try:
-                text = await (self._stream(client, call, body, leave) if streamed else self._whole(client, call, body, leave))
+                text = await (
+                    self._stream(client, call, body, leave)
+                    if streamed
+                    else self._whole(client, call, body, leave)
+                )
             except _FAILURES as error:
                 self._end_of(call, "broken", error=f"{type(error).__name__}: {str(error)[:300]}")
                 if isinstance(error, openai.APIStatusError) and error.status_code in (404, 409, 422):
@@ -172,8 +188,7 @@ class Agent:
     async def _whole(
         self, client: openai.AsyncOpenAI, call: dict[str, Any], body: dict[str, Any], leave: int
     ) -> str | None:
-        store = self._random.random() < self._plan["store_share"]
-        asking = client.chat.completions.create(**body, store=store)
+        asking = client.chat.completions.create(**body)
         if leave:
             try:
                 async with asyncio.timeout(leave * self._plan["delay_s"]):
@@ -186,7 +201,7 @@ class Agent:
         choice = answer.choices[0]
         text = choice.message.content or ""
         self._end_of(call, "finished", id=answer.id, text=text, finish=choice.finish_reason)
-        if store:
+        if body["store"]:
             self._known.episodes.append((call["episode"], answer.id))
         return text
 
@@ -202,7 +217,9 @@ class Agent:
                     piece = choice.delta.content or ""
                     if piece:
                         text += piece
-                        self._journal.write("chunk", ask=call["ask"], attempt=call["attempt"], id=name, text=piece)
+                        self._journal.write(
+                            "chunk", ask=call["ask"], attempt=call["attempt"], id=name, text=piece
+                        )
                     finish = choice.finish_reason or finish
                 if leave and chunks >= leave and finish is None:
                     self._end_of(call, "hung_up", id=name)
@@ -211,7 +228,7 @@ class Agent:
             self._end_of(call, "broken", id=name, error="the stream ended without a finish reason")
             return None
         self._end_of(call, "finished", id=name, text=text, finish=finish)
-        if self._random.random() < self._plan["store_share"]:
+        if body["store"]:
             self._known.episodes.append((call["episode"], name))
         return text
 
@@ -238,7 +255,12 @@ class Agent:
             ("stored messages", "GET", f"/v1/chat/completions/{answer}/messages", {}),
             ("stored response", "GET", f"/v1/responses/{answer}", {}),
             ("path", "POST", f"/e/{foreign}/v1/chat/completions", {"json": say}),
-            ("header", "POST", "/v1/chat/completions", {"json": say, "headers": {"X-Headgate-Episode": foreign}}),
+            (
+                "header",
+                "POST",
+                "/v1/chat/completions",
+                {"json": say, "headers": {"X-Headgate-Episode": foreign}},
+            ),
             ("trajectory", "GET", f"/admin/v1/episodes/{foreign}/trajectory", {}),
             ("no key", "GET", f"/admin/v1/episodes/{foreign}", {"headers": {"Authorization": ""}}),
         ]

@@ -127,8 +127,12 @@ class _Checker:
         for tree in trees.values():
             for row in tree.values():
                 if row["sampled"]:
-                    ids = _ids(row)
-                    found = _ASK.findall(text_of(_prompt(tree, row)))
+                    ids, prompt = _ids(row), _prompt(tree, row)
+                    if prompt is None:
+                        self._report.wrong(
+                            "absent", f"call {row['call_id']}: what its node hangs at is not stored"
+                        )
+                    found = _ASK.findall(text_of(prompt or []))
                     turns.append(Turn(row, ids, text_of(ids), found[-1] if found else ""))
         return turns
 
@@ -164,14 +168,18 @@ class _Checker:
         turns, call = self._of_call[reply.call], self._calls.get(reply.call)
         said = f"call {reply.call} of {reply.episode} (ask {reply.ask})"
         if not turns or call is None:
-            self._report.wrong("absent", f"{said}: {len(reply.text)} characters were received, nothing is stored")
+            self._report.wrong(
+                "absent", f"{said}: {len(reply.text)} characters were received, nothing is stored"
+            )
             return
         turn = turns[0]
         if turn.text != reply.text:
             self._report.wrong("absent", f"{said}: {reply.text!r} was received, {turn.text!r} is stored")
         elif call["finish_reason"] != reply.finish or turn.row["mask_reason"] == "abandoned":
             stored = f"{call['finish_reason']!r} and {turn.row['mask_reason']!r}"
-            self._report.wrong("absent", f"{said}: it ended with {reply.finish!r}, and is stored with {stored}")
+            self._report.wrong(
+                "absent", f"{said}: it ended with {reply.finish!r}, and is stored with {stored}"
+            )
         if turn.row["episode_id"] != reply.episode or turn.ask != reply.ask:
             self._report.wrong("leaks", f"{said}: the reply is that of {turn.where}")
 
@@ -202,10 +210,14 @@ class _Checker:
                 digit = self._digit(character)
                 step = (digit - due) % self._block if digit >= 0 else 1
                 if 0 < step <= self._block // 2:
-                    self._report.wrong("absent", f"{turn.where}: token {i} is {digit} where {due} was due", step)
+                    self._report.wrong(
+                        "absent", f"{turn.where}: token {i} is {digit} where {due} was due", step
+                    )
                 elif step:
                     again = self._block - step
-                    self._report.wrong("doubled", f"{turn.where}: token {i} is {digit} where {due} was due", again)
+                    self._report.wrong(
+                        "doubled", f"{turn.where}: token {i} is {digit} where {due} was due", again
+                    )
                 due = (digit + 1) % self._block
 
     def _marks(self) -> None:
@@ -214,13 +226,19 @@ class _Checker:
         masked: set[int] = set()
         for turn in self._turns:
             row = turn.row
-            marks = np.rint(-np.frombuffer(row["logprobs"], "<f4").astype(np.float64) * _MARK).astype(np.int64)
+            marks = np.rint(-np.frombuffer(row["logprobs"], "<f4").astype(np.float64) * _MARK).astype(
+                np.int64
+            )
             flags, spans = np.frombuffer(row["flags"], "u1").tolist(), _intervals(row["spans"])
             if not len(marks) == len(turn.ids) == len(flags) == len(spans):
-                self._report.wrong("wrong_version", f"{turn.where}: its arrays differ in length", len(turn.ids))
+                self._report.wrong(
+                    "wrong_version", f"{turn.where}: its arrays differ in length", len(turn.ids)
+                )
                 continue
             self._report.facts["tokens"] += len(turn.ids)
-            for i, (mark, token, flag, span) in enumerate(zip(marks.tolist(), turn.ids, flags, spans, strict=True)):
+            for i, (mark, token, flag, span) in enumerate(
+                zip(marks.tolist(), turn.ids, flags, spans, strict=True)
+            ):
                 self._version(turn, i, mark, token, flag, span)
                 if not mark:
                     continue
@@ -281,31 +299,45 @@ class _Checker:
         acked = Counter(row["buffer"] for row in tables["leases"] if row["state"] == "acked")
         for buffer, count in acked.items():
             if count > 1:
-                self._report.wrong("trained_twice", f"batch {buffer} was acknowledged {count} times", count - 1)
+                self._report.wrong(
+                    "trained_twice", f"batch {buffer} was acknowledged {count} times", count - 1
+                )
         for buffer, groups in held.items():
             for group in set(groups) - set(recorded.get(buffer, groups)):
-                self._report.wrong("trained_twice", f"{group} was trained in batch {buffer}, of which it is no part")
+                self._report.wrong(
+                    "trained_twice", f"{group} was trained in batch {buffer}, of which it is no part"
+                )
         trained = {g for buffer, groups in recorded.items() for g in groups if g in held.get(buffer, ())}
         self._report.facts["trained_groups"] = len(trained)
         for buffer, groups in recorded.items():
             for group in set(groups) - set(held.get(buffer, ())):
-                self._report.wrong("never_trained", f"{group}: batch {buffer} was acknowledged, no checkpoint holds it")
+                self._report.wrong(
+                    "never_trained", f"{group}: batch {buffer} was acknowledged, no checkpoint holds it"
+                )
         self._complete(trained)
 
     def _complete(self, trained: set[str]) -> None:
         """Groups all of whose members were rewarded, as their agents were told."""
-        rewarded = Counter(e["group"] for e in self._evidence.agents if e["kind"] == "ended" and e["rewarded"])
+        rewarded = Counter(
+            e["group"] for e in self._evidence.agents if e["kind"] == "ended" and e["rewarded"]
+        )
         lost = self._lost_rewards()
         decisions: dict[str, list[Row]] = defaultdict(list)
         for row in sorted(self._evidence.tables["decisions"], key=lambda row: row["seq"]):
             decisions[row["group_id"]].append(row)
         places = Counter(rows[-1]["buffer"] for rows in decisions.values() if rows[-1]["kind"] == "occupied")
         for event in self._evidence.agents:
-            if event["kind"] != "group" or event["mode"] != "train" or rewarded[event["group"]] < event["size"]:
+            if (
+                event["kind"] != "group"
+                or event["mode"] != "train"
+                or rewarded[event["group"]] < event["size"]
+            ):
                 continue
             group, rows = event["group"], decisions[event["group"]]
             self._report.facts["complete_groups"] += 1
-            dropped = [row for row in rows if row["kind"] in _DROPS and row["reason"] and not row["episode_id"]]
+            dropped = [
+                row for row in rows if row["kind"] in _DROPS and row["reason"] and not row["episode_id"]
+            ]
             last = rows[-1] if rows else {"kind": "nothing", "buffer": None}
             if group in lost:
                 self._report.wrong("never_trained", f"{group}: the reward of {lost[group]} is not stored")
@@ -319,16 +351,18 @@ class _Checker:
                 self._report.wrong("never_trained", f"{group}: the last that is known is {last}")
 
     def _lost_rewards(self) -> dict[str, str]:
+        """Groups of which a reward was taken and is not stored, with the episode."""
         stored = {row["id"]: row for row in self._evidence.tables["episodes"]}
         lost = {}
         for event in self._evidence.agents:
-            if event["kind"] == "ended" and event["rewarded"]:
-                row = stored.get(event["episode"], {"reason": "nothing"})
-                kept = row["reason"] == "rewarded" or row["reason"] in ("surplus", "untrained_late")
-                if not kept and "reward" in event and row.get("mode") == "train" and row["reason"] == "":
-                    lost[event["group"]] = event["episode"]
-                elif row["reason"] == "nothing":
-                    lost[event["group"]] = event["episode"]
+            if event["kind"] != "ended" or not event["rewarded"]:
+                continue
+            row = stored.get(event["episode"])
+            kept = row is not None and row["state"] == "closed"
+            if kept and row is not None and row["reason"] == "rewarded" and "reward" in event:
+                kept = abs(row["reward"] - event["reward"]) < 1e-9
+            if not kept:
+                lost[event["group"]] = event["episode"]
         return lost
 
     # Keys
@@ -367,10 +401,12 @@ def _ids(row: Row) -> list[int]:
     return np.frombuffer(row["ids"], "<i4").tolist()
 
 
-def _prompt(tree: dict[int, Row], row: Row) -> list[int]:
-    """The tokens before a node."""
+def _prompt(tree: dict[int, Row], row: Row) -> list[int] | None:
+    """The tokens before a node; None: some of them are not stored."""
     parts = []
     while row["parent"] >= 0:
+        if row["parent"] not in tree:
+            return None
         at, row = row["at"], tree[row["parent"]]
         parts.append(_ids(row)[:at])
     return [token for part in reversed(parts) for token in part]
@@ -388,5 +424,5 @@ def _intervals(spans: list[list[int]]) -> list[tuple[int, int]]:
 
 if __name__ == "__main__":
     found = check(read(Path(sys.argv[1])))
-    print(json.dumps(found.to_json(), indent=2))  # noqa: T201
+    print(json.dumps(found.to_json(), indent=2))
     sys.exit(not found.right)

@@ -126,7 +126,7 @@ KINDS = (
 
 
 def schedule(plan: Plan) -> list[tuple[float, Kind, Random]]:
-    """When (seconds from the start), what, and the chance by which its details are drawn. Every kind comes before any comes again."""
+    """When (seconds from the start), what, and the chance by which its details are drawn. Every kind comes once first."""
     random = Random(f"{plan.seed} faults")
     kinds = [kind for kind in KINDS if not kind.needs or kind.needs in plan.present]
     kinds = [kind for kind in kinds if not plan.kinds or kind.name in plan.kinds]

@@ -24,7 +24,9 @@ class Journal:
 
     def write(self, kind: str, **values: Any) -> None:
         """One event; `at` is now, in seconds since the epoch."""
-        self._file.write(orjson.dumps({"kind": kind, "at": time.time(), **values}, option=orjson.OPT_APPEND_NEWLINE))
+        self._file.write(
+            orjson.dumps({"kind": kind, "at": time.time(), **values}, option=orjson.OPT_APPEND_NEWLINE)
+        )
 
     def flush(self) -> None:
         """Hands what was written to the system."""

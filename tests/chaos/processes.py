@@ -30,7 +30,9 @@ _AGAIN_S = 0.5
 class Process:
     """One child, which is kept alive until `end`."""
 
-    def __init__(self, name: str, command: Callable[[], Sequence[str]], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Callable[[], Sequence[str]], log: Path, env: dict[str, str] | None = None
+    ) -> None:
         """`command` is asked at each start."""
         self.name = name
         self.starts = 0
@@ -169,8 +171,22 @@ def redis(port: int, folder: Path) -> Process:
     """Redis that keeps nothing on disk."""
     program = shutil.which("redis-server")
     if program is None:
-        raise RuntimeError("the chaos proof needs `redis-server`: install it (Debian: apt-get install redis-server)")
-    argv = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+        raise RuntimeError(
+            "the chaos proof needs `redis-server`: install it (Debian: apt-get install redis-server)"
+        )
+    argv = [
+        program,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(folder),
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     return Process("redis", lambda: argv, folder / "redis.log")
 

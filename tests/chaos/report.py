@@ -77,7 +77,9 @@ def recovery(evidence: Evidence) -> dict[str, dict[str, float]]:
     live = sorted(event["at"] for event in evidence.trainer if event["kind"] == "live")
     found: dict[str, dict[str, float]] = {}
     for kind in KILLS:
-        moments = [e["at"] - e["seconds"] for e in evidence.faults if e["kind"] == "end" and e["fault"] == kind]
+        moments = [
+            e["at"] - e["seconds"] for e in evidence.faults if e["kind"] == "end" and e["fault"] == kind
+        ]
         replies = [min((end for begin, end in whole if begin > at), default=at) - at for at in moments]
         versions = [next((end for end in live if end > at), at) - at for at in moments]
         if moments:
@@ -102,9 +104,16 @@ def page(evidence: Evidence, values: dict[str, Any]) -> str:
     survived = sum(values["faults"].values())
     rows = ((_WORDS.get(kind, kind), f"{count:,}") for kind, count in values["faults"].items())
     counts = ((_COUNTED[count], f"{wrong[count]:,}") for count in COUNTS)
-    found = [f"<li>{escape(kind)}: {escape(said)}</li>" for kind, all_ in values["findings"].items() for said in all_]
+    found = [
+        f"<li>{escape(kind)}: {escape(said)}</li>"
+        for kind, all_ in values["findings"].items()
+        for said in all_
+    ]
     recovered = (
-        (_WORDS[kind], *(_seconds(r.get(key)) for key in ("reply_median", "reply_max", "version_median", "version_max")))
+        (
+            _WORDS[kind],
+            *(_seconds(r.get(key)) for key in ("reply_median", "reply_max", "version_median", "version_max")),
+        )
         for kind, r in values["recovery_s"].items()
     )
     head = ("after", "reply, median s", "most", "new version, median s", "most")
@@ -161,12 +170,16 @@ def _timeline(evidence: Evidence) -> str:
     marks = []
     for number, kind in enumerate(kinds):
         top = _HEIGHT + 12 + number * _ROW
-        marks.append(f'<text x="{_LEFT - 8}" y="{top + 9}" class="name">{escape(kind.replace("_", " "))}</text>')
+        marks.append(
+            f'<text x="{_LEFT - 8}" y="{top + 9}" class="name">{escape(kind.replace("_", " "))}</text>'
+        )
         for event in evidence.faults:
             if event["kind"] == "end" and event["fault"] == kind:
                 away = event.get("seconds", 0.0)
                 left, right = x(event["at"] - away), x(event["at"])
-                title = escape(", ".join(f"{k} {v}" for k, v in event.items() if k in ("who", "seconds", "how")))
+                title = escape(
+                    ", ".join(f"{k} {v}" for k, v in event.items() if k in ("who", "seconds", "how"))
+                )
                 marks.append(
                     f'<rect x="{left:.1f}" y="{top}" width="{max(right - left, 2.5):.1f}" height="11" rx="2">'
                     f"<title>{title}</title></rect>"
@@ -182,7 +195,7 @@ def _timeline(evidence: Evidence) -> str:
 {axis}<text x="{_LEFT - 8}" y="{y(most) + 4:.1f}" class="name">{most:.1f} replies/s</text>
 <text x="{_LEFT - 8}" y="{y(0) + 4:.1f}" class="name">0</text>
 <polyline points="{points}" class="rate"/>{"".join(marks)}</svg>
-<figcaption>Whole replies a second (line), and when each fault was, for how long (marks). Minutes:seconds.</figcaption></figure>"""
+<figcaption>Whole replies a second (line); when each fault was, and how long (marks). Minutes:seconds.</figcaption></figure>"""
 
 
 _STYLE = """

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ class System:
             )
             await self._started(self.engines[-1])
             urls.append((await self._link(name, [port])).url)
-            await self.until(lambda p=port: self._answers(f"http://127.0.0.1:{p}/health"), name, _START_S[kind])
+            await self.until(partial(self._answers, f"http://127.0.0.1:{port}/health"), name, _START_S[kind])
         ports = [free_port() for _ in range(plan.gateways)]
         self.front = await self._link("front", ports)
         for number, port in enumerate(ports):
@@ -145,9 +146,11 @@ class System:
             child = processes.gateway(f"gateway-{number}", values, self.folder / "gateways", plan.gateway)
             self.gateways.append(child)
             await self._started(child)
-            await self.until(lambda p=port: self._answers(f"http://127.0.0.1:{p}/readyz"), child.name, 120.0)
+            await self.until(partial(self._answers, f"http://127.0.0.1:{port}/readyz"), child.name, 120.0)
         self._write_plan()
-        self.trainer = processes.python("trainer", "tests.chaos.trainer", self._plan_file, self.folder / "logs")
+        self.trainer = processes.python(
+            "trainer", "tests.chaos.trainer", self._plan_file, self.folder / "logs"
+        )
         self.agents = processes.python("agents", "tests.chaos.agents", self._plan_file, self.folder / "logs")
         await self._started(self.trainer)
         await self._started(self.agents)
@@ -299,7 +302,9 @@ class System:
     def unexpected(self) -> list[str]:
         """Ends that nobody brought about. A gateway may end by itself when another has taken its place: it says so and goes."""
         return [
-            f"{name} ended by itself with {code}" for _, name, code in self.exits if code or not name.startswith("gateway")
+            f"{name} ended by itself with {code}"
+            for _, name, code in self.exits
+            if code or not name.startswith("gateway")
         ]
 
     # How it comes to rest
@@ -317,7 +322,11 @@ class System:
         await self.trainer.end(0)
         journal.write("settled", problems=problems)
         gone = await asyncio.gather(*(process.end(30.0) for process in self.gateways))
-        problems += [f"{p.name} did not end at SIGTERM" for p, went in zip(self.gateways, gone, strict=True) if not went]
+        problems += [
+            f"{p.name} did not end at SIGTERM"
+            for p, went in zip(self.gateways, gone, strict=True)
+            if not went
+        ]
         journal.flush()
         return problems
 

@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,10 +89,10 @@ class Trainer:
     async def _stream(self, lease: Lease) -> list[dict[str, Any]]:
         cursor, groups = 0, []
         while True:
-            got = await self._ask("stream", lambda at=cursor: self._client.leased_groups(lease, at, _POLL_S))
+            got = await self._ask("stream", partial(self._client.leased_groups, lease, cursor, _POLL_S))
             cursor = got.cursor
             for group in got.groups:
-                tokens = sum(int(len(node.ids)) for e in group.episodes for node in e.nodes if node.sampled)
+                tokens = sum(len(node.ids) for e in group.episodes for node in e.nodes if node.sampled)
                 episodes = [episode.episode_id for episode in group.episodes]
                 groups.append({"group": group.group_id, "episodes": episodes, "tokens": tokens})
             if got.complete:

@@ -1,0 +1,134 @@
+"""Gateways that are wrong in one way each: `python -m tests.chaos.spoilt NAME serve --config FILE` is one.
+
+The wrong function is put in before the gateway starts. `python -m tests.chaos --mutants` runs each, and the checker must raise the
+count that it names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """One way to be wrong."""
+
+    wrong: str
+    """The count that must rise."""
+    put_in: Callable[[], None]
+    faults: tuple[str, ...] = ()
+    """What must happen for it to show."""
+
+
+def _last_token_not_recorded() -> None:
+    from gateway.trajectories.recorder import Recorder
+
+    record = Recorder.record
+
+    async def spoilt(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
+        if message is not None and len(turn.ids) > 1:
+            turn.truncate(len(turn.ids) - 1)
+        await record(self, episode, prompt, turn, details, message)
+
+    Recorder.record = spoilt  # type: ignore[method-assign]
+
+
+def _other_text() -> None:
+    from gateway.rollout.completion import Completion
+
+    deliver = Completion._deliver
+
+    def spoilt(self: Any) -> None:
+        self._pieces = [replace(p, text="?" * len(p.text)) if hasattr(p, "text") else p for p in self._pieces]
+        deliver(self)
+
+    Completion._deliver = spoilt  # type: ignore[method-assign]
+
+
+def _retries_not_known() -> None:
+    """Every choice is sampled anew, though a retry of the request was answered before."""
+    from gateway.rollout.replies import RequestKey
+
+    of = RequestKey.of
+
+    def spoilt(episode_id: str, body: bytes, _key: str, _retries: int) -> RequestKey:
+        return of(episode_id, body, "", 0)
+
+    RequestKey.of = spoilt  # type: ignore[method-assign]
+
+
+def _next_version() -> None:
+    from gateway.trajectories.recorder import Recorder
+
+    record = Recorder.record
+
+    async def spoilt(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
+        turn.spans = [replace(span, oldest=span.oldest + 1, newest=span.newest + 1) for span in turn.spans]
+        await record(self, episode, prompt, turn, details, message)
+
+    Recorder.record = spoilt  # type: ignore[method-assign]
+
+
+def _batch_leased_again() -> None:
+    """An acknowledgement that the ledger does not hear of."""
+    from gateway.feed.leases import Leases
+    from gateway.store import ledger
+
+    async def spoilt(self: Any, lease_id: str, fence: int, checkpoint: str) -> None:
+        self._check(lease_id, fence)
+        model = self._ledger.model
+        await self._database.submit(lambda c: ledger.end_lease(c, model, fence, "acked", checkpoint))
+        self._held = None
+
+    Leases.ack = spoilt  # type: ignore[method-assign]
+
+
+def _group_left_out() -> None:
+    """The trainer is not given the first group of a batch."""
+    from gateway.feed.leases import Leases
+
+    groups = Leases.groups
+
+    async def spoilt(self: Any, lease_id: str, fence: int, cursor: int, wait_s: float) -> Any:
+        found = await groups(self, lease_id, fence, cursor, wait_s)
+        return replace(found, groups=found.groups[1:]) if cursor == 0 else found
+
+    Leases.groups = spoilt  # type: ignore[method-assign]
+
+
+def _any_key() -> None:
+    """A key reaches every stored answer."""
+    from gateway.api import stored
+    from gateway.store import answers
+
+    async def spoilt(gateway: Any, _caller: Any, answer_id: str, api: str) -> Any:
+        return await gateway.database.read(lambda c: answers.answer(c, answer_id, api))
+
+    stored.owned = spoilt
+
+
+SPOILT: dict[str, Spoilt] = {
+    "last-token-not-recorded": Spoilt("absent", _last_token_not_recorded),
+    "other-text": Spoilt("not_prefix", _other_text),
+    "retries-not-known": Spoilt("doubled", _retries_not_known, ("drop_clients",)),
+    "next-version": Spoilt("wrong_version", _next_version),
+    "batch-leased-again": Spoilt("trained_twice", _batch_leased_again),
+    "group-left-out": Spoilt("never_trained", _group_left_out),
+    "any-key": Spoilt("leaks", _any_key),
+}
+
+
+def main() -> None:
+    """A gateway that is wrong."""
+    name = sys.argv.pop(1)
+    SPOILT[name].put_in()
+    from gateway.cli import main as gateway
+
+    gateway()
+
+
+if __name__ == "__main__":
+    main()
