@@ -1,0 +1,55 @@
+"""How many episodes there are of each model, mode, state and reason, without looking at all of them.
+
+Invariant: whoever stores, changes or deletes episodes keeps the tallies in the same transaction. `recount` makes them anew, for
+what a build that knew nothing of them has written meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.store.models import EpisodeRow, TallyRow
+
+KEY = ("model", "mode", "state", "reason")
+_EPISODES = [EpisodeRow.__table__.c[name] for name in KEY]
+_TALLIES = [TallyRow.__table__.c[name] for name in KEY]
+
+
+def changed(
+    connection: Connection, gone: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> None:
+    """Counts episodes (with the values of `KEY` at least) that are no more as they were, and as they are now."""
+    by: Counter[tuple[str, ...]] = Counter()
+    for rows, one in ((gone, -1), (new, 1)):
+        for row in rows:
+            by[tuple(row.get(name, "") for name in KEY)] += one
+    added = [dict(zip(KEY, key, strict=True)) | {"count": n} for key, n in sorted(by.items()) if n]
+    if not added:
+        return
+    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    row = make(TallyRow)
+    total = {"count": TallyRow.count + row.excluded["count"]}
+    connection.execute(row.on_conflict_do_update(index_elements=list(KEY), set_=total), added)
+
+
+def recount(connection: Connection) -> None:
+    """Counts every episode."""
+    connection.execute(delete(TallyRow))
+    counted = select(*_EPISODES, func.count()).group_by(*_EPISODES)
+    connection.execute(insert(TallyRow).from_select([*KEY, "count"], counted))
+
+
+def tallies(connection: Connection, models: Sequence[str] | None = None) -> Counter[tuple[str, str, str]]:
+    """The number of episodes by (mode, state, reason); `models`: of these alone."""
+    query = select(*_TALLIES, TallyRow.count).where(TallyRow.count > 0)
+    if models is not None:
+        query = query.where(TallyRow.model.in_(models))
+    found: Counter[tuple[str, str, str]] = Counter()
+    for _, mode, state, reason, count in connection.execute(query):
+        found[mode, state, reason] += count
+    return found
