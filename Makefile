@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove \
+.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove chaos chaos-short \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix \
 	litellm up up-vllm down compose-check clean
 
@@ -69,6 +69,12 @@ report-staleness: setup engine ## the demo for five bounds on staleness, three s
 
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
 	$(BIN)/python -m tests.proof
+
+chaos: setup engine ## that crashes lose and double nothing: 15 minutes of kill -9, cut links and servers that go away
+	$(BIN)/python -m tests.chaos
+
+chaos-short: setup ## one minute of that, with fake engines alone
+	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3
 
 bench: setup engine litellm ## the gateway beside LiteLLM's proxy, a pass-through and the engine alone
 	$(BIN)/python -m bench.gateway

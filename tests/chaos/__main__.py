@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.chaos.faults import KINDS, inflict, schedule
 from tests.chaos.journal import Journal
 from tests.chaos.processes import has_vllm
 from tests.chaos.report import page, summary
+from tests.chaos.spoilt import SPOILT, Spoilt
 from tests.chaos.system import Plan, System
 
 _ENGINES = {"mixed": ("vllm", "fake", "fake"), "fake": ("fake", "fake", "fake")}
@@ -34,6 +36,7 @@ def main(
     agents: Annotated[int, typer.Option(min=1, help="Agents with the openai package.")] = 50,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two faults, on the average.")] = 6.0,
     only: Annotated[str | None, typer.Option(help="Kinds of faults, with commas; default: all.")] = None,
+    mutants: Annotated[bool, typer.Option(help="Instead: gateways that are wrong in one way each.")] = False,
     out: Annotated[Path, typer.Option(help="Where the JSON report and the page (.html) go.")] = Path(
         "runs/chaos.json"
     ),
@@ -52,6 +55,8 @@ def main(
 
       python -m tests.chaos --only kill_gateway,kill_coordinator --every 10
     """
+    if mutants:
+        raise typer.Exit(asyncio.run(_try_mutants(seed, out)))
     if engines not in _ENGINES:
         raise typer.BadParameter(", ".join(_ENGINES), param_hint="--engines")
     if engines == "mixed" and not has_vllm():
@@ -101,6 +106,34 @@ async def play(plan: Plan, folder: Path, say: Any) -> dict[str, Any]:
         "evidence": str(system.evidence),
     }
     return {**values, "page": page(evidence, values)}
+
+
+async def _try_mutants(seed: int, out: Path) -> int:
+    """Lets a small system run with each gateway that is wrong; 1 if one of them was not noticed."""
+    rows, found = [], {}
+    for name, spoilt in SPOILT.items():
+        with tempfile.TemporaryDirectory(prefix="headgate-chaos-") as folder:
+            plan = mutated(
+                Plan(seed=seed, gateway=(sys.executable, "-m", "tests.chaos.spoilt", name)), spoilt
+            )
+            values = await play(plan, Path(folder), lambda _: None)
+        caught = values[spoilt.wrong] > 0
+        found[name] = {"wrong": spoilt.wrong, "caught": caught, **{count: values[count] for count in COUNTS}}
+        rows.append([name, "caught" if caught else "NOT CAUGHT", *(str(values[count]) for count in COUNTS)])
+        print(f"{name}: {rows[-1][1]}", file=sys.stderr, flush=True)
+    show("Gateways that are wrong", ["", "", *COUNTS], rows)
+    caught_all = sum(row["caught"] for row in found.values())
+    finish({"mutants": len(found), "mutants_caught": caught_all, "trials": found}, out)
+    return 0 if caught_all == len(found) else 1
+
+
+def mutated(plan: Plan, spoilt: Spoilt) -> Plan:
+    """Enough for a gateway that is wrong to show it."""
+    return replace(
+        plan, gateways=1, store="sqlite", redis=False, engines=("fake", "fake"), agents=6, seconds=10.0, batch=2,
+        tokens=16, delay_s=0.03, settle_s=15.0, every_s=1.0 if spoilt.faults else 1e6, kinds=spoilt.faults,
+        leave_share=0.2, store_share=0.5, leak_share=0.5, train_s=0.2,
+    )  # fmt: skip
 
 
 def small(plan: Plan) -> Plan:

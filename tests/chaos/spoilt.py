@@ -1,7 +1,7 @@
 """Gateways that are wrong in one way each: `python -m tests.chaos.spoilt NAME serve --config FILE` is one.
 
-The wrong function is put in before the gateway starts. `python -m tests.chaos --mutants` runs each, and the checker must raise the
-count that it names.
+The wrong function is put in before the gateway starts. `python -m tests.chaos --mutants` runs each, and the checker must count
+what it names.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ class Spoilt:
     """What must happen for it to show."""
 
 
+def _put(owner: Any, name: str, spoilt: Any) -> None:
+    """In place of what was there, for good."""
+    setattr(owner, name, spoilt)
+
+
 def _last_token_not_recorded() -> None:
     from gateway.trajectories.recorder import Recorder
 
@@ -33,19 +38,19 @@ def _last_token_not_recorded() -> None:
             turn.truncate(len(turn.ids) - 1)
         await record(self, episode, prompt, turn, details, message)
 
-    Recorder.record = spoilt  # type: ignore[method-assign]
+    _put(Recorder, "record", spoilt)
 
 
 def _other_text() -> None:
-    from gateway.rollout.completion import Completion
+    """What clients receive is not what was sampled."""
+    from gateway.rollout.reply import Reply
 
-    deliver = Completion._deliver
+    compose = Reply.compose
 
-    def spoilt(self: Any) -> None:
-        self._pieces = [replace(p, text="?" * len(p.text)) if hasattr(p, "text") else p for p in self._pieces]
-        deliver(self)
+    def spoilt(self: Any, pieces: Any, *rest: Any) -> Any:
+        return compose(self, [piece._replace(text="?" * len(piece.text)) for piece in pieces], *rest)
 
-    Completion._deliver = spoilt  # type: ignore[method-assign]
+    _put(Reply, "compose", spoilt)
 
 
 def _retries_not_known() -> None:
@@ -57,7 +62,7 @@ def _retries_not_known() -> None:
     def spoilt(episode_id: str, body: bytes, _key: str, _retries: int) -> RequestKey:
         return of(episode_id, body, "", 0)
 
-    RequestKey.of = spoilt  # type: ignore[method-assign]
+    _put(RequestKey, "of", spoilt)
 
 
 def _next_version() -> None:
@@ -66,10 +71,10 @@ def _next_version() -> None:
     record = Recorder.record
 
     async def spoilt(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
-        turn.spans = [replace(span, oldest=span.oldest + 1, newest=span.newest + 1) for span in turn.spans]
+        turn.spans = [replace(span, version=span.version + 1, newest=span.newest + 1) for span in turn.spans]
         await record(self, episode, prompt, turn, details, message)
 
-    Recorder.record = spoilt  # type: ignore[method-assign]
+    _put(Recorder, "record", spoilt)
 
 
 def _batch_leased_again() -> None:
@@ -83,7 +88,7 @@ def _batch_leased_again() -> None:
         await self._database.submit(lambda c: ledger.end_lease(c, model, fence, "acked", checkpoint))
         self._held = None
 
-    Leases.ack = spoilt  # type: ignore[method-assign]
+    _put(Leases, "ack", spoilt)
 
 
 def _group_left_out() -> None:
@@ -96,7 +101,7 @@ def _group_left_out() -> None:
         found = await groups(self, lease_id, fence, cursor, wait_s)
         return replace(found, groups=found.groups[1:]) if cursor == 0 else found
 
-    Leases.groups = spoilt  # type: ignore[method-assign]
+    _put(Leases, "groups", spoilt)
 
 
 def _any_key() -> None:
@@ -107,7 +112,7 @@ def _any_key() -> None:
     async def spoilt(gateway: Any, _caller: Any, answer_id: str, api: str) -> Any:
         return await gateway.database.read(lambda c: answers.answer(c, answer_id, api))
 
-    stored.owned = spoilt
+    _put(stored, "owned", spoilt)
 
 
 SPOILT: dict[str, Spoilt] = {
