@@ -27,7 +27,7 @@ from gateway.engines.fake.log import SampleLog
 from gateway.render.renderer import ChatRenderer
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
-from tests.clusters import CLUSTER_KEY
+from tests.clusters import CLUSTER_KEY, run_cluster
 from tests.gateways import serve, settings_for
 from tests.integration.gateway_process import GatewayProcess
 from tests.integration.support import STOP_TOKENS, until
@@ -345,3 +345,30 @@ async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
         assert len(turns) == 6
         marks = [mark(logprob) for turn in turns for logprob in turn["logprobs"]]
         assert len(set(marks)) == len(marks), "no token is in two turns"
+
+
+async def test_a_process_that_is_stopped_leaves_its_calls_to_others(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    bus = {"url": redis.url, "alive_s": 60.0, "prefix": secrets.token_hex(4)}
+    store = postgres.url(postgres.new_database())
+    async with run_cluster(store, tiny_model, tmp_path, bus=bus) as cluster:
+        engine, first = cluster.engines[0], cluster.members[1]
+        engine._log, engine.faults = SampleLog(tmp_path / "engine.jsonl", 1), Faults(delay_s=0.03)
+        async with cluster.admin() as admin:
+            opened = await admin.open_episode("task")
+        headers = {"Authorization": f"Bearer {opened.api_key}"}
+        processes: Any = cluster.members  # they have a URL too
+        world = World(
+            processes, engine, tmp_path / "engine.jsonl", first.services.settings, opened.episode_id, headers
+        )
+        world.asked = world.question()
+        seen, reading = world.begin(processes[1], world.asked)
+        await world.shown(seen, 15)
+        await cluster.stop(first)
+        await reading
+        assert seen.finish is None
+        again = await world.retry(processes[0], world.asked)
+        assert (again.id, again.marks[: len(seen.marks)]) == (seen.id, seen.marks)
+        assert await world.check_one_turn(processes[0]) == (seen.id, again.marks)
+        assert len(await world.turns(processes[0])) == 1, "what was left is not recorded twice"
