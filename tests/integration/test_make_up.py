@@ -1,0 +1,132 @@
+"""`make up`: the whole service, a real call through it, what Prometheus sees of it, and nothing that is left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.client import GatewayClient
+from scheduler.cluster.local import LocalProcess, free_port
+from tests.integration.served import command_line, descendants
+from tests.integration.support import until
+
+ROOT = Path(__file__).parents[2]
+PORT = free_port()
+WORDS = re.compile(r"\b(headgate_\w+|process_\w+|up)\b")
+LABELS = re.compile(r"\bby \(([^)]*)\)|([a-z_]+)=~?\"")
+SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that PostgreSQL reaches although it runs as somebody else: pytest's are closed to others."""
+    made = Path(tempfile.mkdtemp(prefix="headgate-service-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@asynccontextmanager
+async def up(folder: Path, model: Path) -> Any:
+    """What `make up` starts, with a model that is there already; killed in the end if it has not ended."""
+    options = ["--dir", str(folder / "service"), "--model", str(model), "--port", str(PORT)]
+    argv = [sys.executable, "-m", "examples.service.run", *options]
+    process = await LocalProcess.start("service", argv, folder / "said.log")
+    try:
+
+        async def told() -> bool:
+            assert process.returncode is None, process.tail(100)
+            return "Ctrl-C ends all of it" in process.tail(100)
+
+        await until(told, "the service says that it is up", 180.0)
+        yield process
+    finally:
+        await process.stop(60.0)
+
+
+async def test_the_service_is_up_serves_is_seen_and_leaves_nothing_behind(
+    folder: Path, tiny_model: Path
+) -> None:
+    async with up(folder, tiny_model) as process:
+        everyone = descendants(process.pid)
+        said = " ".join(map(command_line, everyone))
+        for part in ("gateway.cli serve", "gateway.engines.fake", "redis-server", "postgres"):
+            assert part in said
+        await _call(folder)
+        await _check_metrics(folder)
+        if found := re.search(r"Prometheus at (\S+)", process.tail(100)):
+            await _check_queries(found[1])
+        assert (folder / "service" / "keys.env").stat().st_mode & 0o077 == 0
+
+        everyone = descendants(process.pid)
+        process._process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0, process.tail(100)
+        assert [line for line in map(command_line, everyone) if line] == []
+        assert not (folder / "service" / "pid").exists()
+
+
+async def _call(folder: Path) -> None:
+    keys = dict(line.split("=", 1) for line in (folder / "service" / "keys.env").read_text().splitlines())
+    async with GatewayClient(f"http://127.0.0.1:{PORT}", keys["HEADGATE_ADMIN_KEY"]) as admin:
+        opened = await admin.open_episode("task", mode="eval")
+        for _ in range(4):  # by connections of their own: either process may be asked
+            async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
+                answer = await client.chat.completions.create(
+                    model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=8
+                )
+                assert answer.choices[0].finish_reason in ("stop", "length")
+                with pytest.raises(openai.BadRequestError):
+                    await client.chat.completions.create(model="any", messages=[], max_tokens=8)
+        assert len((await admin.trajectory(opened.episode_id))["nodes"]) >= 4
+
+
+def _shown() -> list[str]:
+    """The PromQL of the dashboard and of the alerts."""
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "headgate.json").read_text())
+    found = [t["expr"] for panel in dashboard["panels"] for t in panel.get("targets", ())]
+    alerts = (ROOT / "deploy" / "alerts.yml").read_text()
+    return [*found, *re.findall(r"expr: (.*)", alerts)]
+
+
+async def _check_metrics(folder: Path) -> None:
+    """Everything that is shown is there, in the process that has it."""
+    names, labels = {"up"}, {"instance", "job", "le"}
+    targets = json.loads((folder / "service" / "targets.json").read_text())
+    assert len(targets) == 2
+    async with httpx.AsyncClient() as http:
+        for target in targets:
+            text = (await http.get(f"http://{target['targets'][0]}/metrics")).text
+            for family in text_string_to_metric_families(text):
+                names |= {family.name + suffix for suffix in SUFFIXES[family.type]}
+                labels |= {label for sample in family.samples for label in sample.labels}
+    for query in _shown():
+        assert set(WORDS.findall(query)) <= names, query
+        used = {name.strip() for found in LABELS.findall(query) for part in found for name in part.split(",")}
+        assert used - {""} <= labels, query
+
+
+async def _check_queries(prometheus: str) -> None:
+    """Prometheus understands every query, and has found both processes."""
+    async with httpx.AsyncClient(base_url=prometheus) as http:
+        for query in _shown():
+            asked = {"query": query.replace("$__rate_interval", "1m")}
+            assert (await http.get("/api/v1/query", params=asked)).json()["status"] == "success", query
+
+        async def both() -> bool:
+            found = (await http.get("/api/v1/targets")).json()["data"]["activeTargets"]
+            return [target["health"] for target in found] == ["up", "up"]
+
+        await until(both, "Prometheus has asked both processes", 60.0)
