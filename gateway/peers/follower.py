@@ -86,8 +86,10 @@ class Follower:
         return await self._ask({"episode": episode_id}, wait_s)
 
     def retire(self) -> list[LiveEpisode]:
-        """This process is the coordinator from now on: answers the episodes that have calls here."""
-        self._unlink()
+        """This process is the coordinator from now on: answers the episodes that have calls here.
+
+        The engines are the control half's by now, and may be open already: they are not touched.
+        """
         self._retired = True
         self.linked.set()  # whoever waits for an answer shall see it
         found, self.episodes = list(self.episodes.values()), {}
@@ -169,9 +171,7 @@ class Follower:
         """Nobody says any more what may be done: engines are held, and episodes are asked for anew."""
         self.linked.clear()
         for pool in self._pools.values():
-            for slot in pool.slots.values():
-                if slot.state == "open":
-                    slot.state, slot.reason = "held", _NO_LINK
+            pool.hold(_NO_LINK)
         self._by_key.clear()
         self.episodes = {live.id: live for live in self.episodes.values() if live.calls}
         for answer in self._asked.values():
