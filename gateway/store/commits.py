@@ -18,6 +18,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, Engine, text
@@ -41,6 +43,19 @@ _MARK = text(
 )
 _MARKED = text("SELECT number FROM writers WHERE id = :id")
 _FORGET = text(f"DELETE FROM writers WHERE id = :id OR at < {_CLOCK} - {_FORGOTTEN_S}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A write that is done in one with those of its kind beside it: a statement for many rows costs little more than for one."""
+
+    do: Callable[[Connection, list[Any]], None]
+    """Given what each of them writes, in order."""
+    what: Any
+
+    def __call__(self, connection: Connection) -> None:
+        """Writes it alone."""
+        self.do(connection, [self.what])
 
 
 class _Failed(Exception):
@@ -195,10 +210,12 @@ class Committer:
 
 def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
     """What each write answers. Raises _Failed for one that fails for reasons of its own, and what the connection said else."""
-    results = []
-    for at, write in enumerate(group):
+    results: list[Any] = []
+    for _, neighbours in groupby(group, lambda write: write.do if isinstance(write, Rows) else write):
+        writes = list(neighbours)
+        at = len(results) if len(writes) == 1 else None
         try:
-            results.append(write(connection))
+            results += _run_alike(connection, writes)
         except Exception as error:
             if is_away(error) or is_again(error) or is_broken(connection):
                 raise
@@ -206,6 +223,15 @@ def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
         if is_failed(connection):
             raise _Failed(RuntimeError("a write went on after one of its statements had failed"), at)
     return results
+
+
+def _run_alike(connection: Connection, writes: Sequence[Write]) -> list[Any]:
+    """Writes that are one function, or rows for one."""
+    rows = [write for write in writes if isinstance(write, Rows)]
+    if not rows:
+        return [write(connection) for write in writes]
+    rows[0].do(connection, [write.what for write in rows])
+    return [None] * len(rows)
 
 
 def _short(error: Exception) -> str:

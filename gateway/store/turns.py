@@ -45,9 +45,20 @@ def insert_turn(
         query = select(EpisodeRow.state).where(EpisodeRow.id == call["episode_id"])
         if connection.scalar(query.with_for_update(read=True)) == "closed":
             raise Conflict(f"episode {call['episode_id']} is closed", code="episode_closed")
-    where = {"episode_id": call["episode_id"], "model": call["model"]}
-    connection.execute(_INSERT_NODE, [where | node_values(node) for node in nodes])
-    connection.execute(_INSERT_CALL, call | {"of_episode": call["episode_id"]})
+    insert_turns(connection, [(nodes, call)])
+
+
+def insert_turns(connection: Connection, turns: Sequence[tuple[Sequence[Node], dict[str, Any]]]) -> None:
+    """The same for turns, each (nodes, call), of episodes that nobody else writes to."""
+    connection.execute(
+        _INSERT_NODE,
+        [
+            {"episode_id": call["episode_id"], "model": call["model"], **node_values(node)}
+            for nodes, call in turns
+            for node in nodes
+        ],
+    )
+    connection.execute(_INSERT_CALL, [call | {"of_episode": call["episode_id"]} for _, call in turns])
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:

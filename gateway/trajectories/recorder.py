@@ -20,6 +20,7 @@ from gateway.errors import Conflict, Unavailable
 from gateway.render.aside import aside
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.store import turns
+from gateway.store.commits import Rows, Write
 from gateway.store.database import Database
 from gateway.trajectories.conversation import digests, tool_call_id, tool_call_ids
 from gateway.trajectories.tree import START, Place, TokenTree
@@ -189,10 +190,12 @@ class Recorder:
             digest = digests([*prompt.digest_of, reply], prompt.tools)[-1]
             lineage.add(digest, turn.call_id, places[-1])
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
-        insert = partial(_insert, lineage, nodes, row) if self._shared else partial(_insert_alone, nodes, row)
+        write: Write = Rows(turns.insert_turns, (nodes, row))
+        if self._shared:
+            write = partial(_insert, lineage, nodes, row)
         lineage.pending += 1
         try:
-            await self._database.submit(insert)
+            await self._database.submit(write)
         except Exception:
             self._forget(episode_id, lineage)  # the tree in memory must not hold what the store does not
             raise
@@ -289,10 +292,6 @@ class Recorder:
 
 class _TreeChanged(Exception):
     """Another process has put nodes where these were to be."""
-
-
-def _insert_alone(nodes: Sequence[Node], row: dict[str, Any], connection: Connection) -> None:
-    turns.insert_turn(connection, nodes, row)
 
 
 def _insert(lineage: _Lineage, nodes: Sequence[Node], row: dict[str, Any], connection: Connection) -> None:
