@@ -1,0 +1,162 @@
+"""The supervisor with children that do nothing: when it starts them again, kills them, and gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway import workers
+from gateway.settings import ConfigError, Settings
+from gateway.workers import KeptEngine, Supervisor, Worker, check, delay_s
+from scheduler.cluster.local import LocalProcess, free_port
+
+SLEEP = "import time; time.sleep(3600)"
+
+
+class Stub(Worker):
+    """Runs a line of Python; `well` says whether it answers."""
+
+    def __init__(self, name: str, line: str, well: Callable[[], bool] = lambda: True) -> None:
+        super().__init__(name, [], {})
+        self.line = line
+        self.well = well
+        self.started: asyncio.Queue[LocalProcess] = asyncio.Queue()
+
+    async def start(self) -> LocalProcess:
+        self.port = free_port()
+        process = await LocalProcess.start(self.name, [sys.executable, "-c", self.line], None)
+        self.started.put_nowait(process)
+        return process
+
+    async def healthy(self) -> bool:
+        return self.well()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.parse(
+        {
+            "server": {"port": free_port()},
+            "models": {"m": {"path": str(tmp_path)}},
+            "engine": {"launch": "fake", "count": 0},
+            "store": {"url": "postgresql://nobody@127.0.0.1/none"},
+        }
+    )
+
+
+def supervisor(settings: Settings, *stubs: Stub, targets: Path | None = None) -> Supervisor:
+    made = Supervisor(settings, Path("none.toml"), len(stubs), targets=targets)
+    made._workers[:] = stubs
+    return made
+
+
+async def stopped(made: Supervisor, running: asyncio.Task[int]) -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return await running
+
+
+def test_who_ends_at_once_waits_longer_each_time_and_who_lived_long_does_not() -> None:
+    waits, wait = [], 0.0
+    for _ in range(8):
+        wait = delay_s(wait, lived_s=1.0)
+        waits.append(wait)
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert delay_s(wait, lived_s=60.0) == 0.2
+
+
+async def test_a_child_that_is_killed_is_started_again_and_its_port_is_told(
+    settings: Settings, tmp_path: Path
+) -> None:
+    first, second = Stub("worker-1", SLEEP), Stub("worker-2", SLEEP)
+    targets = tmp_path / "targets.json"
+    made = supervisor(settings, first, second, targets=targets)
+    running = asyncio.create_task(made.run())
+    before = await first.started.get()
+    other = await second.started.get()
+    before.kill()
+    after = await first.started.get()
+    assert after.pid != before.pid
+    assert await stopped(made, running) == 0
+    assert after.returncode == -signal.SIGTERM
+    assert other.returncode == -signal.SIGTERM
+    found = {target["labels"]["worker"]: target["targets"] for target in json.loads(targets.read_text())}
+    assert found == {w.name: [f"127.0.0.1:{w.port}"] for w in (first, second)}
+
+
+async def test_a_worker_that_fails_before_any_was_up_ends_everything(settings: Settings) -> None:
+    bad, other = (
+        Stub("worker-1", "raise SystemExit(2)", lambda: False),
+        Stub("worker-2", SLEEP, lambda: False),
+    )
+    made = supervisor(settings, bad, other)
+    assert await made.run() == 1
+    assert (await other.started.get()).returncode == -signal.SIGTERM
+
+
+async def test_a_worker_that_fails_once_the_service_was_up_is_started_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_LOOK_EVERY_S", 0.01)
+    good, bad = Stub("worker-1", SLEEP), Stub("worker-2", "raise SystemExit(2)")
+    made = supervisor(settings, good, bad)
+    made._up.add("worker-1")
+    running = asyncio.create_task(made.run())
+    for _ in range(3):
+        await bad.started.get()
+    assert await stopped(made, running) == 0
+
+
+async def test_a_child_that_has_answered_and_does_so_no_more_is_killed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(workers, "_SICK_S", 0.05)
+    answers = iter([False, True, True])
+    stub = Stub("worker-1", SLEEP, lambda: next(answers, False))
+    made = supervisor(settings, stub)
+    running = asyncio.create_task(made.run())
+    silent = await stub.started.get()
+    assert await silent.wait() == -signal.SIGKILL
+    again = await stub.started.get()  # which has never answered, so it is given all the time that it needs
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+    assert again.returncode is None
+    assert await stopped(made, running) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"store": {"url": "sqlite:///x.db"}}, "--workers 2 needs PostgreSQL"),
+        ({"cluster": {"url": "http://127.0.0.1:1", "key": "0123456789abcdef"}}, "is of one process"),
+        ({"server": {"port": 0}}, "0 is none"),
+    ],
+)
+def test_what_is_not_for_workers(tmp_path: Path, changed: dict[str, dict[str, str]], said: str) -> None:
+    base = {"models": {"m": {"path": str(tmp_path)}}, "store": {"url": "postgresql://x@127.0.0.1/none"}}
+    with pytest.raises(ConfigError, match=said):
+        check(Settings.parse({**base, **changed}), 2)
+
+
+def test_workers_are_given_their_engines(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "models": {"m": {"path": "x"}, "frozen": {"path": "y", "train": False}},
+        "engine": {"launch": "vllm", "count": 2},
+    }
+    given = Settings.parse(values)
+    engines = {name: [KeptEngine(given, name, i) for i in range(2)] for name in given.models}
+    for variable, value in workers._environment(given, engines).items():
+        monkeypatch.setenv(variable, value)
+    seen = Settings.parse(values)
+    for name, some in engines.items():
+        assert seen.engine_of(name).launch == "external"
+        assert seen.engine_of(name).api == "vllm"
+        assert seen.engine_of(name).places == tuple(engine.url for engine in some)
+    assert seen.cluster.key is not None
