@@ -21,7 +21,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 ALLOWED: dict[tuple[str, str], str] = {
     ("gateway/grading/worker.py", "import_module"): "the function that the administrator's file names as a grader",
     ("gateway/client/agents.py", "import_module"): "the agent that the command line names",
-    ("trainer/warmstart.py", "import_module"): "the task that the command line names",
+    ("trainer/warmstart.py", "import_module"): "the examples that the configuration of the trainer names",
 }
 """What may load code, and whose word it takes for it."""
 

@@ -1,0 +1,293 @@
+"""Limits per key: refused before anything is rendered, with 429, and given back however a call ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.control.callers import Caller
+from gateway.control.limits import Limits, Ticket
+from gateway.control.projects import Projects
+from gateway.errors import Busy
+from gateway.settings import Settings
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = "the-root-key-of-everything"
+AGENT = "the-key-of-an-agent-here"
+PROJECT = "the-key-of-the-project"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+async def gateway(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    limits = {
+        "episode": {"calls": 1, "tokens_per_minute": 400},
+        "agent": {"calls": 1},
+        "project": {"calls": 3, "episodes": 4},
+    }
+    values = settings_for(
+        tiny_model,
+        tmp_path_factory.mktemp("limits"),
+        admin={"key": ROOT},
+        limits=limits,
+        projects={"p": {"key": PROJECT, "models": ["demo"]}},
+        agents={"a": {"key": AGENT, "max_episodes": 100}},
+        calls={"grace_s": 0.05},
+        server={"keep_alive_s": 0.05},
+    )
+    async with run_gateway(values) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+async def given_back(gateway: RunningGateway) -> AsyncIterator[None]:
+    """After every test nothing is held any more, however its calls ended."""
+    yield
+    gateway.let_in()
+    await gateway.fake("faults", delay_s=0.0, refuse=0)
+    await until(lambda: gateway.services.limits.running == 0, "every place is free again")
+    for episode in await gateway.admin.episodes(state="open"):
+        await gateway.admin.abandon(episode["id"], "test")
+
+
+def hold(gateway: RunningGateway) -> None:
+    gateway.slot.state = "held"
+
+
+async def chat(gateway: RunningGateway, headers: dict[str, str], **body: Any) -> httpx.Response:
+    return await gateway.chat(headers, **{"max_tokens": 4, **body})
+
+
+async def waiting(gateway: RunningGateway, headers: dict[str, str], count: int = 1) -> asyncio.Task[Any]:
+    """A call that waits for its engine."""
+    task = asyncio.create_task(chat(gateway, headers))
+    await until(lambda: len(gateway.model.pool.calls) == count, "the call waits")
+    return task
+
+
+def refused(answer: httpx.Response, code: str) -> None:
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, code), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_calls_of_an_episode_are_limited(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(gateway)
+    _, headers = await gateway.open(mode="eval")
+    _, other = await gateway.open(mode="eval")
+    first = await waiting(gateway, headers)
+
+    async def render(*_: Any) -> None:
+        raise AssertionError("a refused call was rendered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.model.recorder, "prepare", render)
+        patch.setattr(gateway.model.renderer, "render", render)
+        for path, body in (
+            ("/v1/chat/completions", {"messages": MESSAGES}),
+            ("/v1/completions", {"prompt": "hi"}),
+            ("/v1/responses", {"input": "hi"}),
+            ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+            ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+            ("/v1/responses/input_tokens", {"input": "hi"}),
+        ):
+            answer = await gateway.http.post(path, headers=headers, json={"model": "m", **body})
+            assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1, (path, answer.text)
+    second = await waiting(gateway, other, 2)
+    gateway.let_in()
+    assert (await first).status_code == (await second).status_code == 200
+    assert (await chat(gateway, headers)).status_code == 200
+
+
+async def test_calls_of_an_agent_are_limited(gateway: RunningGateway) -> None:
+    hold(gateway)
+    headers = {"Authorization": f"Bearer {AGENT}"}
+    first = await waiting(gateway, headers)
+    opened = len(await gateway.admin.episodes(state="open"))
+    refused(await chat(gateway, headers), "too_many_calls")
+    assert len(await gateway.admin.episodes(state="open")) == opened  # a refused call opens nothing
+    gateway.let_in()
+    assert (await first).status_code == 200
+
+
+async def test_calls_of_a_project_are_limited(gateway: RunningGateway) -> None:
+    hold(gateway)
+    callers = [(await gateway.open(mode="eval"))[1] for _ in range(4)]
+    tasks = [await waiting(gateway, headers, i + 1) for i, headers in enumerate(callers[:3])]
+    refused(await chat(gateway, callers[3]), "too_many_calls")
+    gateway.let_in()
+    assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 3
+
+
+async def test_open_episodes_of_a_project_are_limited(gateway: RunningGateway) -> None:
+    body = {"task_id": "t", "mode": "eval"}
+    key = {"Authorization": f"Bearer {PROJECT}"}
+
+    async def open_one() -> httpx.Response:
+        return await gateway.http.post("/admin/v1/episodes", headers=key, json=body)
+
+    answers = await asyncio.gather(*(open_one() for _ in range(9)))  # at once, so none may slip through
+    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 5
+    refused(await open_one(), "too_many_episodes")
+    refused(await chat(gateway, {"Authorization": f"Bearer {AGENT}"}), "too_many_episodes")
+    opened = next(answer.json()["episode_id"] for answer in answers if answer.is_success)
+    await gateway.admin.abandon(opened, "room")
+    assert (await open_one()).status_code == 200
+
+
+async def test_tokens_of_a_minute_are_limited(gateway: RunningGateway) -> None:
+    _, headers = await gateway.open(mode="eval")
+    answer = await chat(gateway, headers, messages=[{"role": "user", "content": "x" * 600}], max_tokens=16)
+    assert answer.status_code == 200 and answer.json()["usage"]["total_tokens"] > 400
+    answer = await chat(gateway, headers)
+    refused(answer, "too_many_tokens")
+    assert int(answer.headers["retry-after"]) > 20  # a debt of more than 200, at 400 a minute
+    _, other = await gateway.open(mode="eval")
+    assert (await chat(gateway, other)).status_code == 200
+
+
+async def test_places_are_given_back_however_calls_end(gateway: RunningGateway) -> None:
+    """Errors, engines that fail, clients that leave before the first token and in the middle, episodes that end."""
+    episode, headers = await gateway.open(mode="eval")
+
+    async def free(what: str) -> None:
+        await until(lambda: gateway.services.limits.running == 0, what)
+
+    for body in ({"temperature": 9}, {"model": 3}, {"messages": []}, {"messages": [{"role": "x"}]}, {"n": 0}):
+        assert (await chat(gateway, headers, **body)).status_code == 400
+        await free(str(body))
+    await gateway.http.post("/v1/chat/completions", headers=headers, content=b"{")
+    await free("no JSON")
+    for stream in (False, True):
+        hold(gateway)
+        gone = await waiting_stream(gateway, headers, stream)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await free(f"left before the first token, stream={stream}")
+        gateway.let_in()
+        await until(lambda: not gateway.model.pool.calls, "the call is over")
+    await gateway.fake("faults", delay_s=0.05)
+    async with gateway.http.stream(
+        "POST", "/v1/chat/completions", headers=headers, json={"model": "m", "messages": MESSAGES, "stream": True}
+    ) as answer:
+        async for _ in answer.aiter_lines():
+            break
+    await free("left in the middle")
+    hold(gateway)
+    task = asyncio.create_task(chat(gateway, headers, messages=[{"role": "user", "content": "other"}]))
+    await until(lambda: bool(gateway.model.pool.calls), "the call waits")
+    await gateway.admin.abandon(episode, "over")
+    assert (await task).status_code == 409
+    await free("the episode was closed")
+
+
+async def waiting_stream(gateway: RunningGateway, headers: dict[str, str], stream: bool) -> asyncio.Task[Any]:
+    task = asyncio.create_task(chat(gateway, headers, stream=stream))
+    await until(lambda: bool(gateway.model.pool.calls), "the call waits")
+    return task
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _limits(tiny_model: Path | str, clock: Clock) -> Limits:
+    settings = Settings.parse(
+        {
+            "models": {"demo": {"path": str(tiny_model)}},
+            "admin": {"key": ROOT},
+            "projects": {"p": {"key": PROJECT, "models": ["demo"]}},
+            "agents": {name: {"key": f"the-key-of-agent-{name}"} for name in "abc"},
+            "limits": {"agent": {"calls": 2, "tokens_per_minute": 100}, "project": {"calls": 3, "tokens_per_minute": 250}},
+        }
+    )
+    return Limits(settings, Projects(settings), clock)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["admit", "end", "again", "draw", "raise"]), st.integers(0, 9), st.floats(0, 5)),
+    max_size=80,
+)
+
+
+@given(steps)
+async def test_counters_never_leak(happened: list[tuple[str, int, float]]) -> None:
+    """However calls begin and end (also twice, and by exceptions), what is counted is what runs, and refusals take nothing."""
+    clock = Clock()
+    limits, running, over = _limits("/m", clock), [], []
+    for what, number, later in happened:
+        clock.now += later
+        before = limits.running
+        if what in ("admit", "raise"):
+            agent = "abc"[number % 3]
+            own = [name for name, _ in running].count(agent)
+            try:
+                ticket = limits.admit(Caller("", "demo", None, agent))
+            except Busy as busy:
+                assert limits.running == before and (busy.retry_after or 0) > 0
+                continue
+            assert own < 2 and len(running) < 3
+            if what == "admit":
+                running.append((agent, ticket))
+                continue
+            with pytest.raises(ZeroDivisionError), ticket:
+                raise ZeroDivisionError
+            over.append(ticket)
+        elif what == "end" and running:
+            _, ticket = running.pop(number % len(running))
+            ticket.end()
+            over.append(ticket)
+        elif what == "again" and over:
+            over[number % len(over)].end()
+        elif what == "draw" and (running or over):
+            tickets: list[Ticket] = [*(ticket for _, ticket in running), *over]
+            tickets[number % len(tickets)].draw(number * 7)
+        assert limits.running == 2 * len(running)  # of the agents, and of their project
+    for _, ticket in running:
+        ticket.end()
+    assert limits.running == 0
+    clock.now += 3600
+    for agent in "abc":
+        limits.admit(Caller("", "demo", None, agent)).end()
+
+
+async def test_who_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gateway.control.limits as limits_
+
+    monkeypatch.setattr(limits_, "_SWEEP_AT", 8)
+    settings = Settings.parse({"models": {"demo": {"path": "/m"}}, "limits": {"episode": {"calls": 1}}})
+    limits = Limits(settings, Projects(settings))
+
+    class Episode:
+        id = ""
+
+    for number in range(1000):
+        episode = Episode()
+        episode.id = f"ep-{number}"
+        limits.admit(Caller("", "demo", episode)).end()  # type: ignore[arg-type]
+    assert len(limits._usage) < 100
+
+
+async def test_refusals_come_back_at_different_times() -> None:
+    limits = _limits("/m", Clock())
+    held = [limits.admit(Caller("", "demo", None, "a")) for _ in range(2)]
+    after = set()
+    for _ in range(20):
+        with pytest.raises(Busy) as busy:
+            limits.admit(Caller("", "demo", None, "a"))
+        after.add(busy.value.retry_after)
+    assert len(after) > 5
+    for ticket in held:
+        ticket.end()
