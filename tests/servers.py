@@ -112,6 +112,21 @@ class PostgresServer:
         self._process.wait(_PATIENCE_S)
         self._process = None
 
+    def pause(self) -> None:
+        """All of its processes stand still: connections stay, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """They go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)  # first, so that one that stops starts no others
+        for child in _children(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(int(child), number)
+
     def _kill(self) -> None:
         assert self._process is not None
         with suppress(ProcessLookupError):

@@ -25,6 +25,10 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
         raise stopping()
     if not gateway.database.healthy:
         raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
+    if not gateway.database.reachable:
+        raise Unavailable(
+            "the database does not answer: calls wait for it", retry_after=5.0, code="store_down"
+        )
     if gateway.membership is not None:
         gateway.membership.check()
     if gateway.control is not None and not gateway.host.running:

@@ -41,7 +41,6 @@ _MARK = text(
     f"INSERT INTO writers (id, number, at) VALUES (:id, :number, {_CLOCK}) "
     "ON CONFLICT (id) DO UPDATE SET number = :number, at = EXCLUDED.at WHERE writers.number < :first"
 )
-_MARKED = text("SELECT number FROM writers WHERE id = :id")
 _FORGET = text(f"DELETE FROM writers WHERE id = :id OR at < {_CLOCK} - {_FORGOTTEN_S}")
 
 
@@ -71,10 +70,12 @@ class _Failed(Exception):
 class _Again(Exception):
     """The transaction must be run again."""
 
-    def __init__(self, error: Exception, *, away: bool) -> None:
+    def __init__(self, error: Exception, *, away: bool, results: list[Any] | None) -> None:
+        """`results`: what its writes answered, if it was to be committed and nobody knows whether it was."""
         super().__init__(error)
         self.error = error
         self.away = away
+        self.results = results
 
 
 class _Stopped(Exception):
@@ -137,14 +138,16 @@ class Committer:
 
     def _persist(self, group: Sequence[Write]) -> list[Any]:
         """Runs the group until it is committed, once. Raises _Failed, with nothing committed."""
-        unanswered: dict[int, list[Any]] = {}
+        unanswered: tuple[int, list[Any]] | None = None
         waits = delays()
         while True:
             self._number += 1
             self._busy_since = time.monotonic()
             try:
-                results = self._try(group, self._number, unanswered)
+                results = self._try(group, unanswered)
             except _Again as again:
+                if again.results is not None:
+                    unanswered = (self._number, again.results)
                 self._wait(again, next(waits))
             else:
                 self._is_back()
@@ -152,36 +155,37 @@ class Committer:
             finally:
                 self._busy_since = None
 
-    def _try(self, group: Sequence[Write], number: int, unanswered: dict[int, list[Any]]) -> list[Any]:
-        """One transaction. `unanswered`: the results of the tries before whose COMMIT got no answer; this one's are added."""
+    def _try(self, group: Sequence[Write], unanswered: tuple[int, list[Any]] | None) -> list[Any]:
+        """One transaction. `unanswered`: the number and the results of the last try whose COMMIT got no answer."""
+        results: list[Any] | None = None
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
             with self._connection.begin():
                 coordination.begin(self._connection)
-                if self._marks:
-                    committed = self._mark(self._connection, number, min(unanswered, default=number))
-                    if committed is not None:
-                        return unanswered[committed]
+                if self._marks and not self._mark(self._connection, unanswered):
+                    assert unanswered is not None
+                    return unanswered[1]
                 results = _run(self._connection, group)
-                unanswered[number] = results
         except Exception as error:
             away = is_away(error) or self._connection is None or is_broken(self._connection)
             if away:
                 self._drop()
             if away or is_again(error):
-                raise _Again(error, away=away) from error
+                raise _Again(error, away=away, results=results) from error
             if isinstance(error, _Failed):
                 raise
             raise _Failed(error, None) from error
         return results
 
-    def _mark(self, connection: Connection, number: int, first: int) -> int | None:
-        """Raises this writer's number; or answers the one of the try since `first` that was committed after all."""
-        values = {"id": self._id, "number": number, "first": first}
-        if connection.execute(_MARK, values).rowcount:
-            return None
-        return connection.scalar(_MARKED, {"id": self._id})
+    def _mark(self, connection: Connection, unanswered: tuple[int, list[Any]] | None) -> bool:
+        """Raises this writer's number; False if the try without an answer was committed after all.
+
+        Afterwards that one, and every one before it, will never be: they would have to change the same row.
+        """
+        first = unanswered[0] if unanswered else self._number
+        values = {"id": self._id, "number": self._number, "first": first}
+        return connection.execute(_MARK, values).rowcount > 0
 
     def _wait(self, again: _Again, delay: float) -> None:
         if self._stop_at is not None and time.monotonic() > self._stop_at:

@@ -49,6 +49,8 @@ class Database:
         """Writes that were submitted and are not settled."""
         self.on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None
         """Called from the writer's thread after every transaction."""
+        self._unread = False
+        """Whether the database was away at the last read."""
         self._open = True
         self._readers = ThreadPoolExecutor(_READERS, "database-reader")
         self._writer = threading.Thread(target=self._write_forever, name="database-writer", daemon=True)
@@ -88,8 +90,8 @@ class Database:
 
     @property
     def reachable(self) -> bool:
-        """Whether the database does what it is asked; while it does not, writes wait."""
-        return self._committer.reachable
+        """Whether the database does what it is asked, as far as the last writes and reads know; without it, writes wait."""
+        return self._committer.reachable and not self._unread
 
     def check(self) -> None:
         """Raises Unavailable if a write would be refused now."""
@@ -119,22 +121,38 @@ class Database:
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Runs a query that changes nothing, perhaps more than once. Raises Unavailable if the database stays away."""
-        wait_s = self._settings.read_wait_s
-        until = self._loop.time() + wait_s
+        until = self._loop.time() + self._settings.read_wait_s
         for delay in delays():
             try:
-                return await self._loop.run_in_executor(self._readers, self._read, query)
+                answer = await self._aside(query)
             except (DataError, OverflowError) as error:
                 raise refusal(error) from error
             except DBAPIError as error:
-                if not (is_away(error) or is_again(error)):
+                self._unread = is_away(error)
+                if not (self._unread or is_again(error)):
                     raise
                 if self._loop.time() + delay > until:
-                    log.error("a read was given up after %g s: %s", wait_s, error.orig)
-                    message = f"step 'read': the database did not answer for {wait_s:g} s"
-                    raise Unavailable(message, retry_after=5.0, code="store_down") from error
+                    raise self._given_up(error) from error
+            else:
+                self._unread = False
+                return answer
             await asyncio.sleep(delay)
         raise AssertionError("the delays never end")
+
+    async def _aside(self, query: Callable[[Connection], T]) -> T:
+        """Runs a query in a reader. Raises Unavailable if it is not done in time and the database does nothing else either."""
+        reading = self._loop.run_in_executor(self._readers, self._read, query)
+        while not (await asyncio.wait([reading], timeout=self._settings.read_wait_s))[0]:
+            if not self.reachable:
+                reading.add_done_callback(_forget)
+                raise self._given_up(TimeoutError("it stands still"))
+        return reading.result()
+
+    def _given_up(self, error: Exception) -> Unavailable:
+        wait_s = self._settings.read_wait_s
+        log.error("a read was given up after %g s: %s", wait_s, getattr(error, "orig", error))
+        message = f"step 'read': the database did not answer for {wait_s:g} s"
+        return Unavailable(message, retry_after=5.0, code="store_down")
 
     def _read(self, query: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
@@ -162,6 +180,7 @@ class Database:
 
     def _settle(self, group: list[_Item], outcomes: list[Outcome]) -> None:
         self._waiting -= len(group)
+        self._unread = False
         for (_, future), (result, error) in zip(group, outcomes, strict=True):
             if future.cancelled():
                 continue
@@ -201,6 +220,11 @@ class _Fenced(Database):
 
 
 _Item = tuple[Write, asyncio.Future[Any]]
+
+
+def _forget(reading: asyncio.Future[Any]) -> None:
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _nothing(_connection: Connection) -> None:

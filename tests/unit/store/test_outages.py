@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from gateway.errors import Conflict, Unavailable, Unprocessable
 from gateway.settings import ConfigError, StoreSettings
+from gateway.store import commits
 from gateway.store import ledger as statements
 from gateway.store.commits import Committer
 from gateway.store.connections import connect
@@ -247,6 +248,30 @@ async def test_a_read_during_an_outage_is_answered_after_it(
     await asyncio.sleep(0.1)
     await asyncio.to_thread(server.start)
     assert await asyncio.gather(*reading) == [[1]] * 3
+    await database.close()
+
+
+async def test_a_server_that_stands_still_is_noticed(
+    server: PostgresServer, settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are there, and it answers nothing: reads are bounded, writes wait."""
+    monkeypatch.setattr(commits, "_SLOW_S", 0.2)
+    database = await Database.open(settings.model_copy(update={"read_wait_s": 0.5}))
+    await database.submit(append(0))
+    assert await database.read(numbers) == [0]
+    await asyncio.to_thread(server.pause)
+    try:
+        waiting = database.submit(append(1))
+        await until(lambda: not database.reachable)
+        for _ in range(6):  # more than there are readers
+            with pytest.raises(Unavailable, match="step 'read'"):
+                await database.read(numbers)
+        assert not waiting.done()
+    finally:
+        await asyncio.to_thread(server.resume)
+    await waiting
+    assert await database.read(numbers) == [0, 1]
+    assert database.reachable
     await database.close()
 
 
