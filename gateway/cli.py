@@ -71,7 +71,7 @@ def serve(
         if workers > 1:
             from gateway.workers import check
 
-            check(settings, workers)
+            check(settings, workers, targets)
         asyncio.run(check_store(settings))
         _configure_logging(verbose)
         if workers > 1:

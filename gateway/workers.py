@@ -237,8 +237,10 @@ class Supervisor:
         os.replace(aside, self._targets)
 
 
-def check(settings: Settings, workers: int) -> None:
+def check(settings: Settings, workers: int, targets: Path | None = None) -> None:
     """Raises ConfigError if these settings are not for several workers."""
+    if targets is not None and settings.admin.port is not None:
+        raise ConfigError("--targets names ports at which there are no metrics if [admin] port is set")
     if not settings.store.url.startswith("postgres"):
         raise ConfigError(
             f"--workers {workers} needs PostgreSQL, as they share what is stored: [store] url = 'postgresql://...'"

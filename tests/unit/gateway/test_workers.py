@@ -145,6 +145,12 @@ def test_what_is_not_for_workers(tmp_path: Path, changed: dict[str, dict[str, st
         check(Settings.parse({**base, **changed}), 2)
 
 
+def test_workers_ports_have_no_metrics_beside_an_admin_port(settings: Settings) -> None:
+    admin = settings.admin.model_copy(update={"port": free_port()})
+    with pytest.raises(ConfigError, match="--targets"):
+        check(settings.model_copy(update={"admin": admin}), 2, Path("targets.json"))
+
+
 def test_workers_are_given_their_engines(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "models": {"m": {"path": "x"}, "frozen": {"path": "y", "train": False}},
