@@ -19,8 +19,6 @@ class Spoilt:
     wrong: str
     """The count that must rise."""
     put_in: Callable[[], None]
-    faults: tuple[str, ...] = ()
-    """What must happen for it to show."""
 
 
 def _put(owner: Any, name: str, spoilt: Any) -> None:
@@ -53,16 +51,18 @@ def _other_text() -> None:
     _put(Reply, "compose", spoilt)
 
 
-def _retries_not_known() -> None:
-    """Every choice is sampled anew, though a retry of the request was answered before."""
-    from gateway.rollout.replies import RequestKey
+def _token_twice() -> None:
+    """The third token of a reply is taken twice."""
+    from gateway.trajectories.turn import Turn
 
-    of = RequestKey.of
+    append = Turn.append
 
-    def spoilt(episode_id: str, body: bytes, _key: str, _retries: int) -> RequestKey:
-        return of(episode_id, body, "", 0)
+    def spoilt(self: Any, ids: list[int], logprobs: list[float]) -> None:
+        if len(self.ids) == 2 and ids:
+            ids, logprobs = [*ids[:1], *ids], [*logprobs[:1], *logprobs]
+        append(self, ids, logprobs)
 
-    _put(RequestKey, "of", spoilt)
+    _put(Turn, "append", spoilt)
 
 
 def _next_version() -> None:
@@ -118,7 +118,7 @@ def _any_key() -> None:
 SPOILT: dict[str, Spoilt] = {
     "last-token-not-recorded": Spoilt("absent", _last_token_not_recorded),
     "other-text": Spoilt("not_prefix", _other_text),
-    "retries-not-known": Spoilt("doubled", _retries_not_known, ("drop_clients",)),
+    "token-twice": Spoilt("doubled", _token_twice),
     "next-version": Spoilt("wrong_version", _next_version),
     "batch-leased-again": Spoilt("trained_twice", _batch_leased_again),
     "group-left-out": Spoilt("never_trained", _group_left_out),

@@ -63,7 +63,7 @@ class Plan:
     store_share: float = 0.15
     leak_share: float = 0.15
     group_size: int = 2
-    batch: int = 6
+    batch: int = 8
     eta: int = 2
     train_s: float = 1.0
     lease_s: float = 3.0
