@@ -27,6 +27,8 @@ from gateway.types import Int32Array
 log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
+_ENTRIES_PER_S = 4000
+"""Logging takes no more of the event loop than these do: the more calls there are, the rarer each is logged."""
 
 
 class Logged(Protocol):
@@ -304,8 +306,9 @@ class Handover:
         while True:
             await self._news.wait()
             self._news.clear()
+            entries = len(self._dirty)
             await self.flush()
-            await asyncio.sleep(self._settings.log_every_s)
+            await asyncio.sleep(max(self._settings.log_every_s, entries / _ENTRIES_PER_S))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

@@ -8,6 +8,7 @@ A call whose sampler has a state cannot be gone on with: of it the log has only 
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from gateway.types import FinishReason, Int32Array, Sampling
 _FORMAT = 1
 _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
+_PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
 
 
@@ -57,9 +59,8 @@ def state_of(turn: Turn, details: TurnDetails) -> bytes:
 
 def body_of(turn: Turn, start: int) -> bytes:
     """The tokens from the number `start` on."""
-    tokens = np.empty(max(len(turn.ids) - start, 0), _TOKEN)
-    tokens["id"], tokens["logprob"] = turn.ids[start:], turn.logprobs[start:]
-    return tokens.tobytes()
+    pairs = zip(turn.ids[start:], turn.logprobs[start:], strict=True)
+    return b"".join([_PACK(token, logprob) for token, logprob in pairs])
 
 
 def read(log: Log) -> LoggedCall | None:
