@@ -22,6 +22,7 @@ from functools import partial
 from gateway.api.context import Control, Services
 from gateway.bus.base import Process
 from gateway.bus.opening import open_bus
+from gateway.control import retention
 from gateway.control.callers import Callers
 from gateway.control.conversations import Conversations
 from gateway.control.episodes import Episodes
@@ -150,7 +151,7 @@ async def open_control(services: Services, fence: int, hub: Hub | None) -> Async
         callers = Callers(settings, episodes, Conversations(database), openings)
         stack.enter_context(_deciding(services, opened, Control(host, episodes, callers, fence, hub)))
         log.info("ready: %s", settings.server.url)
-        await stack.enter_async_context(_tended(services, host, episodes))
+        await stack.enter_async_context(_tended(services, host, episodes, database))
         yield
 
 
@@ -240,14 +241,18 @@ async def _open_model(
 
 
 @asynccontextmanager
-async def _tended(services: Services, host: ControlHost, episodes: Episodes) -> AsyncIterator[None]:
+async def _tended(
+    services: Services, host: ControlHost, episodes: Episodes, database: Database
+) -> AsyncIterator[None]:
     """What the coordinator does without being asked."""
     settings = services.settings
+    old = partial(retention.tend, database, settings.retention)
     health_s = min(settings.engine_of(model.name).health_s for model in services.models)
     tenders = [
         asyncio.create_task(_tend(episodes.sweep, _TEND_EVERY_S), name="tend-episodes"),
         asyncio.create_task(_tend(host.tend, _TEND_EVERY_S), name="tend-engines"),
         asyncio.create_task(_tend(host.check_health, health_s), name="check-health"),
+        asyncio.create_task(_tend(old, settings.retention.every_s), name="tend-retention"),
     ]
     try:
         yield

@@ -32,6 +32,7 @@ ENGINE_URLS = "HEADGATE_ENGINE_URLS"
 
 RuleName = Literal["staleflow", "synchronous", "one_step", "verl", "areal", "roll", "slime"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Days = Annotated[float, Field(gt=0, le=36_500)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 
@@ -346,6 +347,19 @@ class StoreSettings(Section):
     """How long a read waits for a database that is away, before it is refused with 503; and a start or a stop of the gateway."""
 
 
+class RetentionSettings(Section):
+    """`[retention]`: how long closed episodes are kept (docs/store.md). What is not given keeps them for ever."""
+
+    keep_days: Days | None = None
+    """Days since its end after which an episode is deleted, unless it may still be needed."""
+    keep_untrained_days: Days | None = None
+    """The same for training episodes that no batch was trained on, if not `keep_days`."""
+    keep_eval_days: Days | None = None
+    """The same for evaluation episodes, if not `keep_days`."""
+    every_s: Seconds = 3600.0
+    """How often it is looked for old episodes."""
+
+
 class UpdateSettings(Section):
     """`[update]`: how engines come to a new version, the deadlines of the steps, and how exact the probe must be."""
 
@@ -453,6 +467,7 @@ class Settings(Section):
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
+    retention: RetentionSettings = RetentionSettings()
     bus: BusSettings = BusSettings()
     cluster: ClusterSettings = ClusterSettings()
     update: UpdateSettings = UpdateSettings()

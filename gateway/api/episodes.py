@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from gateway.api.access import Access, Admin, admin, episode_in_reach
 from gateway.api.context import Gateway
+from gateway.control import retention
 from gateway.control.live import CALLS
 from gateway.errors import BadRequest, NotFound
 from gateway.render.renderer import ChatRenderer
@@ -23,6 +24,7 @@ router = APIRouter(
     prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
 )
 
+_PLACE = r"^\d{1,12}(\.\d{1,12})?_[A-Za-z0-9-]{1,40}$"
 Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
 
 
@@ -141,13 +143,33 @@ async def list_episodes(
     task_id: str | None = None,
     agent: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(description="`next` of the page before.", pattern=_PLACE)] = None,
 ) -> dict[str, Any]:
-    """The newest episodes."""
+    """The newest episodes. `next` is for the following page; null: this is the last one."""
+    last = None
+    if after is not None:
+        at, _, episode_id = after.partition("_")
+        last = float(at), episode_id
     of = None if access.reach.everything else access.reach.models
     rows = await access.gateway.database.read(
-        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit, of)
+        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit, of, last)
     )
-    return {"episodes": rows}
+    more = f"{rows[-1]['created_at']!r}_{rows[-1]['id']}" if len(rows) == limit else None
+    return {"episodes": rows, "next": more}
+
+
+@router.delete("/{episode_id}")
+async def delete_episode(
+    episode_id: str,
+    gateway: Gateway,
+    force: Annotated[bool, Query(description="Also one that a batch was trained on.")] = False,
+) -> dict[str, Any]:
+    """Deletes a closed episode with all that was recorded in it. 409 where it is not closed, or may still be trained."""
+    database = gateway.database.fenced(gateway.decides.fence)
+    return {
+        "episode_id": episode_id,
+        **await retention.delete_episode(database, episode_id, force=force),
+    }
 
 
 @router.get("/{episode_id}")

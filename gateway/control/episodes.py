@@ -28,7 +28,7 @@ from gateway.grading.grading import Grading
 from gateway.rollout.peers import Peers
 from gateway.settings import Settings
 from gateway.store import episodes as statements
-from gateway.store import turns
+from gateway.store import tallies, turns
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
 from gateway.types import EpisodeMode, EpisodeOpened
@@ -69,6 +69,7 @@ class Episodes:
         The deadlines of open ones start anew, and so does the grading of those that were being graded.
         """
         now = time.monotonic()
+        await self._database.submit(tallies.recount)
         rewards = await self._database.read(turns.unfinished_rewards)
         for row in await self._database.read(statements.unfinished):
             live = LiveEpisode(

@@ -25,7 +25,8 @@ class Batches:
     async def groups(self, buffer: int) -> tuple[Group, ...]:
         """The groups of a batch, in the order in which they were trained. Raises NotFound.
 
-        They are what the lease gave, but for the flag ORPHANED, which says what is true now.
+        They are what the lease gave, but for the flag ORPHANED, which says what is true now; or all of it is NotFound, once
+        one of its episodes was deleted.
         """
         model = self.reader.model
         rows = await self._database.read(lambda c: decisions.trained(c, model, buffer, buffer + 1))

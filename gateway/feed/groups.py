@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from gateway.errors import NotFound
 from gateway.feed.chronicle import Entry
 from gateway.settings import StalenessSettings
 from gateway.store import episodes, turns
@@ -32,9 +33,14 @@ class GroupReader:
     """The versions whose tokens do not count now."""
 
     def read(self, connection: Connection, entries: Sequence[Entry]) -> tuple[Group, ...]:
-        """The groups, each with its rewarded episodes in the order in which they were opened."""
+        """The groups, each with its rewarded episodes in the order in which they were opened.
+
+        Raises NotFound if any of them was deleted: a batch is read as it was, or not at all.
+        """
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         rows = {row["id"]: row for row in episodes.by_id(connection, wanted)}
+        if gone := sum(episode_id not in rows for episode_id in wanted):
+            raise NotFound(f"{gone} of these {len(wanted)} episodes were deleted", code="episodes_deleted")
         nodes = turns.nodes(connection, self.model, wanted)
         marks = self._marks()
         groups = []
@@ -48,6 +54,12 @@ class GroupReader:
             )
             groups.append(Group(entry.group_id, own[0]["task_id"], entry.version, members, entry.buffer))
         return tuple(groups)
+
+    def whole(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of which every episode is still stored."""
+        wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
+        kept = episodes.stored(connection, wanted)
+        return [entry for entry in entries if kept.issuperset(entry.rewarded)]
 
     def masks(self, connection: Connection, entries: Sequence[Entry]) -> dict[str, Counter[str]]:
         """Of each episode, how many of its sampled tokens are not offered for training, by reason; each token has one reason."""

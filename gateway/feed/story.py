@@ -31,6 +31,8 @@ _BECAUSE = {
     "nothing_sampled": "the call that opened it was refused before anything was sampled",
     "unknown_conversation": "its first call went on with a conversation of which no open episode of the agent has a reply",
     "ambiguous_conversation": "its first call went on with a conversation that several open episodes of the agent have",
+    "retention": "it was older than [retention] keeps episodes",
+    "asked": "that was asked for",
     "ambiguous_retry": "its first call was sent again, and several open episodes of the agent began with the same one",
 }
 
@@ -61,7 +63,7 @@ def tell(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
     A group's name can be used again once it is over: what was decided about an earlier or a later group is left out.
     """
     first = next(i for i, row in enumerate(rows) if row["episode_id"] == episode_id)
-    if rows[first]["kind"] == "refused":
+    if rows[first]["kind"] in ("refused", "deleted"):
         own = [row for row in rows if row["episode_id"] == episode_id]
     else:
         ends = [i for i, row in enumerate(rows) if not row["episode_id"] and row["kind"] in _ENDS]
@@ -114,6 +116,8 @@ def words(row: Row) -> str:
             return (
                 f"{details['tokens']} of its tokens were not trained, because {_MASKED.get(reason, reason)}"
             )
+        case "deleted":
+            return f"it was deleted with all that was recorded in it, because {why}"
     raise ValueError(f"no kind of decision: {row['kind']}")
 
 
@@ -123,6 +127,8 @@ def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int
         return "not trained, because it is an evaluation episode"
     own = {step["kind"]: step for step in story if step["about"] == "episode"}
     group = {step["kind"]: step for step in story if step["about"] == "group"}
+    if step := own.get("deleted"):
+        return _deleted(step)
     for kind in ("refused", "dropped", "aborted"):
         if kind in own:
             return f"not trained, because {because(own[kind]['reason'])}"
@@ -140,6 +146,16 @@ def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int
     if own:
         return "still running"
     return "not known: it is from before reasons were kept"
+
+
+def _deleted(step: Row) -> str:
+    buffer, details = step["buffer"], step["details"]
+    match details["was"]:
+        case "trained":
+            return f"deleted; it was trained in batch {buffer} as version {buffer + 1}"
+        case "eval":
+            return "deleted; it was an evaluation episode"
+    return f"deleted; it was not trained, and ended as {details['reason']!r}"
 
 
 def _trained(episode_id: str, step: Row, sampled: int, masked: int) -> str:

@@ -76,7 +76,7 @@ def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> Non
     if before is None:
         return
     connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(**values))
-    tallies.changed(connection, [before], [{**before, **values}])
+    tallies.changed(connection, [dict(before)], [{**before, **values}])
     if before["agent"]:
         told = (CallRow.episode_id == episode_id, CallRow.open_to.is_not(None))
         connection.execute(update(CallRow).where(*told).values(open_to=None))
@@ -164,6 +164,15 @@ def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, 
         rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.id.in_(some))).mappings()
         found.extend(dict(row) for row in rows)
     return found
+
+
+def stored(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
+    """Those of some episodes that are there."""
+    return {
+        found
+        for some in portions(episode_ids)
+        for found in connection.scalars(select(EpisodeRow.id).where(EpisodeRow.id.in_(some)))
+    }
 
 
 def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:

@@ -32,9 +32,9 @@ def changed(
     if not added:
         return
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    row = make(TallyRow)
-    total = {"count": TallyRow.count + row.excluded["count"]}
-    connection.execute(row.on_conflict_do_update(index_elements=list(KEY), set_=total), added)
+    tally = make(TallyRow)
+    total = {"count": TallyRow.count + tally.excluded["count"]}
+    connection.execute(tally.on_conflict_do_update(index_elements=list(KEY), set_=total), added)
 
 
 def recount(connection: Connection) -> None:
@@ -50,6 +50,6 @@ def tallies(connection: Connection, models: Sequence[str] | None = None) -> Coun
     if models is not None:
         query = query.where(TallyRow.model.in_(models))
     found: Counter[tuple[str, str, str]] = Counter()
-    for _, mode, state, reason, count in connection.execute(query):
-        found[mode, state, reason] += count
+    for row in connection.execute(query).mappings():
+        found[row["mode"], row["state"], row["reason"]] += row["count"]
     return found

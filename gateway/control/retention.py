@@ -1,0 +1,102 @@
+"""Old episodes are deleted: by the coordinator from time to time, by `gateway prune`, or one because somebody asks for it.
+
+What may be deleted is the store's to know (gateway/store/retention.py); here is when, and how fast. Invariant: between two
+transactions as much time passes as the last one took, so that half of the writer's time at least is left to calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gateway.errors import Conflict, NotFound
+from gateway.settings import RetentionSettings
+from gateway.store import episodes as statements
+from gateway.store import retention
+from gateway.store.database import Database
+from gateway.store.retention import Ages, Place, Swept
+
+log = logging.getLogger(__name__)
+
+_NEEDED = {
+    "group": "its group is not over, so it may still be trained",
+    "checkpoint": "the batch that was trained on it may be in no checkpoint yet, so it may have to be trained again",
+    "answers": "an answer of another episode goes on from one of its answers",
+    "unknown": "it is from before decisions were kept, so nobody can tell whether its group is over",
+}
+_FINAL = ("group", "checkpoint")
+"""What `force` does not change."""
+
+
+def ages(settings: RetentionSettings, now: float) -> Ages:
+    """What these settings mean at a moment (seconds since the epoch)."""
+    every = settings.keep_days
+    untrained = every if settings.keep_untrained_days is None else settings.keep_untrained_days
+    evals = every if settings.keep_eval_days is None else settings.keep_eval_days
+    return Ages(_ago(every, now), _ago(untrained, now), _ago(evals, now))
+
+
+def _ago(days: float | None, now: float) -> float | None:
+    return None if days is None else now - days * 86_400
+
+
+async def prune(
+    database: Database, old: Ages, *, dry: bool = False, told: Callable[[Swept], None] = lambda _swept: None
+) -> Swept:
+    """Deletes what is too old; `dry` only says what that is. `told` is called after every transaction, with the sum."""
+    total, place = Swept(), None
+    while True:
+        began, here = time.monotonic(), place
+
+        def step(connection: Connection, after: Place | None = here) -> tuple[Swept, Place | None]:
+            return retention.sweep(connection, old, after, dry=dry)
+
+        swept, place = await (database.read(step) if dry else database.submit(step))
+        total.add(swept)
+        told(total)
+        if place is None:
+            break
+        await asyncio.sleep(0.0 if dry else time.monotonic() - began)
+    if not dry and (before := old.untrained) is not None:
+        gone = 1
+        while gone:
+            gone = await database.submit(lambda c: retention.forget(c, before))
+    return total
+
+
+async def tend(database: Database, settings: RetentionSettings) -> None:
+    """What the coordinator does from time to time."""
+    swept = await prune(database, ages(settings, time.time()))
+    if deleted := swept.deleted.total():
+        log.info("%d old episodes with %d calls are deleted ([retention])", deleted, swept.calls)
+
+
+async def delete_episode(database: Database, episode_id: str, *, force: bool) -> dict[str, Any]:
+    """Deletes a closed episode: what it was, and its number of calls. Raises NotFound, or Conflict where it must stay."""
+
+    def write(connection: Connection) -> dict[str, Any]:
+        found = retention.closed(connection, episode_id)
+        if found is None:
+            if statements.episode(connection, episode_id) is None:
+                raise NotFound(f"no episode {episode_id!r}", code="no_episode")
+            message = f"episode {episode_id} is not closed: reward, close or abandon it first"
+            raise Conflict(message, code="episode_open")
+        if found.needed is not None and not (force and found.needed not in _FINAL):
+            said = "" if found.needed in _FINAL else "; `?force=true` deletes it all the same"
+            message = f"episode {episode_id} is kept: {_NEEDED[found.needed]}{said}"
+            raise Conflict(message, code="episode_needed")
+        if found.fate == "trained" and not force:
+            message = (
+                f"batch {found.buffer} was trained on episode {episode_id}, and cannot be read again without it;"
+                " `?force=true` deletes it all the same"
+            )
+            raise Conflict(message, code="episode_trained")
+        retention.remove(connection, [found], "asked")
+        return {"was": found.fate, "calls": found.calls}
+
+    return await database.submit(write)
