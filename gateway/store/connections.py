@@ -34,8 +34,8 @@ _PATIENT = {
 """What libpq is told, where the URL says nothing else."""
 _AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
 """SQLSTATEs: no connection, no room, shut down, and errors of the server's disk."""
-_AGAIN = ("40001", "40P01", "55P03")
-"""Not serializable, deadlock, lock not available."""
+_AGAIN = ("40001", "40P01", "55P03", "57014")
+"""Not serializable, deadlock, lock not available, and a statement that somebody or a time limit of the server ended."""
 _SQLITE_BUSY = (5, 6)
 
 
@@ -125,6 +125,24 @@ def delays() -> Iterator[float]:
     while True:
         yield longest * random.uniform(0.5, 1.0)
         longest = min(1.0, longest * 2)
+
+
+def give_back(url: str) -> None:
+    """Gives the space of what was deleted back to the file system (SQLite: all of it, while nobody else uses the database;
+    PostgreSQL: what is at the ends of tables, and the rest to their next rows), and counts anew what planners go by.
+    """
+    engine = connect(url, 1)
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            statements = (
+                ("VACUUM (ANALYZE)",)
+                if engine.dialect.name == "postgresql"
+                else ("VACUUM", "PRAGMA optimize")
+            )
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+    finally:
+        engine.dispose()
 
 
 def _sqlite(url: URL) -> Engine:
