@@ -107,7 +107,11 @@ async def _values(stack: AsyncExitStack, model: Path, work: Path, upstream: int)
         "models": models,
         "admin": {"key": ROOT},
         "projects": {
-            "ann": {"key": key_of("ann"), "models": ["ann-policy", "ann-judge"], "weights": str(work / "ann")},
+            "ann": {
+                "key": key_of("ann"),
+                "models": ["ann-policy", "ann-judge"],
+                "weights": str(work / "ann"),
+            },
             "bob": {"key": key_of("bob"), "models": ["bob-policy"]},
         },
         "agents": {

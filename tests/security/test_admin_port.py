@@ -38,14 +38,23 @@ async def test_the_admin_api_is_at_its_own_port_alone(tiny_model: Path, tmp_path
             async def status(base: str, path: str, **more: Any) -> int:
                 return (await http.get(base + path, **more)).status_code
 
-            for path in ("/admin/v1/status", "/admin/v1/nothing", "/admin", "/metrics", "/e/x/admin/v1/status"):
+            for path in (
+                "/admin/v1/status",
+                "/admin/v1/nothing",
+                "/admin",
+                "/metrics",
+                "/e/x/admin/v1/status",
+            ):
                 answer = await http.get(public + path)
                 missing = await http.get(public + "/nothing")
                 assert (answer.status_code, answer.text.replace(path, "P")) == (
                     404,
                     missing.text.replace("/nothing", "P"),
                 )
-            spoofed = {"host": f"127.0.0.1:{settings.admin.port}", "x-forwarded-port": str(settings.admin.port)}
+            spoofed = {
+                "host": f"127.0.0.1:{settings.admin.port}",
+                "x-forwarded-port": str(settings.admin.port),
+            }
             assert await status(public, "/admin/v1/status", headers=spoofed) == 404
             assert await status(public, "/v1/models") == 200
             assert await status(private, "/admin/v1/status") == 200

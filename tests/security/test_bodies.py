@@ -85,7 +85,10 @@ async def test_bodies_that_are_nested_too_deep_exhaust_nothing(stage: Tenants, k
     for path in paths:
         key = ROOT if path.startswith("/admin") else stage.bob.episode_key
         for depth in (MAX_DEPTH, 254, 900, 1100, 100_000):
-            for body in (nested(depth, kind), b'{"model":"bob-policy","metadata":' + nested(depth, kind) + b"}"):
+            for body in (
+                nested(depth, kind),
+                b'{"model":"bob-policy","metadata":' + nested(depth, kind) + b"}",
+            ):
                 answer = await stage.gateway.http.post(
                     path.format(**stage.nobody),
                     content=body,
@@ -97,7 +100,11 @@ async def test_bodies_that_are_nested_too_deep_exhaust_nothing(stage: Tenants, k
 async def test_depth_is_counted_exactly() -> None:
     value: Any = {}
     for _ in range(MAX_DEPTH - 1):
-        value = {"a": [1, "x"], "b": value} if isinstance(value, dict) and len(value) % 2 else {"b": value, "c": 1}
+        value = (
+            {"a": [1, "x"], "b": value}
+            if isinstance(value, dict) and len(value) % 2
+            else {"b": value, "c": 1}
+        )
     check_depth(value)
     with pytest.raises(BadRequest, match="nested"):
         check_depth([value])

@@ -17,7 +17,17 @@ from gateway.settings import ConfigError, EngineSettings, ModelSettings, Setting
 from tests.gateways import run_gateway, settings_for
 
 PUBLIC = ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"]
-PRIVATE = ["127.0.0.1", "10.1.2.3", "192.168.1.1", "172.16.0.9", "169.254.0.1", "100.64.0.1", "::1", "fd00::1", "vllm-0"]
+PRIVATE = [
+    "127.0.0.1",
+    "10.1.2.3",
+    "192.168.1.1",
+    "172.16.0.9",
+    "169.254.0.1",
+    "100.64.0.1",
+    "::1",
+    "fd00::1",
+    "vllm-0",
+]
 
 
 def external(host: str, **more: Any) -> dict[str, Any]:
@@ -27,7 +37,10 @@ def external(host: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("host", PUBLIC)
 def test_public_addresses_are_refused_with_the_reason(tiny_model: Path, tmp_path: Path, host: str) -> None:
     assert is_public(host)
-    for engine in (external(host), {"launch": "external", "urls": ["http://10.0.0.1:1", external(host)["url"]]}):
+    for engine in (
+        external(host),
+        {"launch": "external", "urls": ["http://10.0.0.1:1", external(host)["url"]]},
+    ):
         with pytest.raises(ConfigError, match="vLLM's control endpoints ignore its API key"):
             Settings.parse(settings_for(tiny_model, tmp_path, engine=engine))
         model = {"demo": {"path": str(tiny_model), "engine": engine}}

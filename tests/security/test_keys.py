@@ -52,7 +52,14 @@ async def test_no_answer_and_no_metric_holds_a_key(stage: Tenants) -> None:
     for path in ("/metrics", "/healthz", "/readyz", "/openapi.json"):
         answer = (await stage.gateway.http.get(path)).text
         assert not [name for name, key in keys.items() if key in answer], path
-    for path in ("/status", "/episodes", "/engines", "/calls", "/staleness", f"/episodes/{stage.ann.names['episode_id']}"):
+    for path in (
+        "/status",
+        "/episodes",
+        "/engines",
+        "/calls",
+        "/staleness",
+        f"/episodes/{stage.ann.names['episode_id']}",
+    ):
         answer = (await stage.gateway.http.get(f"/admin/v1{path}", headers=bearer(ROOT))).text
         assert not [name for name, key in keys.items() if key in answer], path
     for key in keys.values():
@@ -74,9 +81,17 @@ async def test_settings_show_no_key(tiny_model: Path, tmp_path: Path) -> None:
         engine={"env": {"HF_TOKEN": "the-token"}, "args": ["--api-key", "the-engines-key"]},
     )
     values["store"]["url"] = "postgresql://u:the-store-password@127.0.0.1/x"
-    settings = Settings.parse({**values, "cluster": {"key": "the-cluster-key-itself", "url": "http://127.0.0.1:1"}})
+    settings = Settings.parse(
+        {**values, "cluster": {"key": "the-cluster-key-itself", "url": "http://127.0.0.1:1"}}
+    )
     caller = Caller("hg-the-episode-key", "demo", None)
-    for shown in (repr(settings), str(settings), repr(settings.store), repr(settings.engine_of("demo")), repr(caller)):
+    for shown in (
+        repr(settings),
+        str(settings),
+        repr(settings.store),
+        repr(settings.engine_of("demo")),
+        repr(caller),
+    ):
         for secret in (
             *(ROOT, key_of("p"), agent_key_of("a"), UPSTREAM_KEY, "the-bus-password", "the-token"),
             *("the-engines-key", "the-store-password", "the-cluster-key-itself", "hg-the-episode-key"),
@@ -175,7 +190,11 @@ async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
         ("GET", "/v1/responses/{response_id}/input_items", None),
         ("POST", "/v1/responses/{response_id}/cancel", {}),
         ("DELETE", "/v1/responses/{response_id}", None),
-        ("POST", "/v1/responses", {"model": "bob-policy", "input": "x", "previous_response_id": "{response_id}"}),
+        (
+            "POST",
+            "/v1/responses",
+            {"model": "bob-policy", "input": "x", "previous_response_id": "{response_id}"},
+        ),
         ("POST", "/v1/responses/input_tokens", {"input": "x", "previous_response_id": "{response_id}"}),
     ]
     for method, path, body in asks:
@@ -188,7 +207,9 @@ async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
                 found.append((answer.status_code, shown))
             assert found[0] == found[1] and found[0][0] == 404, (path, found)
     assert ann.names["completion_id"] in (await http.get("/v1/chat/completions", headers=ann.headers)).text
-    assert ann.names["completion_id"] not in (await http.get("/v1/chat/completions", headers=bob.headers)).text
+    assert (
+        ann.names["completion_id"] not in (await http.get("/v1/chat/completions", headers=bob.headers)).text
+    )
     for path in ("/v1/chat/completions/{completion_id}", "/v1/responses/{response_id}"):
         assert (await http.get(path.format(**ann.names), headers=ann.headers)).status_code == 200
 

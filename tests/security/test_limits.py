@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +30,9 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-async def gateway(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+async def gateway(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningGateway]:
     limits = {
         "episode": {"calls": 1, "tokens_per_minute": 400},
         "agent": {"calls": 1},
@@ -49,12 +52,12 @@ async def gateway(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield running
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def given_back(gateway: RunningGateway) -> AsyncIterator[None]:
     """After every test nothing is held any more, however its calls ended."""
     yield
     gateway.let_in()
-    await gateway.fake("faults", delay_s=0.0, refuse=0)
+    await gateway.fake("faults", delay_s=0.0)
     await until(lambda: gateway.services.limits.running == 0, "every place is free again")
     for episode in await gateway.admin.episodes(state="open"):
         await gateway.admin.abandon(episode["id"], "test")
@@ -80,7 +83,9 @@ def refused(answer: httpx.Response, code: str) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_calls_of_an_episode_are_limited(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_of_an_episode_are_limited(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold(gateway)
     _, headers = await gateway.open(mode="eval")
     _, other = await gateway.open(mode="eval")
@@ -177,7 +182,10 @@ async def test_places_are_given_back_however_calls_end(gateway: RunningGateway) 
         await until(lambda: not gateway.model.pool.calls, "the call is over")
     await gateway.fake("faults", delay_s=0.05)
     async with gateway.http.stream(
-        "POST", "/v1/chat/completions", headers=headers, json={"model": "m", "messages": MESSAGES, "stream": True}
+        "POST",
+        "/v1/chat/completions",
+        headers=headers,
+        json={"model": "m", "messages": MESSAGES, "stream": True},
     ) as answer:
         async for _ in answer.aiter_lines():
             break
@@ -210,14 +218,19 @@ def _limits(tiny_model: Path | str, clock: Clock) -> Limits:
             "admin": {"key": ROOT},
             "projects": {"p": {"key": PROJECT, "models": ["demo"]}},
             "agents": {name: {"key": f"the-key-of-agent-{name}"} for name in "abc"},
-            "limits": {"agent": {"calls": 2, "tokens_per_minute": 100}, "project": {"calls": 3, "tokens_per_minute": 250}},
+            "limits": {
+                "agent": {"calls": 2, "tokens_per_minute": 100},
+                "project": {"calls": 3, "tokens_per_minute": 250},
+            },
         }
     )
     return Limits(settings, Projects(settings), clock)
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["admit", "end", "again", "draw", "raise"]), st.integers(0, 9), st.floats(0, 5)),
+    st.tuples(
+        st.sampled_from(["admit", "end", "again", "draw", "raise"]), st.integers(0, 9), st.floats(0, 5)
+    ),
     max_size=80,
 )
 

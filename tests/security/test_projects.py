@@ -67,7 +67,9 @@ def filled(value: Any, names: dict[str, str]) -> Any:
     return int(found) if value == "{fence}" else found
 
 
-async def ask(stage: Tenants, key: str, route: str, request: Request, names: dict[str, str]) -> httpx.Response:
+async def ask(
+    stage: Tenants, key: str, route: str, request: Request, names: dict[str, str]
+) -> httpx.Response:
     method, path = route.split()
     return await stage.gateway.http.request(
         method, path.format(**names), headers=bearer(key), **filled(request, names)
@@ -169,9 +171,7 @@ async def test_models_that_nobody_has_are_everybodys(stage: Tenants) -> None:
     for tenant in (stage.ann, stage.bob):
         for model in ("common", "oracle"):
             body = {"model": model, "messages": messages, "max_tokens": 4}
-            answer = await stage.gateway.http.post(
-                "/v1/chat/completions", headers=tenant.headers, json=body
-            )
+            answer = await stage.gateway.http.post("/v1/chat/completions", headers=tenant.headers, json=body)
             assert answer.status_code == 200, answer.text
         path = f"/admin/v1/episodes/{tenant.names['episode_id']}/trajectory"
         found = await stage.gateway.http.get(
@@ -215,7 +215,10 @@ async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"projects": {"p": {"key": "0123456789abcdef", "models": ["demo"]}}}, "[admin] key is needed with [projects]"),
+        (
+            {"projects": {"p": {"key": "0123456789abcdef", "models": ["demo"]}}},
+            "[admin] key is needed with [projects]",
+        ),
         (
             {
                 "admin": {"key": ROOT},
@@ -224,7 +227,10 @@ async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
             "one may have it",
         ),
         ({"admin": {"key": ROOT}, "projects": {"p": {"key": ROOT, "models": ["demo"]}}}, "a key of its own"),
-        ({"admin": {"key": ROOT}, "projects": {"p": {"key": "0123456789abcdef", "models": ["x"]}}}, "no model"),
+        (
+            {"admin": {"key": ROOT}, "projects": {"p": {"key": "0123456789abcdef", "models": ["x"]}}},
+            "no model",
+        ),
     ],
 )
 async def test_projects_that_would_not_be_apart_are_refused(

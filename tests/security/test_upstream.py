@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp.web
 import pytest
+import pytest_asyncio
 from starlette.responses import JSONResponse, Response
 
 from gateway.engines.http import EngineHTTP
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def attacker() -> AsyncIterator[tuple[str, list[str]]]:
     """A server that nobody should speak to, and what was said to it."""
     heard: list[str] = []
@@ -35,6 +36,10 @@ async def attacker() -> AsyncIterator[tuple[str, list[str]]]:
     runner = aiohttp.web.AppRunner(app)
     await runner.setup()
     await aiohttp.web.TCPSite(runner, "127.0.0.1", port).start()
+    async with aiohttp.ClientSession() as session:
+        await session.get(f"http://127.0.0.1:{port}/are-you-there")
+    assert len(heard) == 1  # it does hear
+    heard.clear()
     yield f"http://127.0.0.1:{port}", heard
     await runner.cleanup()
 
@@ -44,14 +49,25 @@ async def test_requests_name_no_addresses(stage: Tenants, attacker: tuple[str, l
     url, heard = attacker
     stage.elsewhere.respond = whole_or_streamed
     stage.elsewhere.requests.clear()
-    for name in ("api_base", "base_url", "api_url", "endpoint", "url", "host", "proxy", "custom_llm_provider"):
+    for name in (
+        "api_base",
+        "base_url",
+        "api_url",
+        "endpoint",
+        "url",
+        "host",
+        "proxy",
+        "custom_llm_provider",
+    ):
         for model in ("oracle", "common"):
             body = {"model": model, "messages": MESSAGES, "max_tokens": 4, name: url}
             headers = {**stage.bob.headers, "x-api-base": url, "x-forwarded-host": url}
             answer = await stage.gateway.http.post("/v1/chat/completions", headers=headers, json=body)
             assert answer.status_code == (200 if model == "oracle" else 400), (name, model, answer.text)
     assert heard == [] and len(stage.elsewhere.requests) == 8
-    assert all(headers["authorization"] == f"Bearer {UPSTREAM_KEY}" for headers, _ in stage.elsewhere.requests)
+    assert all(
+        headers["authorization"] == f"Bearer {UPSTREAM_KEY}" for headers, _ in stage.elsewhere.requests
+    )
 
 
 async def test_redirections_are_not_followed(stage: Tenants, attacker: tuple[str, list[str]]) -> None:

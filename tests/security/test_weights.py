@@ -16,17 +16,32 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[2]
 CODE = ("gateway", "trainer", "scheduler", "migrations")
-FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
+FORBIDDEN_MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "yaml",
+}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 ALLOWED: dict[tuple[str, str], str] = {
-    ("gateway/grading/worker.py", "import_module"): "the function that the administrator's file names as a grader",
+    (
+        "gateway/grading/worker.py",
+        "import_module",
+    ): "the function that the administrator's file names as a grader",
     ("gateway/client/agents.py", "import_module"): "the agent that the command line names",
     ("trainer/warmstart.py", "import_module"): "the examples that the configuration of the trainer names",
 }
 """What may load code, and whose word it takes for it."""
 
 
-async def test_a_project_publishes_from_its_own_folder(stage: Tenants, tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_project_publishes_from_its_own_folder(
+    stage: Tenants, tiny_model: Path, tmp_path: Path
+) -> None:
     """Else its key could have any file read, or another project's weights loaded; what is there makes no difference."""
     projects = stage.gateway.settings.projects
     own = projects["ann"].weights
