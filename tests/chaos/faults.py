@@ -6,6 +6,7 @@ Owns the schedule and nothing else. Whatever a fault takes away it gives back af
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tests.chaos.journal import Journal
 
 if TYPE_CHECKING:
+    from tests.chaos.processes import Process
     from tests.chaos.system import Plan, System
 
 Fault = Callable[["System", Random], Awaitable[dict[str, Any] | None]]
@@ -22,12 +24,12 @@ Fault = Callable[["System", Random], Awaitable[dict[str, Any] | None]]
 
 async def _kill_gateway(system: System, random: Random) -> dict[str, Any] | None:
     victim = random.choice(system.gateways)
-    return await _killed(victim, random.uniform(0, 2))
+    return await _killed(system, victim, random.uniform(0, 2))
 
 
 async def _kill_coordinator(system: System, random: Random) -> dict[str, Any] | None:
     victim = await system.coordinator()
-    return await _killed(victim, random.uniform(0, 3))
+    return await _killed(system, victim, random.uniform(0, 3))
 
 
 async def _kill_in_update(system: System, random: Random) -> dict[str, Any] | None:
@@ -37,20 +39,26 @@ async def _kill_in_update(system: System, random: Random) -> dict[str, Any] | No
         return None
     await asyncio.sleep(random.uniform(0, 0.4))
     victim = await system.coordinator() if random.random() < 0.7 else random.choice(system.engines)
-    found = await _killed(victim, random.uniform(0, 2))
+    found = await _killed(system, victim, random.uniform(0, 2))
     return found and {**found, "version": version}
 
 
 async def _kill_engine(system: System, random: Random) -> dict[str, Any] | None:
-    return await _killed(random.choice(system.engines), random.uniform(0, 2))
+    return await _killed(system, random.choice(system.engines), random.uniform(0, 2))
 
 
 async def _kill_trainer(system: System, random: Random) -> dict[str, Any] | None:
-    return await _killed(system.trainer, random.uniform(0, 2))
+    return await _killed(system, system.trainer, random.uniform(0, 2))
 
 
-async def _killed(victim: Any, away_s: float) -> dict[str, Any] | None:
-    return {"who": victim.name, "seconds": away_s} if await victim.kill(away_s) else None
+async def _killed(system: System, victim: Process, away_s: float) -> dict[str, Any] | None:
+    since = time.time()
+    if not await victim.kill(away_s):
+        return None
+    found = {"who": victim.name, "since": since, "seconds": away_s}
+    if victim in system.gateways and await system.ready_again(victim, 90.0):
+        found["ready_s"] = time.time() - since
+    return found
 
 
 async def _pause_gateway(system: System, random: Random) -> dict[str, Any]:
@@ -63,7 +71,7 @@ async def _pause_gateway(system: System, random: Random) -> dict[str, Any]:
 
 async def _stop_redis(system: System, random: Random) -> dict[str, Any] | None:
     assert system.redis is not None
-    return await _killed(system.redis, random.uniform(0.2, 6))
+    return await _killed(system, system.redis, random.uniform(0.2, 6))
 
 
 async def _flush_redis(system: System, _: Random) -> dict[str, Any] | None:

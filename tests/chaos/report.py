@@ -31,6 +31,7 @@ _WORDS = {
     "delay_link": "a link slow for some seconds",
     "hang_up": "a client hung up",
 }
+_RECOVERED = ("reply_median", "reply_max", "version_median", "version_max", "ready_median", "ready_max")
 _COUNTED = {
     "absent": "finished replies that are not stored as they were received",
     "not_prefix": "unfinished replies that begin nothing stored or sampled",
@@ -66,7 +67,8 @@ def faults(evidence: Evidence) -> Counter[str]:
 
 
 def recovery(evidence: Evidence) -> dict[str, dict[str, float]]:
-    """For each kind of kill: seconds until a reply that was asked for afterwards was whole, and until a version went live."""
+    """For each kind of kill: seconds until a reply that was asked for afterwards was whole, until a version went live,
+    and until a gateway that was killed served calls again."""
     asked: dict[tuple[str, int], float] = {}
     whole: list[tuple[float, float]] = []
     for event in evidence.agents:
@@ -77,13 +79,13 @@ def recovery(evidence: Evidence) -> dict[str, dict[str, float]]:
     live = sorted(event["at"] for event in evidence.trainer if event["kind"] == "live")
     found: dict[str, dict[str, float]] = {}
     for kind in KILLS:
-        moments = [
-            e["at"] - e["seconds"] for e in evidence.faults if e["kind"] == "end" and e["fault"] == kind
-        ]
+        kills = [e for e in evidence.faults if e["kind"] == "end" and e["fault"] == kind]
+        moments = [kill["since"] for kill in kills]
         replies = [min((end for begin, end in whole if begin > at), default=at) - at for at in moments]
         versions = [next((end for end in live if end > at), at) - at for at in moments]
         if moments:
-            found[kind] = {**_spread("reply", replies), **_spread("version", versions)}
+            ready = _spread("ready", [kill["ready_s"] for kill in kills if "ready_s" in kill])
+            found[kind] = {**_spread("reply", replies), **_spread("version", versions), **ready}
     return found
 
 
@@ -112,11 +114,19 @@ def page(evidence: Evidence, values: dict[str, Any]) -> str:
     recovered = (
         (
             _WORDS[kind],
-            *(_seconds(r.get(key)) for key in ("reply_median", "reply_max", "version_median", "version_max")),
+            *(_seconds(r.get(key)) for key in _RECOVERED),
         )
         for kind, r in values["recovery_s"].items()
     )
-    head = ("after", "reply, median s", "most", "new version, median s", "most")
+    head = (
+        "after",
+        "reply, median s",
+        "most",
+        "new version, median s",
+        "most",
+        "gateway ready, median s",
+        "most",
+    )
     plan = evidence.plan
     what = (
         f"{plan['gateways']} gateways, engines: {', '.join(plan['engines'])}, {plan['agents']} agents, "
@@ -176,7 +186,8 @@ def _timeline(evidence: Evidence) -> str:
         for event in evidence.faults:
             if event["kind"] == "end" and event["fault"] == kind:
                 away = event.get("seconds", 0.0)
-                left, right = x(event["at"] - away), x(event["at"])
+                since = event.get("since", event["at"] - away)
+                left, right = x(since), x(since + away)
                 title = escape(
                     ", ".join(f"{k} {v}" for k, v in event.items() if k in ("who", "seconds", "how"))
                 )

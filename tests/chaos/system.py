@@ -103,6 +103,7 @@ class System:
         self.front: Link
         self._postgres: PostgresServer | None = None
         self._sources: list[Path] = []
+        self._gateway_ports: list[int] = []
         self._ports = {"redis": free_port()}
         self._http = httpx.AsyncClient(timeout=5.0)
 
@@ -139,7 +140,7 @@ class System:
             await self._started(self.engines[-1])
             urls.append((await self._link(name, [port])).url)
             await self.until(partial(self._answers, f"http://127.0.0.1:{port}/health"), name, _START_S[kind])
-        ports = [free_port() for _ in range(plan.gateways)]
+        self._gateway_ports = ports = [free_port() for _ in range(plan.gateways)]
         self.front = await self._link("front", ports)
         for number, port in enumerate(ports):
             values = await self._settings(number, port, urls)
@@ -251,6 +252,17 @@ class System:
             if rows and str(rows[0][0]).endswith(f":{port}"):
                 return self.gateways[number]
         return self.gateways[0]
+
+    async def ready_again(self, gateway: Process, patience_s: float) -> bool:
+        """Whether a gateway serves calls within so long."""
+        port = self._gateway_ports[self.gateways.index(gateway)]
+        try:
+            await self.until(
+                partial(self._answers, f"http://127.0.0.1:{port}/readyz"), gateway.name, patience_s
+            )
+        except TimeoutError:
+            return False
+        return True
 
     async def updating(self, patience_s: float) -> int | None:
         """A version that is on its way to the engines, once there is one."""
