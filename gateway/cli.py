@@ -180,6 +180,43 @@ def export(
     typer.echo(f"{out}: {written} groups")
 
 
+@app.command()
+def prune(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    older_than: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="DAYS", help="Days since its end. [default: as in [retention]]"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    vacuum: Annotated[
+        bool,
+        typer.Option(help="Then give the space back to the file system. SQLite: nothing may run meanwhile."),
+    ] = False,
+) -> None:
+    """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere."""
+    from rich.console import Console
+
+    from gateway.control.retention import in_words, prune_store
+    from gateway.settings import ConfigError, Settings
+
+    try:
+        settings = Settings.load(config)
+        with Console(stderr=True).status("looking for old episodes") as status:
+            swept = asyncio.run(
+                prune_store(
+                    settings,
+                    older_than,
+                    dry=dry_run,
+                    vacuum=vacuum,
+                    told=lambda swept: status.update(in_words(swept)),
+                )
+            )
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(("would delete " if dry_run else "deleted ") + in_words(swept))
+
+
 def _range(batches: str | None) -> tuple[int, int | None]:
     first, colon, until = (batches or ":").partition(":")
     try:

@@ -15,11 +15,13 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.errors import Conflict, NotFound
-from gateway.settings import RetentionSettings
+from gateway.settings import ConfigError, RetentionSettings, Settings
 from gateway.store import episodes as statements
 from gateway.store import retention
+from gateway.store.connections import give_back
 from gateway.store.database import Database
 from gateway.store.retention import Ages, Place, Swept
+from gateway.store.schema import check_form
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,40 @@ async def tend(database: Database, settings: RetentionSettings) -> None:
     swept = await prune(database, ages(settings, time.time()))
     if deleted := swept.deleted.total():
         log.info("%d old episodes with %d calls are deleted ([retention])", deleted, swept.calls)
+
+
+async def prune_store(
+    settings: Settings,
+    days: float | None,
+    *,
+    dry: bool,
+    vacuum: bool,
+    told: Callable[[Swept], None],
+) -> Swept:
+    """The same without a gateway, or beside one. `days`: instead of what [retention] says. Raises ConfigError."""
+    given = settings.retention if days is None else RetentionSettings.model_construct(keep_days=days)
+    old = ages(given, time.time())
+    if old.newest is None:
+        raise ConfigError("nothing says what is old: --older-than, or [retention] keep_days")
+    await asyncio.to_thread(check_form, settings.store)
+    database = await Database.open(settings.store)
+    try:
+        swept = await prune(database, old, dry=dry, told=told)
+    finally:
+        await database.close()
+    if vacuum and not dry:
+        await asyncio.to_thread(give_back, settings.store.url)
+    return swept
+
+
+def in_words(swept: Swept) -> str:
+    """A line for people."""
+    by = ", ".join(f"{count} {fate}" for fate, count in sorted(swept.deleted.items()))
+    said = f"{swept.deleted.total()} episodes{f' ({by})' if by else ''} with {swept.calls} calls"
+    if swept.needed:
+        kept = ", ".join(f"{count} because {_NEEDED[why]}" for why, count in sorted(swept.needed.items()))
+        said += f"; kept, though old enough: {kept}"
+    return said
 
 
 async def delete_episode(database: Database, episode_id: str, *, force: bool) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def export(
 
     Trained groups come first, as their leases gave them (ORPHANED is as of now) and in the order in which they were trained;
     then, with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with
-    `buffer` -1.
+    `buffer` -1. Groups of which an episode was deleted are left out.
     """
     engine = create_engine(_url(settings))
     aside = out.with_name(f"{out.name}.part")
@@ -67,7 +67,7 @@ def export(
             reader = GroupReader(
                 chosen.model, settings.staleness_of(chosen.model), _orphans(connection, settings, chosen)
             )
-            entries = list(_entries(connection, chosen))
+            entries = reader.whole(connection, list(_entries(connection, chosen)))
             out.parent.mkdir(parents=True, exist_ok=True)
             with pq.ParquetWriter(aside, FEED_SCHEMA, compression="zstd") as writer:
                 for start in range(0, len(entries), ROW_GROUP):

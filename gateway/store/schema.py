@@ -12,11 +12,11 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from gateway.settings import ConfigError, StoreSettings
-from gateway.store.connections import delays, is_again, is_away, shown
+from gateway.store.connections import connect, delays, is_again, is_away, shown
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
@@ -46,6 +46,25 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
                 raise ConfigError(_unusable(error, settings, limit)) from error
             log.warning("the database is not ready, trying again: %s", error.orig)
         time.sleep(delay)
+
+
+def check_form(settings: StoreSettings) -> None:
+    """Raises ConfigError unless there is a database whose tables have this build's form; changes nothing."""
+    url = make_url(settings.url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        raise ConfigError(f"[store] url: no database at {url.database}")
+    engine = connect(settings.url, 1)
+    try:
+        with engine.connect() as connection:
+            found, wanted = MigrationContext.configure(connection).get_current_revision(), newest_revision()
+    except DBAPIError as error:
+        raise ConfigError(f"[store] url = {shown(settings.url)!r}: {error.orig}") from error
+    finally:
+        engine.dispose()
+    if found != wanted:
+        raise ConfigError(
+            f"the database has the tables of revision {found or 'none'}, this build's are {wanted}: start the gateway on it once"
+        )
 
 
 def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from gateway.control import retention
 from gateway.settings import RetentionSettings
 from gateway.store.retention import Ages
@@ -202,3 +207,47 @@ async def test_counts_follow_what_happens(values: dict[str, Any]) -> None:
         assert await counts() == {"eval/closed/rewarded": 1, "train/closed/gone": 1}
         await retention.prune(gateway.services.database, EVERYTHING)
         assert await counts() == {}
+
+
+def config_of(values: dict[str, Any], tmp_path: Path) -> Path:
+    """The same settings as a file."""
+    path = tmp_path / "gateway.toml"
+    tables = {**values, "models": None}
+    lines = [f"[models.demo]\npath = '{values['models']['demo']['path']}'\n"]
+    for section, given in tables.items():
+        lines += [
+            f"[{section}]\n",
+            *(f"{key} = {json.dumps(value)}\n" for key, value in (given or {}).items()),
+        ]
+    path.write_text("".join(line for line in lines if line != "[models]\n"))
+    return path
+
+
+async def test_prune_says_what_it_would_delete_and_deletes_it(values: dict[str, Any], tmp_path: Path) -> None:
+    async with run_gateway(values) as gateway:
+        kept = await rewarded(gateway, "a")
+        await gateway.admin.abandon(await sampled(gateway, "b"), "gone")
+        database = Path(gateway.services.settings.store.url.removeprefix("sqlite:///"))
+    config = str(config_of(values, tmp_path))
+
+    def pruned(*options: str) -> str:
+        result = CliRunner().invoke(app, ["prune", "--config", config, *options])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    async def left() -> int:
+        with sqlite3.connect(database) as connection:
+            return connection.execute("SELECT count(*) FROM episodes").fetchone()[0]
+
+    said = "1 episodes (1 untrained) with 1 calls; kept, though old enough: 1 because its group is not over"
+    assert await asyncio.to_thread(pruned, "--older-than", "0", "--dry-run") == (
+        f"would delete {said}, so it may still be trained\n"
+    )
+    assert await left() == 2
+    size = database.stat().st_size
+    assert (await asyncio.to_thread(pruned, "--older-than", "0", "--vacuum")).startswith(f"deleted {said}")
+    assert await left() == len(kept)
+    assert database.stat().st_size <= size
+    refused = await asyncio.to_thread(CliRunner().invoke, app, ["prune", "--config", config])
+    assert refused.exit_code == 2
+    assert "--older-than" in refused.output
