@@ -2,6 +2,8 @@
 
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
 - a run begins only while the link stands and the coordinator shows the engine as open;
+- what arrives from an engine while there is no link is held: it is taken if the next welcome says that the engine's weights did not
+  change meanwhile, else the call goes on elsewhere without it;
 - what the coordinator asks is done in its order, and answered when it is done;
 - an episode that is over for the coordinator starts nothing here, and what it had running is recorded before that is answered.
 """
@@ -172,6 +174,8 @@ class Follower:
         self.linked.clear()
         for pool in self._pools.values():
             pool.hold(_NO_LINK)
+            for slot in pool.slots.values():
+                slot.doubt()
         self._by_key.clear()
         self.episodes = {live.id: live for live in self.episodes.values() if live.calls}
         for answer in self._asked.values():
@@ -207,6 +211,7 @@ class Follower:
         self.followed = True
         self.linked.set()
         for shown in message["slots"]:
+            self._compare(shown)
             self._show(shown)
         for live in list(self.episodes.values()):
             task = asyncio.create_task(self._verify(live), name=f"verify-{live.id}")
@@ -250,6 +255,17 @@ class Follower:
             slot.fail("it was removed")
             del pool.slots[slot.name]
             pool.notify()
+
+    def _compare(self, shown: Message) -> None:
+        """What an engine was doing while there was no link: whether what is held of its runs can be taken."""
+        slot = self._pools[shown["model"]].slots.get(shown["name"])
+        if slot is None:
+            return
+        same = (slot.generation, slot.version) == (shown["generation"], shown["version"])
+        if same and shown["settled"]:
+            slot.trust()
+        else:
+            slot.evict("its weights changed while this process had no coordinator")
 
     def _show(self, shown: Message) -> None:
         pool = self._pools[shown["model"]]

@@ -44,6 +44,7 @@ def slot_to_json(model: str, slot: Slot, api: str) -> Message:
         "reason": slot.reason,
         "version": slot.version,
         "generation": slot.generation,
+        "settled": slot.settled,
     }
 
 

@@ -124,7 +124,7 @@ class Call:
         if task is None or task.done():
             return
         self._stopped_by = reason
-        if self.turn.crossed:
+        if self.turn.crossed or self._in_held():
             await self._ask_for_account(task)
         task.cancel()  # not `self._task`: the call may have been started again meanwhile
         await asyncio.wait({task})
@@ -218,6 +218,11 @@ class Call:
         self.top.clear()
         self.restarts += 1
         self._listener()
+
+    def _in_held(self) -> bool:
+        """Whether it runs in an engine whose weights are about to change, or have changed without this process being told."""
+        found = self._pool.run_of(self.call_id)
+        return found is not None and found[0].state == "held" and found[0].settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
         """The weights changed under the run: only the engine knows which of its tokens came before."""

@@ -2,7 +2,8 @@
 
 Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- between `cross` and `confirm` nothing that arrives is taken: it is read, and held until the probe has spoken;
+- between `cross` and `confirm`, and while it is in `doubt` which weights the engine has, nothing that arrives is taken: it is read, and
+  held until the probe has spoken;
 - `fail` cuts every run; what was held is forgotten, and the call goes on elsewhere from what it had taken.
 """
 
@@ -64,6 +65,8 @@ class Slot:
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
+        self._crossed = False
+        """What is held is so because of `cross`."""
 
     @property
     def url(self) -> str | None:
@@ -123,13 +126,28 @@ class Slot:
     def cross(self, version: int, stale_kv: bool) -> None:
         """The engine goes on under `version` with the requests that are frozen in it."""
         self._settled.clear()
+        self._crossed = True
         for run in self.runs.values():
             run.call.turn.cross(version, stale_kv)
+
+    @property
+    def settled(self) -> bool:
+        """Whether what arrives is taken."""
+        return self._settled.is_set()
+
+    def doubt(self) -> None:
+        """Nobody says any more whether the engine's weights change."""
+        self._settled.clear()
+
+    def trust(self) -> None:
+        """They have not changed."""
+        self._settled.set()
 
     def confirm(self, version: int) -> None:
         """The engine runs `version`: what was held is taken, and requests get in."""
         self.state, self.reason, self.version = "open", "", version
         self.generation += 1
+        self._crossed = False
         self._settled.set()
 
     def fail(self, reason: str) -> None:
@@ -137,6 +155,7 @@ class Slot:
         self.state, self.reason = "quarantined", reason
         for run in self.runs.values():
             run.cut(reason)
+        self._crossed = False
         self._settled.set()
 
     def evict(self, reason: str) -> None:
@@ -144,7 +163,18 @@ class Slot:
         if not self._settled.is_set():
             for run in self.runs.values():
                 run.cut(reason)
+            self._crossed = False
             self._settled.set()
+
+    def take_over(self, reason: str) -> None:
+        """This process decides now, and the weights are loaded anew: what is held is forgotten, as in `evict`. A request in doubt that
+        cannot move stays, and what it says is held until the engine is open."""
+        if not self._crossed and any(run.pinned for run in self.runs.values()):
+            for run in self.runs.values():
+                if not run.pinned and not self._settled.is_set():
+                    run.cut(reason)
+        else:
+            self.evict(reason)
 
     async def stop(self) -> None:
         """Ends the engine; an external one is only disconnected."""

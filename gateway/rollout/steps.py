@@ -69,8 +69,13 @@ class EngineSteps:
         engine: EngineSettings,
         update: UpdateSettings,
         peers: Peers | None = None,
+        sure: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`peers`: the other gateway processes; an external engine may then come later than the gateway."""
+        """`peers`: the other gateway processes; an external engine may then come later than the gateway.
+
+        `sure` raises if this process may not be the coordinator any more; a step of several commands asks it in between.
+        """
+        self._sure = sure or _sure
         self._pool = pool
         self._patient = peers is not None
         self._peers = peers or NoPeers()
@@ -157,15 +162,18 @@ class EngineSteps:
         engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
-        slot.evict("its weights are loaded anew")
+        slot.take_over("its weights are loaded anew")
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
             for step in (self._freeze, self._load, self._label, self._resume):
+                await self._sure()
                 await step(slot, weights)
             return
         await engine.pause()
         await self._settle(slot, weights)
+        await self._sure()
         await engine.load(weights.path)
+        await engine.label(weights.version)  # before anything is sampled: who knows nothing of this yet is contradicted
         await engine.resume()
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
@@ -271,6 +279,10 @@ class EngineSteps:
                 await slot.ended()
         except TimeoutError:
             return
+
+
+async def _sure() -> None:
+    """Nobody else could be the coordinator."""
 
 
 def _engine(slot: Slot) -> Engine:
