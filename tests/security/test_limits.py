@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +247,11 @@ async def test_counters_never_leak(happened: list[tuple[str, int, float]]) -> No
         if what in ("admit", "raise"):
             agent = "abc"[number % 3]
             own = [name for name, _ in running].count(agent)
-            try:
+            ticket = None
+            with suppress(Busy):
                 ticket = limits.admit(Caller("", "demo", None, agent))
-            except Busy as busy:
-                assert limits.running == before and (busy.retry_after or 0) > 0
+            if ticket is None:
+                assert limits.running == before
                 continue
             assert own < 2 and len(running) < 3
             if what == "admit":
