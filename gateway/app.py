@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api import (
@@ -38,6 +39,8 @@ from gateway.errors import BadRequest
 from gateway.services import open_services
 from gateway.settings import Settings
 
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own, which asks at each request whether somebody has configured it; the gateway has metrics of its own."""
 _COLLECT_EVERY = (50_000, 20, 100)
 """Python's own figures (700, 10, 10) are for programs that make fewer objects than one request does here."""
 
@@ -59,7 +62,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
             gc.set_threshold(*_COLLECT_EVERY)
             yield
 
-    app = FastAPI(title="headgate", lifespan=lifespan)
+    app = FastAPI(title="headgate", lifespan=lifespan, telemetry=_NO_TELEMETRY)
     app.state.drain = drain = Drain()
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
@@ -103,12 +106,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        error = BadRequest(
-            f"the body is over {self._limit} bytes ([server] body_limit_bytes)", code="body_too_large"
-        )
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(self._refusal(), scope["path"])(scope, receive, send)
             return
         size = 0
 
@@ -117,10 +117,14 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limit:
-                raise error
+                raise self._refusal()
             return message
 
         await self._app(scope, limited, send)
+
+    def _refusal(self) -> BadRequest:
+        message = f"the body is over {self._limit} bytes ([server] body_limit_bytes)"
+        return BadRequest(message, code="body_too_large")
 
 
 class EpisodePrefix:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-_LONG = 2_000
+_LONG = 16
+"""Characters from which on it pays not to have offsets computed."""
 _SHORT = 24
 """Characters up to which a text is looked up: what templates write around messages is short, and always the same."""
 _KNOWN = 1024
 
 
 def encode(backend: Any, text: str, special: bool) -> list[int]:
-    """The ids of a text, by a `tokenizers.Tokenizer`. Long ones as a batch of one: only batches leave Python's lock meanwhile."""
+    """The ids of a text, by a `tokenizers.Tokenizer`: as a batch of one, which needs neither offsets nor Python's lock."""
     if len(text) < _LONG:
         found = backend.encode(text, add_special_tokens=special)
     else:

@@ -49,9 +49,10 @@ class RequestKey:
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
         """A request with an idempotency key counts as a retry, for there is no telling the first one."""
         content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
+        if not idempotency_key:
+            return cls(episode_id, content, content, retries > 0)
         key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
-        named = bool(idempotency_key)
-        return cls(episode_id, key if named else content, content, named or retries > 0)
+        return cls(episode_id, key, content, True)
 
     def choice(self, index: int) -> RequestKey:
         """Of one of the choices that the request asks for."""

@@ -20,6 +20,10 @@ from gateway.errors import Unprocessable
 from gateway.store.columns import from_json, to_json
 
 _CONNECT_S = 5
+_CACHE_KIB = 8_192
+"""Of SQLite's pages, for each connection: keys are spread over its trees, and by default it would read most pages again."""
+_CHECKPOINT_PAGES = 4_000
+"""Written before SQLite copies them into its main file, each once however often it was written (a page has 4 KiB)."""
 _IDLE_S = 10
 _PATIENT = {
     "application_name": "headgate",
@@ -159,6 +163,8 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.execute("PRAGMA busy_timeout=10000")
+    cursor.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
     cursor.close()
 
 

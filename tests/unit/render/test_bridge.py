@@ -156,6 +156,10 @@ class Counting:
         self.characters += sum(map(len, texts))
         return self._backend.encode_batch(texts, **options)
 
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.characters += sum(map(len, texts))
+        return self._backend.encode_batch_fast(texts, **options)
+
 
 @contextmanager
 def counted(chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
