@@ -26,7 +26,7 @@ from gateway.control import retention
 from gateway.control.callers import Callers
 from gateway.control.conversations import Conversations
 from gateway.control.episodes import Episodes
-from gateway.control.host import ControlHost, ModelEngines
+from gateway.control.host import ControlHost, ModelEngines, Sure
 from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
 from gateway.control.openings import Openings
 from gateway.control.versions import Versions
@@ -124,12 +124,14 @@ async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
 
 
 @asynccontextmanager
-async def open_control(services: Services, fence: int, hub: Hub | None) -> AsyncIterator[None]:
+async def open_control(
+    services: Services, fence: int, hub: Hub | None, sure: Sure | None = None
+) -> AsyncIterator[None]:
     """What the coordinator has beside the data plane. Without a hub it is alone, and waits for its engines."""
     settings, models = services.settings, services.models
     database = services.database.fenced(fence)
     async with AsyncExitStack() as stack:
-        host = ControlHost(settings, _engines(services, hub), hub)
+        host = ControlHost(settings, _engines(services, hub, sure), hub, sure)
         stack.push_async_callback(host.close)
         host.start()
         if hub is not None:
@@ -151,6 +153,7 @@ async def open_control(services: Services, fence: int, hub: Hub | None) -> Async
         callers = Callers(settings, episodes, Conversations(database), openings)
         stack.enter_context(_deciding(services, opened, Control(host, episodes, callers, fence, hub)))
         log.info("ready: %s", settings.server.url)
+        stack.push_async_callback(host.close)  # first of all: engines are another coordinator's then
         await stack.enter_async_context(_tended(services, host, episodes, database))
         yield
 
@@ -186,7 +189,7 @@ async def _joined(services: Services, url: str, lost: Callable[[BaseException], 
     wait_s = settings.queue.max_wait_s
     services.follower, services.remote = follower, RemoteCallers(follower, wait_s)
     election = Election(services.database, settings.cluster, name, url)
-    services.membership = Membership(election, follower, partial(_lead, services), wait_s)
+    services.membership = Membership(election, follower, partial(_lead, services, election), wait_s)
     services.membership.start(lost)
     stalls = asyncio.create_task(_tend(partial(_report_stalls, services), _TEND_EVERY_S), name="tend-stalls")
     try:
@@ -198,7 +201,7 @@ async def _joined(services: Services, url: str, lost: Callable[[BaseException], 
 
 
 @asynccontextmanager
-async def _lead(services: Services, fence: int) -> AsyncIterator[None]:
+async def _lead(services: Services, election: Election, fence: int) -> AsyncIterator[None]:
     settings = services.settings
     pools = {model.name: model.pool for model in services.models}
     apis = {name: settings.engine_of(name).api for name in pools}
@@ -206,18 +209,22 @@ async def _lead(services: Services, fence: int) -> AsyncIterator[None]:
     try:
         if services.follower is not None and services.follower.followed:
             await asyncio.sleep(_GATHER_S)  # the others link, so that their calls that cannot move are known
-        async with open_control(services, fence, hub):
-            yield
+        async with open_control(services, fence, hub, partial(election.sure, fence)):
+            try:
+                yield
+            finally:
+                for pool in pools.values():
+                    pool.hold("this process is not the coordinator any more")
     finally:
         services.hub = None
         hub.close()
 
 
-def _engines(services: Services, hub: Hub | None) -> dict[str, ModelEngines]:
+def _engines(services: Services, hub: Hub | None, sure: Sure | None) -> dict[str, ModelEngines]:
     settings, found = services.settings, {}
     for model in services.models:
         engine = settings.engine_of(model.name)
-        steps = EngineSteps(model.pool, model.settings, engine, settings.update, hub)
+        steps = EngineSteps(model.pool, model.settings, engine, settings.update, hub, sure)
         found[model.name] = ModelEngines(model.pool, steps, engine)
     return found
 

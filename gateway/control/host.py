@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from scheduler.reactor import Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
 
+Sure = Callable[[], Awaitable[None]]
 _SICK_AFTER = 3
 _FLEET_STEPS = ("launch", "stop", "drain")
 
@@ -59,9 +60,15 @@ class ControlHost:
     """The control program of this gateway."""
 
     def __init__(
-        self, settings: Settings, models: dict[str, ModelEngines], peers: Peers | None = None
+        self,
+        settings: Settings,
+        models: dict[str, ModelEngines],
+        peers: Peers | None = None,
+        sure: Sure | None = None,
     ) -> None:
+        """`sure` is asked before every step, and raises if this process may not be the coordinator any more."""
         self.models = models
+        self._sure = sure or _sure
         self._peers = peers or NoPeers()
         described = {name: program_settings(settings, name) for name in models}
         self.program = ControlProgram({"models": described})
@@ -135,12 +142,14 @@ class ControlHost:
 
     async def tend(self) -> None:
         """Looks once for engines that say nothing any more."""
+        await self._sure()  # a process that was asleep for long finds every engine silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
                 self.lose(name, slot.name, f"no token for {model.settings.stall_s:g} s ([engine] stall_s)")
 
     async def check_health(self) -> None:
         """Asks every open engine whether it is well; several times no answer is a death."""
+        await self._sure()
         checks = [
             self._check(name, slot, _SICK_AFTER)
             for name, model in self.models.items()
@@ -234,6 +243,7 @@ class ControlHost:
         model = self.models[name]
         ok, detail = True, ""
         try:
+            await self._sure()
             await model.steps.run(do)
         except EngineError as error:
             ok, detail = False, error.message
@@ -249,6 +259,10 @@ class ControlHost:
         pinned = model.steps.runs(slot)[1] if slot is not None and do.step == "hold" else 0
         reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
         self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned))
+
+
+async def _sure() -> None:
+    """Nobody else could be the coordinator."""
 
 
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:

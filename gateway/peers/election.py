@@ -1,7 +1,8 @@
 """Which process is the coordinator: a lease in SQL, with a fence that only grows.
 
-A process claims the place when it has seen the lease of the last one expired, more than once and a while apart: after the
-database itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced, and must end.
+A process claims the place when it has seen the lease of the last one expired, twice and a while apart: after the database itself
+was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced, and must end; one whose last
+renewal is older than the lease must not touch what has no fence of its own (engines) before it has renewed it (`sure`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 
+from gateway.errors import Fenced, Unavailable
 from gateway.settings import ClusterSettings
 from gateway.store import coordination
 from gateway.store.coordination import Coordinator
@@ -29,12 +32,12 @@ class Election:
         self._lease_s = settings.lease_s
         self._name = name
         self._url = url
+        self._renewed = 0.0
+        """When the lease was last asked for with success, by the monotonic clock."""
 
     async def seize(self) -> int:
         """Becomes the coordinator, whoever it is now; answers the fence. For a gateway that is alone on its store."""
-        fence = await self._database.submit(
-            lambda c: coordination.claim(c, self._name, self._url, self._lease_s, None)
-        )
+        fence = await self._claim(None)
         assert fence is not None
         return fence
 
@@ -42,27 +45,47 @@ class Election:
         """This process's fence, once it has become the coordinator; or another one that is."""
         before = None
         while True:
-            seen = await self._database.read(coordination.current)
-            if seen is not None and seen.left_s > 0 and seen.holder != self._name:
-                return seen
-            fence = seen.fence if seen is not None else 0
-            if fence == before or seen is None:
-                claimed = await self._claim(fence)
-                if claimed is not None:
+            try:
+                seen = await self._database.read(coordination.current)
+                if seen is not None and seen.left_s > 0 and seen.holder != self._name:
+                    return seen
+                fence = seen.fence if seen is not None else 0
+                if (fence == before or seen is None) and (claimed := await self._claim(fence)) is not None:
                     return claimed
-            before = fence
+                before = fence
+            except Unavailable as error:
+                log.warning("nobody can be elected now: %s", error)
+                before = None
             await asyncio.sleep(random.uniform(1.0, 2.0) * _LOOK_S)
 
-    async def _claim(self, over: int) -> int | None:
-        return await self._database.submit(
+    async def _claim(self, over: int | None) -> int | None:
+        asked = time.monotonic()
+        fence = await self._database.submit(
             lambda c: coordination.claim(c, self._name, self._url, self._lease_s, over)
         )
+        self._renewed = asked
+        return fence
 
     async def hold(self, fence: int) -> None:
         """Renews the lease for ever. Raises Fenced once there is a successor."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            await self._database.submit(lambda c: coordination.renew(c, fence, self._lease_s))
+            try:
+                await self._renew(fence)
+            except Fenced:
+                raise
+            except Unavailable as error:
+                log.warning("the coordinator's lease is not renewed yet: %s", error)
+
+    async def sure(self, fence: int) -> None:
+        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if nobody can tell."""
+        if time.monotonic() - self._renewed > self._lease_s:
+            await self._renew(fence)
+
+    async def _renew(self, fence: int) -> None:
+        asked = time.monotonic()
+        await self._database.submit(lambda c: coordination.renew(c, fence, self._lease_s))
+        self._renewed = asked
 
     async def resign(self, fence: int) -> None:
         """Another process may follow at once."""
@@ -72,6 +95,9 @@ class Election:
         """Returns once somebody else than the coordinator with `fence` has the place, or may take it."""
         while True:
             await asyncio.sleep(self._lease_s / 2)
-            seen = await self._database.read(coordination.current)
+            try:
+                seen = await self._database.read(coordination.current)
+            except Unavailable:
+                continue
             if seen is None or seen.fence != fence or seen.left_s < 0:
                 return

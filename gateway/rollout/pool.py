@@ -110,6 +110,12 @@ class EnginePool:
         except TimeoutError:
             return
 
+    def hold(self, reason: str) -> None:
+        """No engine gets a new run: nobody says any more what may be done."""
+        for slot in self.slots.values():
+            if slot.state == "open":
+                slot.state, slot.reason = "held", reason
+
     def notify(self) -> None:
         """Slots have changed: calls that wait look again, a few at a time."""
         self._changed.set()

@@ -92,6 +92,7 @@ class FakeEngine:
         self._log = log
         self._take(weights)
         self.label = "default"
+        self._loading = asyncio.Lock()
         self.faults = faults or Faults()
         self.sampled = 0
         """Tokens since the start."""
@@ -133,12 +134,13 @@ class FakeEngine:
         return len(found)
 
     async def load(self, weights: str) -> None:
-        """Takes over the weights in a directory, unless a fault forbids it."""
-        await asyncio.sleep(self.faults.load_s)
-        if self.faults.fail_load:
-            raise RuntimeError("load failed (fault)")
-        if not self.faults.stale_reload:
-            self._take(weights)
+        """Takes over the weights in a directory, unless a fault forbids it; one load after the other, also if its client left."""
+        async with self._loading:
+            await asyncio.sleep(self.faults.load_s)
+            if self.faults.fail_load:
+                raise RuntimeError("load failed (fault)")
+            if not self.faults.stale_reload:
+                self._take(weights)
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yields one choice a token, the last with its finish reason."""
