@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -241,8 +242,11 @@ async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the
             one._loop.call_soon_threadsafe(lambda: closing.append(close()))
             waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
             with connect(store_url, 1).connect() as looking:
+                deadline = time.monotonic() + 60
                 while not looking.exec_driver_sql(waits).scalar():
+                    assert time.monotonic() < deadline, "the closing does not wait"
                     looking.rollback()
+                    time.sleep(0.01)
             assert not closing[0].done()
 
     def close() -> Any:
