@@ -25,6 +25,8 @@ _UNCONFIRMED = 32
 _MARK = 2**20
 """A log-probability is a mark divided by this, with its sign changed."""
 _ASK = re.compile(r"\[ask:([0-9]+-[0-9]+)\]")
+_DISOWNED = "unconfirmed_version"
+"""The mask of turns whose labels are not believed by those who stored them."""
 _DROPS = {"dropped", "skipped", "aborted"}
 
 
@@ -262,6 +264,9 @@ class _Checker:
             right = bool(self._unlogged) and any(v % self._blocks == block for v in range(oldest, newest + 1))
             truth = f"it names {block} modulo {self._blocks}"
         self._report.facts["unconfirmed"] += oldest < newest
+        if not right and turn.row["mask_reason"] == _DISOWNED:
+            self._report.facts["disowned"] += 1
+            return
         if not right or (oldest < newest and not flag & _UNCONFIRMED):
             said = f"stored as {oldest} to {newest} with flags {flag}"
             self._report.wrong("wrong_version", f"{turn.where}: token {i} ({token}) is {said}, {truth}")

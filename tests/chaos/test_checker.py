@@ -43,6 +43,17 @@ def test_each_mutant_is_found(recorded: Evidence, mutant: Mutant) -> None:
     assert report.findings[mutant.wrong]
 
 
+def test_labels_that_the_record_itself_disowns_are_no_lie(recorded: Evidence) -> None:
+    spoilt = copy.deepcopy(recorded)
+    row = max((r for r in spoilt.tables["nodes"] if r["sampled"]), key=lambda r: len(r["ids"]))
+    row["spans"] = [[span[0] + 1, *span[1:]] for span in row["spans"]]
+    assert check(spoilt).counts["wrong_version"] == len(row["ids"]) // 4
+    row["mask_reason"] = "unconfirmed_version"
+    report = check(spoilt)
+    assert report.right, report.findings
+    assert report.facts["disowned"] == len(row["ids"]) // 4
+
+
 def test_every_count_has_a_mutant() -> None:
     assert {mutant.wrong for mutant in MUTANTS} == set(COUNTS)
 
