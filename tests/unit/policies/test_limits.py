@@ -47,7 +47,9 @@ events = st.lists(
 
 
 @given(events, st.integers(1, 5), st.integers(1, 600))
-def test_whatever_happens_limits_hold(happened: list[tuple[str, int, float]], calls: int, tokens: int) -> None:
+def test_whatever_happens_limits_hold(
+    happened: list[tuple[str, int, float]], calls: int, tokens: int
+) -> None:
     """Never more calls than allowed; tokens of any time are a minute's, the even flow, and what the last calls took beyond."""
     limit, now, running, used, overdrawn = Limit(calls, tokens), 0.0, 0, 0, 0
     usage = fresh(limit, now)
