@@ -24,6 +24,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 
@@ -170,6 +171,8 @@ def validation_error(errors: Any) -> BadRequest:
 class Elsewhere(Exception):
     """Another gateway process has what was asked for: the request belongs to `url` (`api/forward.py`). Nothing was done."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, alive: Callable[[], Awaitable[bool]]) -> None:
+        """`alive`: whether that process still shows signs of life."""
         super().__init__(f"the process at {url} has it")
         self.url = url
+        self.alive = alive

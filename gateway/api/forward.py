@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import aiohttp
@@ -34,10 +35,16 @@ _HOP = {
 }  # fmt: skip
 _PLACED = ("/v1/", "/e/", "/admin/")
 _AGAIN_S = 0.2
+_LOOK_S = 1.0
+"""How often it is looked whether the other process is still there."""
+Alive = Callable[[], Awaitable[bool]]
 
 
 class Place(Protocol):
     """Where this process stands in its cluster."""
+
+    url: str
+    """The coordinator's, while this process follows one."""
 
     async def coordinator(self) -> str | None:
         """The coordinator's URL; None: it is this process. Waits while there is none; raises Unavailable in the end."""
@@ -116,7 +123,7 @@ class Forward:
                 if forwarded:
                     message = "this process is not the coordinator any more"
                     raise Unavailable(message, retry_after=1.0, code="no_coordinator")
-                if await self._send_on(url, scope, sent, send):
+                if await self._watched(url, scope, sent, send, partial(self._coordinates, url)):
                     return
                 await asyncio.sleep(_AGAIN_S)
         else:
@@ -126,7 +133,7 @@ class Forward:
         except Elsewhere as elsewhere:
             if sent.started or forwarded:
                 raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
-            if not await self._send_on(elsewhere.url, scope, sent, send):
+            if not await self._watched(elsewhere.url, scope, sent, send, elsewhere.alive):
                 raise Unavailable(
                     "the process that has this call does not answer", retry_after=1.0, code="elsewhere"
                 ) from elsewhere
@@ -142,6 +149,24 @@ class Forward:
             await send(message)
 
         return noting
+
+    async def _coordinates(self, url: str) -> bool:
+        return self._place().url == url
+
+    async def _watched(self, url: str, scope: Scope, sent: _Sent, send: Send, alive: Alive) -> bool:
+        """See `_send_on`; given up when the other process is known to be gone before it has begun to answer. It may only sleep."""
+        sending = asyncio.create_task(self._send_on(url, scope, sent, send), name="forwarded-request")
+        try:
+            while not (sent.started or sending.done()):
+                await asyncio.wait({sending}, timeout=_LOOK_S)
+                if not (sent.started or sending.done() or await alive()):
+                    message = "the process that was to answer is gone; whether it did what was asked is not known"
+                    raise Unavailable(message, retry_after=1.0, code="coordinator_lost")
+            return await sending
+        finally:
+            if not sending.done():
+                sending.cancel()
+                await asyncio.wait({sending})
 
     async def _send_on(self, url: str, scope: Scope, sent: _Sent, send: Send) -> bool:
         """Whether somebody was there to take it; then it is answered."""

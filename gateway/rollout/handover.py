@@ -196,6 +196,13 @@ class Handover:
             for track in self._tracks.values():
                 track.left = track.logged and not track.taken
 
+    async def alive(self, process_id: str) -> bool:
+        """Whether a process shows signs of life. While the bus is away nobody can tell, and it counts as alive."""
+        try:
+            return await self._bus.whereabouts(process_id) is not None
+        except BusAway:
+            return True
+
     async def find(self, place: tuple[str, str]) -> list[LoggedCall]:
         """The running calls at a place, in whatever process. None, if the bus is away."""
         try:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -144,9 +145,9 @@ class Replies:
                 if await self._handover.take(call):
                     return call
             if not orphans:
-                urls = [call.log.url for call in found if call.log.url]
-                if urls and own.url:
-                    raise Elsewhere(urls[0])
+                there = [call.log for call in found if call.log.url]
+                if there and own.url:
+                    raise Elsewhere(there[0].url, partial(self._handover.alive, there[0].owner))
                 return None
         return None
 
