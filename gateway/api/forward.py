@@ -9,6 +9,7 @@ that nobody knows.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -95,7 +96,8 @@ class Forward:
         self._app = app
         self._place = place
         self._agents = agents
-        self._key = key.encode()
+        self._key = key
+        self._digest = _hash(key.encode())
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +142,7 @@ class Forward:
 
     def _was_forwarded(self, scope: Scope) -> bool:
         mark = next((value for name, value in scope["headers"] if name == _MARK), b"")
-        return hmac.compare_digest(mark, self._key)
+        return hmac.compare_digest(_hash(mark), self._digest)
 
     @staticmethod
     def _noting(sent: _Sent, send: Send) -> Send:
@@ -154,7 +156,7 @@ class Forward:
         return self._place().url == url
 
     async def _watched(self, url: str, scope: Scope, sent: _Sent, send: Send, alive: Alive) -> bool:
-        """See `_send_on`; given up when the other process is known to be gone before it has begun to answer. It may only sleep."""
+        """See `_send_on`; given up when the other process counts as gone, though it may only sleep, before it has begun to answer."""
         sending = asyncio.create_task(self._send_on(url, scope, sent, send), name="forwarded-request")
         try:
             while not (sent.started or sending.done()):
@@ -181,7 +183,7 @@ class Forward:
         query: bytes = scope.get("query_string", b"")
         target = url + raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"] if n not in _HOP]
-        headers.append((_MARK.decode(), self._key.decode()))
+        headers.append((_MARK.decode(), self._key))
         try:
             async with self._session.request(
                 scope["method"],
@@ -214,6 +216,10 @@ class Forward:
             for task in (gone, passing):
                 task.cancel()
             await asyncio.gather(gone, passing, return_exceptions=True)
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 async def _disconnected(sent: _Sent) -> None:

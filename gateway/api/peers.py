@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -20,7 +21,7 @@ async def link(wire: WebSocket) -> None:
     key = services.settings.cluster.key
     given = wire.headers.get("authorization", "").removeprefix("Bearer ")
     await wire.accept()
-    if key is None or not hmac.compare_digest(given.encode(), key.get_secret_value().encode()):
+    if key is None or not hmac.compare_digest(_hash(given), _hash(key.get_secret_value())):
         await wire.close(_NOT_ALLOWED, "the key of [cluster] key is needed")
         return
     if services.hub is None:
@@ -30,3 +31,7 @@ async def link(wire: WebSocket) -> None:
         await services.hub.serve(wire)
     except WebSocketDisconnect:
         return
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -145,9 +145,10 @@ class Replies:
                 if await self._handover.take(call):
                     return call
             if not orphans:
-                there = [call.log for call in found if call.log.url]
+                there = [(call.log.url, call.log.owner) for call in found if call.log.url]
                 if there and own.url:
-                    raise Elsewhere(there[0].url, partial(self._handover.alive, there[0].owner))
+                    url, owner = there[0]
+                    raise Elsewhere(url, partial(self._handover.alive, owner))
                 return None
         return None
 
