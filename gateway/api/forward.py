@@ -156,7 +156,7 @@ class Forward:
         return self._place().url == url
 
     async def _watched(self, url: str, scope: Scope, sent: _Sent, send: Send, alive: Alive) -> bool:
-        """See `_send_on`; given up when the other process counts as gone, though it may only sleep, before it has begun to answer."""
+        """See `_send_on`; given up when the other process counts as gone (it may only sleep) before it has begun to answer."""
         sending = asyncio.create_task(self._send_on(url, scope, sent, send), name="forwarded-request")
         try:
             while not (sent.started or sending.done()):
