@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.evidence import Evidence, Row, Run, read
+from tests.chaos.tokens import ids_of, intervals_of, prompt_of, reply_of, text_of
 
 COUNTS = ("absent", "not_prefix", "doubled", "wrong_version", "trained_twice", "never_trained", "leaks")
 SHOWN = 10
@@ -129,7 +130,7 @@ class _Checker:
         for tree in trees.values():
             for row in tree.values():
                 if row["sampled"]:
-                    ids, prompt = _ids(row), _prompt(tree, row)
+                    ids, prompt = ids_of(row), prompt_of(tree, row)
                     if prompt is None:
                         self._report.wrong(
                             "absent", f"call {row['call_id']}: what its node hangs at is not stored"
@@ -191,7 +192,7 @@ class _Checker:
             if not turns[0].text.startswith(reply.text):
                 self._report.wrong("not_prefix", f"{said}, {turns[0].text!r} is stored")
             return
-        sampled = [_reply_of(run) for run in self._runs[reply.call]]
+        sampled = [reply_of(run) for run in self._runs[reply.call]]
         if any(text.startswith(reply.text) for text in sampled):
             return
         if self._unlogged and all(self._digit(c) == i % self._block for i, c in enumerate(reply.text)):
@@ -231,7 +232,7 @@ class _Checker:
             marks = np.rint(-np.frombuffer(row["logprobs"], "<f4").astype(np.float64) * _MARK).astype(
                 np.int64
             )
-            flags, spans = np.frombuffer(row["flags"], "u1").tolist(), _intervals(row["spans"])
+            flags, spans = np.frombuffer(row["flags"], "u1").tolist(), intervals_of(row["spans"])
             if not len(marks) == len(turn.ids) == len(flags) == len(spans):
                 self._report.wrong(
                     "wrong_version", f"{turn.where}: its arrays differ in length", len(turn.ids)
@@ -381,50 +382,6 @@ class _Checker:
             if 200 <= event["status"] < 400:
                 said = f"{event['own']} reached {event['foreign']} by {event['what']}: {event['status']}"
                 self._report.wrong("leaks", said)
-
-
-# Tokens and text
-
-
-def _alphabet() -> list[str]:
-    """The byte-level alphabet's characters in the order of their ids, as bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    shown = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
-    return [chr(byte) for byte, _ in sorted(shown.items(), key=lambda item: item[1])]
-
-
-_CHARACTERS = _alphabet()
-
-
-def text_of(ids: list[int]) -> str:
-    """Tokens of one byte each as characters; any other token as a NUL."""
-    return "".join(_CHARACTERS[token] if token < len(_CHARACTERS) else "\0" for token in ids)
-
-
-def _ids(row: Row) -> list[int]:
-    return np.frombuffer(row["ids"], "<i4").tolist()
-
-
-def _prompt(tree: dict[int, Row], row: Row) -> list[int] | None:
-    """The tokens before a node; None: some of them are not stored."""
-    parts = []
-    while row["parent"] >= 0:
-        if row["parent"] not in tree:
-            return None
-        at, row = row["at"], tree[row["parent"]]
-        parts.append(_ids(row)[:at])
-    return [token for part in reversed(parts) for token in part]
-
-
-def _reply_of(run: Run) -> str:
-    """What a run carries of its reply: what was sampled before, and what it sampled itself."""
-    text = text_of(run.prompt)
-    return text[text.rfind("\n") + 1 :] + text_of(run.sampled)
-
-
-def _intervals(spans: list[list[int]]) -> list[tuple[int, int]]:
-    return [(span[0], span[-1] if len(span) > 2 else span[0]) for span in spans for _ in range(span[1])]
 
 
 if __name__ == "__main__":
