@@ -161,10 +161,12 @@ async def list_episodes(
 @router.delete("/{episode_id}")
 async def delete_episode(
     episode_id: str,
-    gateway: Gateway,
+    access: Admin,
     force: Annotated[bool, Query(description="Also one that a batch was trained on.")] = False,
 ) -> dict[str, Any]:
     """Deletes a closed episode with all that was recorded in it. 409 where it is not closed, or may still be trained."""
+    gateway = access.gateway
+    await access.episode(episode_id)
     database = gateway.database.fenced(gateway.decides.fence)
     return {
         "episode_id": episode_id,

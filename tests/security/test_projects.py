@@ -48,6 +48,7 @@ HIDDEN: dict[str, list[Request]] = {
         {"json": {"task_id": "t", "mode": "eval", "agent": "{agent}"}},
     ],
     "DELETE /admin/v1/engines/{engine}": [{}],
+    "DELETE /admin/v1/episodes/{episode_id}": [{}, {"params": {"force": "true"}}],
     "POST /admin/v1/episodes/{episode_id}/close": [{}],
     "POST /admin/v1/episodes/{episode_id}/abandon": [{"json": {}}],
 }
