@@ -3,7 +3,8 @@
 One buffer is leased at a time: the next to train. A lease has a deadline, and a fencing number that grows with every lease and
 comes from SQL; an answer with an older number is refused, so two trainers can never both consume a buffer. A lease is stored with
 its deadline, so it outlives a restart of the gateway. It ends with its `ack` or `nack`, when its deadline is over and another
-consumer comes, when its own consumer comes again, or when its buffer is passed over.
+consumer comes, when its own consumer comes again, or when its buffer is passed over. The `ack` or `nack` that ended a lease may
+come again, for its answer may have been lost: it is answered as the first was.
 """
 
 from __future__ import annotations
@@ -139,7 +140,12 @@ class Leases:
 
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
         """The buffer was trained. Raises Conflict if it was not even whole."""
-        lease, model = self._check(lease_id, fence).lease, self._ledger.model
+        try:
+            lease, model = self._check(lease_id, fence).lease, self._ledger.model
+        except (Conflict, NotFound):
+            if await self._ended(lease_id, fence, "acked", checkpoint):
+                return
+            raise
         entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(lease.buffer))
 
         def write(connection: Connection) -> None:
@@ -164,9 +170,24 @@ class Leases:
 
     async def nack(self, lease_id: str, fence: int, reason: str) -> None:
         """The buffer was not trained; the next lease is of the same buffer."""
-        self._check(lease_id, fence)
+        try:
+            self._check(lease_id, fence)
+        except (Conflict, NotFound):
+            if await self._ended(lease_id, fence, "nacked"):
+                return
+            raise
         self._held, model = None, self._ledger.model
         await self._database.submit(lambda c: statements.end_lease(c, model, fence, "nacked", reason=reason))
+
+    async def _ended(self, lease_id: str, fence: int, state: str, checkpoint: str = "") -> bool:
+        """Whether a lease was ended in just this way, also if that is only being committed.
+
+        Raises Fenced in a process that is not the coordinator any more.
+        """
+        await self._database.settled()
+        row = await self._database.read(lambda c: statements.lease(c, self._ledger.model, lease_id))
+        said = (fence, state, checkpoint)
+        return row is not None and (row["fence"], row["state"], row["checkpoint"]) == said
 
     def _check(self, lease_id: str, fence: int) -> _Held:
         held, following = self._held, self._ledger.ledger.consumed

@@ -2,8 +2,8 @@
 
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
 - a run begins only while the link stands and the coordinator shows the engine as open;
-- what arrives from an engine while there is no link is held: it is taken if the next welcome says that the engine's weights did not
-  change meanwhile, else the call goes on elsewhere without it;
+- what arrives from an engine while there is no link is held: it is taken if the next welcome says that the engine's weights did
+  not change meanwhile, else the call goes on elsewhere without it;
 - what the coordinator asks is done in its order, and answered when it is done;
 - an episode that is over for the coordinator starts nothing here, and what it had running is recorded before that is answered.
 """
@@ -127,7 +127,8 @@ class Follower:
 
     async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox = asyncio.Queue()
-        await wire.send_str(pack({"hello": True, "name": self._name, "url": self._url, **self._report()}))
+        hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
+        await wire.send_str(pack({**hello, **self._report()}))
         speaker = asyncio.create_task(self._speak(wire), name="link-speaks")
         reporter = asyncio.create_task(self._report_forever(), name="link-reports")
         try:

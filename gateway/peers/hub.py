@@ -56,20 +56,32 @@ class _Link:
         self.outbox: asyncio.Queue[Message] = asyncio.Queue()
         self.gone = asyncio.Event()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
         """Sends something to do; the future is done when it is done there, or the follower is gone."""
-        number = next(self._numbers)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked[number] = done
-        self.outbox.put_nowait({"do": do, "id": number, **values})
+        self._send(done, do, values)
         return done
+
+    def _send(self, done: asyncio.Future[None], do: str, values: Message) -> None:
+        number = next(self._numbers)
+        self._asked[number] = done, do, values
+        self.outbox.put_nowait({"do": do, "id": number, **values})
+
+    def follow(self, before: _Link) -> None:
+        """The same process came back, and has been told how things are: what it has not ended yet, it is told once more."""
+        for number, (done, do, values) in list(before._asked.items()):
+            if do == "end":
+                del before._asked[number]
+                self._send(done, do, values)
+        before.close()
 
     def done(self, number: int) -> None:
         """The follower has done it."""
-        if (done := self._asked.pop(number, None)) is not None and not done.done():
-            done.set_result(None)
+        asked = self._asked.pop(number, None)
+        if asked is not None and not asked[0].done():
+            asked[0].set_result(None)
 
     def close(self) -> None:
         """The follower is gone."""
@@ -147,11 +159,12 @@ class Hub:
         hello = unpack(await wire.receive_text())
         link = _Link(hello["name"], hello["url"])
         self._report(link, hello)
-        if before := self._links.get(link.name):
-            before.close()
-        self._links[link.name] = link
+        link.episodes.update(hello["episodes"])
+        before, self._links[link.name] = self._links.get(link.name), link
         slots = [self._slot(name, slot) for name, pool in self._pools.items() for slot in pool.slots.values()]
         link.outbox.put_nowait({"welcome": self.fence, "slots": slots})
+        if before is not None:
+            link.follow(before)
         log.info("the process %s follows", link.name)
         tasks = [
             asyncio.create_task(self._listen(link, wire), name=f"link-{link.name}-listens"),

@@ -2,8 +2,8 @@
 
 Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- between `cross` and `confirm`, and while it is in `doubt` which weights the engine has, nothing that arrives is taken: it is read, and
-  held until the probe has spoken;
+- between `cross` and `confirm`, and while it is in `doubt` which weights the engine has, nothing that arrives is taken: it is
+  read, and held until the probe has spoken;
 - `fail` cuts every run; what was held is forgotten, and the call goes on elsewhere from what it had taken.
 """
 
@@ -167,8 +167,10 @@ class Slot:
             self._settled.set()
 
     def take_over(self, reason: str) -> None:
-        """This process decides now, and the weights are loaded anew: what is held is forgotten, as in `evict`. A request in doubt that
-        cannot move stays, and what it says is held until the engine is open."""
+        """This process decides now, and the weights are loaded anew: what is held is forgotten, as in `evict`.
+
+        A request in doubt that cannot move stays, and what it says is held until the engine is open.
+        """
         if not self._crossed and any(run.pinned for run in self.runs.values()):
             for run in self.runs.values():
                 if not run.pinned and not self._settled.is_set():

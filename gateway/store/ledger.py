@@ -36,6 +36,13 @@ def held_lease(connection: Connection, model: str) -> dict[str, Any] | None:
     return dict(row) if row else None
 
 
+def lease(connection: Connection, model: str, lease_id: str) -> dict[str, Any] | None:
+    """One lease of a model."""
+    query = select(*LeaseRow.__table__.c).where(LeaseRow.model == model, LeaseRow.id == lease_id)
+    row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
+
+
 def insert_lease(connection: Connection, values: dict[str, Any]) -> None:
     """Stores a lease."""
     connection.execute(insert(LeaseRow), values | {"created_at": time.time()})

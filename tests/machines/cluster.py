@@ -1,7 +1,7 @@
 """Gateway processes without HTTP and SQL: real pools, calls, hub, follower, steps and control program, on one virtual loop.
 
-What SQL would say (who coordinates, which version is live, which episodes are open) is said by `Cluster`. Whatever is wrong is put
-into `Cluster.wrongs`, for an exception inside a task would only look like a fault that the gateway survives.
+What SQL would say (who coordinates, which version is live, which episodes are open) is said by `Cluster`. Whatever is wrong is
+put into `Cluster.wrongs`, for an exception inside a task would only look like a fault that the gateway survives.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
 ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 20.0), (7.5, 20.0)])
 """When the follower and the hub hear of a cut: the hub is never the first (docs/cluster.md tells why, and what then)."""
+FAULTS = st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordinator", "engine"])
 CALLS = st.tuples(st.integers(0, 3), st.sampled_from([3, 12, 40, 150]), st.sampled_from([False, False, True]))
 
 
@@ -63,6 +64,8 @@ class LinkMachine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 3), tokens=st.sampled_from([3, 12, 40, 150]), pinned=st.sampled_from([False, False, True]),
           fresh=st.booleans())  # fmt: skip
     def call(self, at: int, tokens: int, pinned: bool, fresh: bool) -> None:
+        if not self.alive():
+            return
         process = self.alive()[at % len(self.alive())]
         if fresh or not self.c.open:
             if self.c.leader is None or self.c.leader.hub is None:
@@ -127,10 +130,16 @@ class LinkMachine(RuleBasedStateMachine):
             links[which % len(links)].cut(*ends)
             self.c.loop.settle()
 
-    @rule(calls=st.lists(CALLS, min_size=1, max_size=4), work=st.sampled_from([0.0, 0.05, 0.3]),
-          moment=st.integers(0, 30), fault=st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordinator", "engine"]),
-          ends=ENDS, later=st.integers(0, 30), leave=st.sampled_from(["nobody", "client", "client", "episode"]),
-          which=st.integers(0, 3))  # fmt: skip
+    @rule(
+        calls=st.lists(CALLS, min_size=1, max_size=4),
+        work=st.sampled_from([0.0, 0.05, 0.3]),
+        moment=st.integers(0, 30),
+        fault=FAULTS,
+        ends=ENDS,
+        later=st.integers(0, 30),
+        leave=st.sampled_from(["nobody", "client", "client", "episode"]),
+        which=st.integers(0, 3),
+    )
     def an_update_is_disturbed(
         self, calls: Any, work: float, moment: int, fault: str, ends: Any, later: int, leave: str, which: int
     ) -> None:

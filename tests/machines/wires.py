@@ -1,8 +1,8 @@
 """An in-memory network between a coordinator and its followers.
 
-A connection keeps the order of what is sent on it, and delays it as long as it is told; when it is cut, what is under way is lost,
-and each side hears of it at a moment of its own. A follower pings (`heartbeat` of its WebSocket), so it hears of a connection that
-stands still, or that the other side has lost, after `HEARD_S` at the latest.
+A connection keeps the order of what is sent on it, and delays it as long as it is told; when it is cut, what is under way is
+lost, and each side hears of it at a moment of its own. A follower pings (`heartbeat` of its WebSocket), so it hears of a
+connection that stands still, or that the other side has lost, after `HEARD_S` at the latest.
 """
 
 from __future__ import annotations
