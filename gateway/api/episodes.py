@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from gateway.api.access import Access, Admin, admin, episode_in_reach
-from gateway.api.context import Gateway
+from gateway.api.context import Gateway, bearer
 from gateway.control import retention
+from gateway.control.episodes import key_of
 from gateway.control.live import CALLS
 from gateway.errors import BadRequest, NotFound
 from gateway.render.renderer import ChatRenderer
@@ -81,12 +82,24 @@ class AbandonBody(BaseModel):
 
 
 @router.post("")
-async def open_episode(body: OpenBody, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
-    """Opens an episode, once there is a slot within the staleness bound; else 429 with Retry-After."""
-    model = _model(body, access)
-    opened = await access.gateway.episodes.open(
-        body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, model, body.agent or ""
-    )
+async def open_episode(
+    body: OpenBody,
+    access: Admin,
+    request: Request,
+    wait: Wait = 0.0,
+    idempotency_key: Annotated[str | None, Header(min_length=16, max_length=255)] = None,
+) -> dict[str, Any]:
+    """Opens an episode, once there is a slot within the staleness bound; else 429 with Retry-After.
+
+    With the header `Idempotency-Key` (something random, for this episode alone) the request can be sent again when its answer was
+    lost: it is answered with the same episode and key, also if the episode is closed by now.
+    """
+    asked = body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, _model(body, access)
+    episodes, agent = access.gateway.episodes, body.agent or ""
+    if idempotency_key is None:
+        opened = await episodes.open(*asked, agent)
+    else:
+        opened = await episodes.open_once(key_of(bearer(request), idempotency_key), *asked, agent)
     return {
         "episode_id": opened.episode_id,
         "api_key": opened.api_key,
@@ -97,12 +110,16 @@ async def open_episode(body: OpenBody, access: Admin, wait: Wait = 0.0) -> dict[
 
 @router.post("/{episode_id}/reward")
 async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
-    """Stores a reward. A final one closes the episode; what was posted on its calls is added to it."""
+    """Stores a reward. A final one closes the episode; what was posted on its calls is added to it.
+
+    `trained` says then whether it counts; if not, `reason` says why the ledger had no use for the episode any more.
+    """
     if CALLS in (body.components or {}):
         message = f"the component {CALLS!r} is the sum of the rewards that were posted on calls; name yours otherwise"
         raise BadRequest(message, code="invalid_value", param="components")
-    await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
-    return {"episode_id": episode_id, "reward": body.reward, "final": body.final}
+    reason = await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
+    said = {"trained": reason == "rewarded", "reason": reason} if body.final else {}
+    return {"episode_id": episode_id, "reward": body.reward, "final": body.final, **said}
 
 
 @router.post("/{episode_id}/calls/{call_id}/reward")

@@ -66,10 +66,12 @@ class GatewayClient:
         wait_s: float = 0.0,
         model: str | None = None,
         agent: str | None = None,
+        idempotency_key: str | None = None,
     ) -> EpisodeOpened:
         """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429.
 
-        `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too.
+        `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: something random, at
+        least 16 characters; the same again is answered with the same episode.
         """
         body = {
             "task_id": task_id,
@@ -80,7 +82,10 @@ class GatewayClient:
             "model": model,
             "agent": agent,
         }
-        answer = await self._json("POST", "/episodes", json=body, params={"wait": wait_s}, wait_s=wait_s)
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        answer = await self._json(
+            "POST", "/episodes", json=body, params={"wait": wait_s}, wait_s=wait_s, headers=headers
+        )
         return EpisodeOpened(answer["episode_id"], answer["api_key"], answer["base_url"], answer["version"])
 
     async def reward(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -233,6 +234,8 @@ class EpisodeRunner:
         return None, error, attempts
 
     async def _open(self, job: _Job, stop: asyncio.Event) -> EpisodeOpened:
+        again = secrets.token_hex(16)
+
         def request() -> Awaitable[EpisodeOpened]:
             return self._client.open_episode(
                 job.task.task_id,
@@ -241,6 +244,7 @@ class EpisodeRunner:
                 self._mode,
                 wait_s=self._open_wait_s,
                 model=self._model,
+                idempotency_key=again,
             )
 
         opening = asyncio.ensure_future(self._insist("open an episode", request, stop))

@@ -9,7 +9,9 @@ for it, plus what was posted on its calls.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import hmac
 import logging
 import secrets
 import time
@@ -60,6 +62,8 @@ class Episodes:
         self._rooms = Rooms(settings)
         self._live: dict[str, LiveEpisode] = {}
         self._by_key: dict[str, LiveEpisode] = {}
+        self._opening: dict[str, asyncio.Future[None]] = {}
+        """By the hashes of their keys: episodes that a request opens which may come again."""
         for ledger in ledgers.values():
             ledger.on_abort = self._abort
 
@@ -119,15 +123,17 @@ class Episodes:
         agent: str = "",
         opening: str = "",
         notice: str = "",
+        key: str = "",
     ) -> EpisodeOpened:
         """Opens an episode of a trained model once its ledger has a slot.
 
         `agent`: whose key reaches it, beside its own. `opening`: the name of the request that opens it, under the agent's key;
-        then it has no key of its own. Raises Busy after `wait_s`, Conflict if the group takes no more.
+        then it has no key of its own. `key`: its own, if it is not to be a random one. Raises Busy after `wait_s`, Conflict if the
+        group takes no more.
         """
         episode_id = f"ep-{secrets.token_hex(10)}"
         group_id = group_id or f"{task_id}-{secrets.token_hex(6)}"
-        key = "" if opening else f"hg-{secrets.token_urlsafe(24)}"
+        key = "" if opening else key or f"hg-{secrets.token_urlsafe(24)}"
         row: dict[str, Any] = {
             "id": episode_id,
             "key_hash": statements.opened_by(opening) if opening else key_hash(key),
@@ -158,6 +164,48 @@ class Episodes:
         for recorder in self._recorders:
             recorder.begin(episode_id)
         return EpisodeOpened(episode_id, key, f"{self._settings.server.url}/v1", row["version"])
+
+    async def open_once(
+        self,
+        key: str,
+        task_id: str,
+        group_id: str | None,
+        group_size: int,
+        mode: EpisodeMode,
+        details: dict[str, Any],
+        wait_s: float,
+        model: str,
+        agent: str = "",
+    ) -> EpisodeOpened:
+        """As `open`, with a key that the request itself tells (`key_of`): sent again, it is answered with the same episode.
+
+        That may be closed by now. Raises Conflict if the key opened an episode of another task, group, mode or model.
+        """
+        hashed, asked = key_hash(key), (task_id, group_id, mode, model, agent)
+        while True:
+            while underway := self._opening.get(hashed):
+                await asyncio.wait({underway})
+            row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
+            if row is not None:
+                return self._opened_before(row, key, asked)
+            if hashed not in self._opening:  # somebody else may have asked meanwhile
+                break
+        done = self._opening[hashed] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.open(
+                task_id, group_id, group_size, mode, details, wait_s, model, agent, key=key
+            )
+        finally:
+            del self._opening[hashed]
+            done.set_result(None)
+
+    def _opened_before(self, row: dict[str, Any], key: str, asked: tuple[str | None, ...]) -> EpisodeOpened:
+        of = ("task_id", "group_id", "mode", "model", "agent")
+        for name, value in zip(of, asked, strict=True):
+            if value is not None and row[name] != value:
+                message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
+                raise Conflict(message, code="idempotency_key_used", param=name)
+        return EpisodeOpened(row["id"], key, f"{self._settings.server.url}/v1", row["version"])
 
     def waiting(self, model: str) -> dict[str, int]:
         """How many episodes of each group wait for a slot, first come first."""
@@ -207,21 +255,23 @@ class Episodes:
 
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
-    ) -> None:
+    ) -> str:
         """Stores a reward; a final one closes the episode, with what was posted on its calls added. Raises NotFound or Conflict.
 
-        The same final reward again is the same request sent twice, and is answered as the first was.
+        The same final reward again is the same request sent twice, and is answered as the first was: with `rewarded`, or why the
+        ledger did not take the reward. The answer to one that is not final is empty.
         """
         if final and await self._was_rewarded(episode_id, reward):
-            return
+            return "rewarded"
         live = await self._open(episode_id)
         live.seen_at = time.monotonic()
         if final:
             await self._end(live, live.rewarded(reward, components))
-            return
+            return str((await self._fate(episode_id))["reason"])
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
         live.posted, live.components = reward, components
         await stored
+        return ""
 
     async def reward_call(self, episode_id: str, call_id: str, reward: float) -> None:
         """Stores the reward of a call of an open episode, in place of the one before. Raises NotFound or Conflict."""
@@ -338,6 +388,15 @@ class Episodes:
     def _forget(self, live: LiveEpisode) -> None:
         self._live.pop(live.id, None)
         self._by_key.pop(live.key_hash, None)
+
+
+def key_of(credential: str, idempotency_key: str) -> str:
+    """The key of the episode that a request opens which may come again; nobody can tell it without the `credential` it came with.
+
+    So it need not be stored, and is the same in every process. Where the admin API has no key, it is as secret as the request.
+    """
+    digest = hmac.digest(credential.encode(), f"an episode's key: {idempotency_key}".encode(), "sha256")
+    return f"hg-{base64.urlsafe_b64encode(digest[:24]).decode()}"
 
 
 def key_hash(key: str) -> str:

@@ -203,3 +203,29 @@ async def test_the_admin_key_is_needed_where_there_is_one(tiny_model: Path, tmp_
                 await with_agents_key.reward(episode, 1.0)
             await with_agents_key.close()
         assert (await gateway.http.get("/healthz")).status_code == 200
+
+
+async def test_an_open_that_is_sent_again_opens_nothing_new(gateway: RunningGateway) -> None:
+    again = "0123456789abcdef"
+    opening = [
+        gateway.admin.open_episode("t", group_id="g", group_size=2, idempotency_key=again) for _ in range(3)
+    ]
+    first, *others = await asyncio.gather(*opening)
+    assert all(other == first for other in others)
+    second = await gateway.admin.open_episode("t", group_id="g", group_size=2, idempotency_key=f"{again}-b")
+    assert second.episode_id != first.episode_id and second.api_key != first.api_key
+    headers = {"Authorization": f"Bearer {first.api_key}"}
+    assert (await gateway.chat(headers, messages=[{"role": "user", "content": "hi"}])).status_code == 200
+    with pytest.raises(GatewayRefused) as error:
+        await gateway.admin.open_episode("another", group_id="g", group_size=2, idempotency_key=again)
+    assert (error.value.status, error.value.code) == (409, "idempotency_key_used")
+    await gateway.admin.abandon(first.episode_id, "enough")
+    assert await gateway.admin.open_episode("t", group_id="g", group_size=2, idempotency_key=again) == first
+
+
+async def test_a_final_reward_says_whether_it_counts(gateway: RunningGateway) -> None:
+    opened = await gateway.admin.open_episode("t")
+    path = f"/admin/v1/episodes/{opened.episode_id}/reward"
+    for _ in range(2):
+        said = (await gateway.http.post(path, json={"reward": 1.0})).json()
+        assert (said["trained"], said["reason"]) == (True, "rewarded")

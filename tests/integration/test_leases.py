@@ -96,7 +96,9 @@ async def test_ack_consumes_the_buffer(gateway: RunningGateway) -> None:
     await gateway.admin.ack(lease, "checkpoint-1")
     assert (await gateway.admin.status())["consumed"] == 1
     await refused(gateway.admin.leased_groups(lease), 404, "no_lease")
-    await refused(gateway.admin.ack(lease, "checkpoint-1"), 404, "no_lease")
+    await gateway.admin.ack(lease, "checkpoint-1")  # the answer was lost
+    await refused(gateway.admin.ack(lease, "checkpoint-2"), 404, "no_lease")
+    assert (await gateway.admin.status())["consumed"] == 1
     following = await gateway.admin.lease("trainer")
     assert following.buffer == 1
     assert following.fence > lease.fence
