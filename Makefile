@@ -13,7 +13,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove chaos chaos-short \
-	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix \
+	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
 	litellm up up-vllm down compose-check clean
 
 help: ## list the targets
@@ -98,6 +98,12 @@ bench-update: setup engine ## how long a weight update holds streams up, against
 
 bench-rules: setup ## StaleFlow's rule and six others under the same load
 	$(BIN)/python -m bench.rules
+
+bench-store: setup ## p99 of the store's queries with 1,000,000 turns in it, on SQLite and PostgreSQL (15 minutes)
+	$(BIN)/python -m bench.store
+
+bench-service: setup ## PostgreSQL and Redis against SQLite, 1 and 2 processes, the cost of durability, seconds to recover from kills
+	$(BIN)/python -m bench.service
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
 	$(BIN)/python -m bench.ledger

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, tuple_, update
+from sqlalchemy import Connection, func, insert, literal, select, tuple_, update
 
 from gateway.store import tallies
 from gateway.store.columns import portions
@@ -22,8 +22,8 @@ _TABLE = EpisodeRow.__table__
 _COLUMNS = [column for column in _TABLE.c if column.name != "key_hash"]
 _NEWEST_FIRST = (EpisodeRow.created_at.desc(), EpisodeRow.id.desc())
 _OPENED_BY = "call:"
-UNFINISHED = ("open", "grading")
-"""States of episodes that are not closed."""
+UNFINISHED = EpisodeRow.state != literal("closed", literal_execute=True)
+"""As the index says it that serves it: a planner that knows only how many rows a state has on average would read them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
 def unfinished(connection: Connection) -> list[dict[str, Any]]:
     """Every episode that is open or being graded, with `key_hash` and the number of its `calls`."""
     calls = select(func.count()).where(CallRow.episode_id == EpisodeRow.id).scalar_subquery()
-    query = select(*_TABLE.c, calls.label("calls")).where(EpisodeRow.state.in_(UNFINISHED))
+    query = select(*_TABLE.c, calls.label("calls")).where(UNFINISHED)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 

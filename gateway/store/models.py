@@ -48,6 +48,7 @@ class EpisodeRow(Base):
         Index("ix_episodes_created", "created_at", "id"),
         Index("ix_episodes_closed", "closed_at", "id"),
         Index("ix_episodes_state", "state", "created_at", "id"),
+        _partial("ix_episodes_unfinished", "id", where="state <> 'closed'"),
         Index("ix_episodes_mode", "mode", "created_at", "id"),
         Index("ix_episodes_model", "model", "created_at", "id"),
         Index("ix_episodes_task", "task_id", "created_at", "id"),
@@ -162,7 +163,7 @@ class AnswerRow(Base):
     __tablename__ = "answers"
     __table_args__ = (
         Index("ix_answers_episode", "episode_id", "created_at"),
-        Index("ix_answers_previous", "previous"),
+        _partial("ix_answers_previous", "previous", where="previous <> ''"),
     )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import Connection, delete, exists, func, literal, select, tuple_
-from sqlalchemy.orm import aliased
 
 from gateway.store import tallies
+from gateway.store.columns import portions
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.models import AnswerRow, CallRow, DecisionRow, EpisodeRow, LeaseRow
 
@@ -241,13 +241,15 @@ def _calls(connection: Connection, ids: Collection[str]) -> dict[str, int]:
 
 def _continued(connection: Connection, ids: Collection[str]) -> set[str]:
     """The episodes with answers that those of others go on from."""
-    later = aliased(AnswerRow)
-    query = (
-        select(AnswerRow.episode_id)
-        .join(later, later.previous == AnswerRow.id)
-        .where(AnswerRow.episode_id.in_(ids), later.episode_id != AnswerRow.episode_id)
-    )
-    return set(connection.scalars(query))
+    own = select(AnswerRow.id, AnswerRow.episode_id).where(AnswerRow.episode_id.in_(ids))
+    whose = {row.id: row.episode_id for row in connection.execute(own)}
+    found: set[str] = set()
+    goes_on = AnswerRow.previous != literal("", literal_execute=True)  # as the index says it
+    for some in portions(list(whose)):
+        later = select(AnswerRow.previous, AnswerRow.episode_id).where(AnswerRow.previous.in_(some), goes_on)
+        pairs = {(whose[row.previous], row.episode_id) for row in connection.execute(later)}
+        found |= {episode_id for episode_id, other in pairs if other != episode_id}
+    return found
 
 
 def _uncertain(connection: Connection, model: str) -> float:

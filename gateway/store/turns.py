@@ -128,7 +128,7 @@ def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
     query = (
         select(CallRow.episode_id, CallRow.id, CallRow.reward)
         .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
-        .where(EpisodeRow.state.in_(UNFINISHED), CallRow.reward.is_not(None))
+        .where(UNFINISHED, CallRow.reward.is_not(None))
     )
     found: dict[str, dict[str, float]] = {}
     for row in connection.execute(query).mappings():

@@ -22,7 +22,7 @@ def upgrade() -> None:
     _calls()
     _decisions()
     op.create_index("ix_ledger_events_model", "ledger_events", ["model", "seq"])
-    op.create_index("ix_answers_previous", "answers", ["previous"])
+    _index_of_some("ix_answers_previous", "answers", ["previous"], "previous <> ''")
     op.create_table(
         "tallies",
         *(sa.Column(name, _words(length), nullable=False) for name, length in _KEY.items()),
@@ -39,6 +39,7 @@ def _episodes() -> None:
     op.create_index("ix_episodes_closed", "episodes", ["closed_at", "id"])
     for name, column in _BY.items():
         op.create_index(f"ix_episodes_{name}", "episodes", [column, "created_at", "id"])
+    _index_of_some("ix_episodes_unfinished", "episodes", ["id"], "state <> 'closed'")
 
 
 def _calls() -> None:
@@ -60,12 +61,13 @@ def _decisions() -> None:
     op.drop_index("ix_decisions_group", "decisions")
     op.create_index("ix_decisions_group", "decisions", ["group_id", "episode_id"])
     op.drop_index("ix_decisions_buffer", "decisions")
-    for name, columns, kinds in (
-        ("ix_decisions_trained", ["model", "buffer", "entry"], "kind = 'trained'"),
-        ("ix_decisions_alone", ["at"], "kind IN ('refused', 'deleted')"),
-    ):
-        where = sa.text(kinds)
-        op.create_index(name, "decisions", columns, postgresql_where=where, sqlite_where=where)
+    _index_of_some("ix_decisions_trained", "decisions", ["model", "buffer", "entry"], "kind = 'trained'")
+    _index_of_some("ix_decisions_alone", "decisions", ["at"], "kind IN ('refused', 'deleted')")
+
+
+def _index_of_some(name: str, table: str, columns: list[str], where: str) -> None:
+    rows = sa.text(where)
+    op.create_index(name, table, columns, postgresql_where=rows, sqlite_where=rows)
 
 
 _KEY = {"model": 255, "mode": 8, "state": 16, "reason": None}
@@ -89,6 +91,6 @@ def downgrade() -> None:
     op.create_index("ix_calls_digest", "calls", ["digest"])
     # not in a batch: SQLite would make the table anew, and with the old one every exchange of its calls would be deleted
     op.drop_column("calls", "open_to")
-    for name in (*_BY, "closed", "created"):
+    for name in (*_BY, "unfinished", "closed", "created"):
         op.drop_index(f"ix_episodes_{name}", "episodes")
     op.create_index("ix_episodes_created", "episodes", ["created_at"])

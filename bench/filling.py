@@ -1,0 +1,234 @@
+"""A store as a long run leaves it behind, made in bulk: seeded, with blobs that are smaller than real ones.
+
+Episodes of `TURNS` turns, in groups of `GROUP`, in batches of `BATCH` groups: most are trained, some dropped, some evaluations, a
+few are still open. A part of them was opened by an agent's calls, and all of these begin with one conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast
+
+from sqlalchemy import Connection, Engine, Table
+
+from gateway.store import tallies
+from gateway.store.models import (
+    AnswerRow,
+    CallRow,
+    DecisionRow,
+    EpisodeRow,
+    LeaseRow,
+    LedgerEventRow,
+    NodeRow,
+)
+
+TURNS, GROUP, BATCH = 10, 8, 16
+MODEL, AGENT = "bench", "agent"
+EQUAL = b"\1" * 16
+"""The digest with which the first reply of every agent's conversation ends."""
+_BEGAN = 1_700_000_000.0
+_OPEN = 4
+"""Groups that are not over."""
+_PROMPT, _REPLY = 24, 32
+_TABLES = [
+    cast(Table, row.__table__)
+    for row in (EpisodeRow, CallRow, NodeRow, AnswerRow, DecisionRow, LedgerEventRow, LeaseRow)
+]
+_AT_ONCE = 2_000
+_Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What is in it."""
+
+    turns: int
+
+    @property
+    def episodes(self) -> int:
+        """Their number."""
+        return max(self.turns // TURNS, 1)
+
+    @property
+    def groups(self) -> int:
+        """Their number; the last ones are open."""
+        return -(-self.episodes // GROUP)
+
+    def episode(self, number: int) -> str:
+        """An id."""
+        return f"ep-{Random(number).getrandbits(80):020x}"
+
+    def members(self, group: int) -> list[str]:
+        """The episodes of a group."""
+        return [self.episode(n) for n in range(group * GROUP, min((group + 1) * GROUP, self.episodes))]
+
+    def is_open(self, group: int) -> bool:
+        """Whether a group is not over."""
+        return group >= self.groups - _OPEN
+
+    def fate(self, group: int) -> str:
+        """trained, dropped, eval or open."""
+        if self.is_open(group):
+            return "open"
+        return {7: "dropped", 8: "eval"}.get(group % 10, "trained")
+
+    def agent(self, group: int) -> str:
+        """Whose the episodes of a group are."""
+        return AGENT if group % 5 == 0 or self.is_open(group) else ""
+
+    def rows(self, group: int) -> dict[str, list[_Row]]:
+        """All rows of a group, by table."""
+        random = Random(f"group {group}")
+        found: dict[str, list[_Row]] = {table.name: [] for table in _TABLES}
+        at, fate = _BEGAN + group * 60.0, self.fate(group)
+        for place, episode_id in enumerate(self.members(group)):
+            found["episodes"].append(self._episode(group, episode_id, at + place, fate, random))
+            self._turns(found, group, episode_id, at + place, fate, random)
+            if self.agent(group):
+                answer = f"resp-{random.getrandbits(96):024x}"
+                found["answers"].append(
+                    (answer, episode_id, "responses", MODEL, "", "[]", "[]", "{}", at, None)
+                )
+        self._decisions(found, group, at, fate)
+        return found
+
+    def _episode(self, group: int, episode_id: str, at: float, fate: str, random: Random) -> _Row:
+        reason = {"open": "", "dropped": "zero_variance"}.get(fate, "rewarded")
+        over = fate != "open"
+        return (
+            episode_id, f"{random.getrandbits(256):064x}", f"task-{group % 1000}", f"group-{group}",
+            "eval" if fate == "eval" else "train", MODEL, "{}", group // BATCH, "closed" if over else "open", reason,
+            random.random() if over else None, None, at, at + 50.0 if over else None, self.agent(group), "",
+        )  # fmt: skip
+
+    def _turns(
+        self, found: dict[str, list[_Row]], group: int, episode_id: str, at: float, fate: str, random: Random
+    ) -> None:
+        agent, version = self.agent(group), group // BATCH
+        for turn in range(TURNS):
+            call, node = f"chatcmpl-{random.getrandbits(96):024x}", 2 * turn
+            digest = EQUAL if agent and not turn else random.randbytes(16)
+            found["calls"].append(
+                (
+                    call, episode_id, MODEL, node + 1, f"{random.getrandbits(256):064x}", "chat", True, _ASKED, _USED,
+                    "processed_logprobs", "engine-0", "stop", (turn + 1) * 56, _REPLY, 0, digest, at + turn, 0.1, 1.0,
+                    None, agent if agent and fate == "open" else None,
+                )
+            )  # fmt: skip
+            found["nodes"] += [
+                _node(episode_id, node, call, False, _PROMPT, version, random),
+                _node(episode_id, node + 1, call, True, _REPLY, version, random),
+            ]
+
+    def _decisions(self, found: dict[str, list[_Row]], group: int, at: float, fate: str) -> None:
+        if fate == "eval":
+            return
+        name, buffer, members = f"group-{group}", group // BATCH, self.members(group)
+        told: list[tuple[str, str, str, int | None, int | None, dict[str, Any]]] = [
+            ("admitted", episode_id, "", buffer, None, {"version": buffer}) for episode_id in members
+        ]
+        if fate != "open":
+            told += [("rewarded", episode_id, "", None, None, {"value": 0.5}) for episode_id in members]
+        if fate == "dropped":
+            told.append(("dropped", "", "zero_variance", None, None, {}))
+        elif fate == "trained":
+            kept = {"version": buffer, "episodes": members}
+            told += [
+                ("occupied", "", "", buffer, group % BATCH, {}),
+                ("trained", "", "", buffer, group % BATCH, kept),
+            ]
+        first = group * 64 + 1
+        found["decisions"] += [
+            (first + i, MODEL, at + 55, name, episode_id, kind, reason, to, entry, json.dumps(details))
+            for i, (kind, episode_id, reason, to, entry, details) in enumerate(told)
+        ]
+        events = [*({"type": "Join", "episode_id": e, "group_id": name} for e in members), {"type": "Bench"}]
+        found["ledger_events"] += [
+            (first + i, MODEL, at, json.dumps(event), "[]") for i, event in enumerate(events)
+        ]
+        if group % BATCH == 0 and fate == "trained":
+            lease = (
+                MODEL,
+                buffer + 1,
+                f"lease-{buffer}",
+                buffer,
+                "trainer",
+                "acked",
+                f"c{buffer}",
+                "",
+                at,
+                at,
+            )
+            found["leases"].append(lease)
+
+
+_ASKED = json.dumps(
+    {"model": "bench", "temperature": 1.0, "max_tokens": 64, "stream": True, "user": "x" * 64}
+)
+_USED = json.dumps({"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "stop_token_ids": [1, 2]})
+
+
+def _node(
+    episode_id: str, index: int, call: str, sampled: bool, tokens: int, version: int, random: Random
+) -> _Row:
+    logprobs = random.randbytes(4 * tokens) if sampled else b""
+    spans = f"[[{version},{tokens}]]" if sampled else "[]"
+    flags = bytes(tokens) if sampled else b""
+    ids = random.randbytes(4 * tokens)
+    return (
+        episode_id, MODEL, index, index - 1, tokens, sampled, ids, logprobs, spans, flags, 1.0, "", call if sampled else "",
+    )  # fmt: skip
+
+
+def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda _turns: None) -> None:
+    """Fills empty tables. `advance` is told how many turns are in."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            for pragma in ("synchronous=OFF", "cache_size=-1000000", "foreign_keys=OFF"):
+                connection.exec_driver_sql(f"PRAGMA {pragma}")
+            connection.commit()
+        for rows, turns in _portions(filled):
+            for table in _TABLES:
+                if rows[table.name]:
+                    _insert(connection, table, rows[table.name])
+            connection.commit()
+            advance(turns)
+        tallies.recount(connection)
+        if engine.dialect.name == "postgresql":
+            for name in ("decisions", "ledger_events"):
+                connection.exec_driver_sql(
+                    f"SELECT setval(pg_get_serial_sequence('{name}', 'seq'), (SELECT max(seq) FROM {name}))"
+                )
+        connection.commit()
+        connection.exec_driver_sql("ANALYZE")
+        connection.commit()
+    engine.dispose()  # connections that were told to hurry
+
+
+def _portions(filled: Filled) -> Iterator[tuple[dict[str, list[_Row]], int]]:
+    rows: dict[str, list[_Row]] = {table.name: [] for table in _TABLES}
+    done = 0
+    for group in range(filled.groups):
+        for name, some in filled.rows(group).items():
+            rows[name] += some
+        if len(rows["calls"]) >= _AT_ONCE or group == filled.groups - 1:
+            done += len(rows["calls"])
+            yield rows, done
+            rows = {table.name: [] for table in _TABLES}
+
+
+def _insert(connection: Connection, table: Table, rows: list[_Row]) -> None:
+    names = [f'"{column.name}"' for column in table.c]
+    assert len(rows[0]) == len(names), table.name
+    if connection.dialect.name == "sqlite":
+        places = ", ".join("?" * len(names))
+        statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({places})"
+        connection.exec_driver_sql(statement, rows)
+        return
+    raw: Any = connection.connection.dbapi_connection
+    with raw.cursor() as cursor, cursor.copy(f"COPY {table.name} ({', '.join(names)}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)

@@ -1,0 +1,303 @@
+"""Real servers for benches and tests: each of its own, on a free port of the loopback, with its data in a folder of its own.
+
+A server can be stopped as a crash would (`stop("kill")`) and started again with the same port and data. Its methods block, so
+who has an event loop calls `start` and `stop` with `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+
+Stop = Literal["kill", "immediate", "fast"]
+_PATIENCE_S = 60.0
+_UNPRIVILEGED = ("postgres", "nobody")
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class NotInstalled(Exception):
+    """A machine lacks a server; the message says what to install."""
+
+
+def program(name: str, package: str, *folders: Path) -> Path:
+    """Where a server's program is. Raises NotInstalled."""
+    places = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=places)
+    if found is None:
+        raise NotInstalled(f"this needs `{name}`: install it (Debian: apt-get install {package})")
+    return Path(found)
+
+
+class PostgresServer:
+    """A PostgreSQL server. Make it with `postgres_server`; its databases order text as English does, not as C."""
+
+    def __init__(self, folder: Path, *, durable: bool, **options: str) -> None:
+        """`options`: further ones of the server, such as `shared_buffers`."""
+        self._folder = folder
+        self._durable = durable
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        newest = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
+        self._programs = {name: program(name, "postgresql", *newest) for name in ("initdb", "postgres")}
+        self._as: dict[str, Any] = _somebody_else() if os.geteuid() == 0 else {}
+        """PostgreSQL refuses to run as root."""
+        self.port = free_port()
+
+    def initialise(self) -> None:
+        """Makes an empty cluster of databases."""
+        if user := self._as.get("user"):
+            shutil.chown(self._folder, user)
+        locale = ("--encoding=UTF8", "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US")
+        arguments = ("--username=headgate", "--auth=trust", "--no-sync", *locale, f"--pgdata={self._data}")
+        self._run(self._programs["initdb"], *arguments)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    @property
+    def initialised(self) -> bool:
+        """Whether there are databases already."""
+        return (self._data / "PG_VERSION").exists()
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers."""
+        assert not self.running
+        options = {
+            "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
+            "fsync": "on" if self._durable else "off", "full_page_writes": "on" if self._durable else "off", **self._options,
+        }  # fmt: skip
+        switches = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs["postgres"], "-D", self._data, *switches],
+                **self._as, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._answers():
+            if not self.running or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start: {self._log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def stop(self, how: Stop = "fast") -> None:
+        """Stops it. `kill`: all of its processes by SIGKILL; `immediate`: it drops everything; `fast`: it ends in order."""
+        if self._process is None:
+            return
+        if how == "kill":
+            self._kill()
+        else:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGQUIT if how == "immediate" else signal.SIGINT)
+        self._process.wait(_PATIENCE_S)
+        self._process = None
+
+    def pause(self) -> None:
+        """All of its processes stand still: connections stay, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """They go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)  # first, so that one that stops starts no others
+        for child in _children(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(int(child), number)
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGSTOP)  # it must start no others meanwhile
+        children = [int(child) for child in _children(self._process.pid)]
+        for pid in (*children, self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _PATIENCE_S
+        while any(_lives(pid) for pid in children) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database, as `[store] url` takes it."""
+        return f"postgresql://headgate@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self, like: str | None = None) -> str:
+        """Makes a database and answers its name. It is empty, or a copy of `like`, to which nobody may be connected."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        template = f" TEMPLATE {like}" if like else ""
+        self.execute(f"CREATE DATABASE {name}{template}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drops a database, whoever is connected to it."""
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def execute(self, statement: str, database: str = "postgres") -> list[tuple[object, ...]]:
+        """Runs one statement on a connection of its own; answers its rows."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def _answers(self) -> bool:
+        try:
+            self.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _run(self, *command: str | Path) -> None:
+        done = subprocess.run(command, **self._as, cwd=self._folder, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{command[0]}: {done.stdout.decode()} {done.stderr.decode()}")
+
+
+@contextmanager
+def postgres_server(*, durable: bool = False, **options: str) -> Iterator[PostgresServer]:
+    """A running PostgreSQL server. `durable`: it waits for its disk; without, a crash of the machine (not of it) loses data."""
+    folder = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
+    try:
+        server = PostgresServer(folder, durable=durable, **options)
+        server.initialise()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop("immediate")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class RedisServer:
+    """A Redis server that keeps nothing on disk: stopped, it has lost everything. Make it with `redis_server`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._program = program("redis-server", "redis-server")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    @property
+    def url(self) -> str:
+        """As `[bus] url` takes it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, empty, and waits until it answers."""
+        assert not self.running
+        options = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "no",
+            "dir": self._folder,
+        }
+        switches = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        log = self._folder / "log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._program, *switches],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._ask("PING") != "+PONG":
+            if not self.running or time.monotonic() > deadline:
+                raise RuntimeError(f"Redis did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def stop(self, how: Literal["kill", "fast"] = "kill") -> None:
+        """Stops it. `kill`: by SIGKILL; `fast`: it ends in order."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        self._process.wait(_PATIENCE_S)
+        self._process = None
+
+    def pause(self, paused: bool) -> None:
+        """It answers nothing, and forgets nothing; or goes on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def flush(self) -> None:
+        """Forgets everything at once."""
+        assert self._ask("FLUSHALL") == "+OK"
+
+    def _ask(self, command: str) -> str:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE_S) as connection:
+                connection.sendall(f"{command}\r\n".encode())
+                return connection.recv(64).decode().strip()
+        except ConnectionError:
+            return ""
+
+
+@contextmanager
+def redis_server() -> Iterator[RedisServer]:
+    """A running Redis server."""
+    folder = Path(tempfile.mkdtemp(prefix="headgate-redis-"))
+    try:
+        server = RedisServer(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _somebody_else() -> dict[str, Any]:
+    """For Popen: the first unprivileged user that this machine has."""
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = next(known[name] for name in _UNPRIVILEGED if name in known)
+    return {"user": entry.pw_name, "group": entry.pw_gid, "extra_groups": []}
+
+
+def _children(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,149 @@
+"""No query that the gateway asks again and again looks through a whole big table, on either database: told from its plan, not
+from its time. The store is small, so PostgreSQL is told that reading a table from end to end is expensive; where no index
+serves, it does so all the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from bench.filling import Filled, fill
+from bench.store import QUERIES
+from gateway.settings import StoreSettings
+from gateway.store import retention
+from gateway.store.connections import connect
+from gateway.store.schema import bring_up_to_date
+from tests.servers import PostgresServer
+
+FILLED = Filled(30_000)
+BIG = {"episodes", "calls", "nodes", "decisions", "ledger_events", "exchanges", "answers"}
+SMALL = "ix_episodes_unfinished"
+"""An index of the rows that are asked for, and of no others."""
+IN_ORDER = {"list", "list_page", "prune_page"}
+"""They read an index from one place on, until they have enough."""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Iterator[Engine]:
+    """A filled store."""
+    name = postgres.new_database() if request.param == "postgresql" else ""
+    url = postgres.url(name) if name else f"sqlite:///{tmp_path_factory.mktemp('plans')}/store.db"
+    opened = connect(url, 1)
+    bring_up_to_date(opened, StoreSettings(url=url))
+    fill(opened, FILLED)
+    yield opened
+    opened.dispose()
+    if name:
+        postgres.drop_database(name)
+
+
+def asked(connection: Connection, name: str) -> list[tuple[str, Any]]:
+    """The statements, with their values, of which a query consists."""
+    found: list[tuple[str, Any]] = []
+
+    def listen(_connection: Any, _cursor: Any, statement: str, values: Any, *_rest: Any) -> None:
+        found.append((statement, values))
+
+    event.listen(connection.engine, "before_cursor_execute", listen)
+    try:
+        QUERIES[name](FILLED, Random(1))(connection)
+    finally:
+        event.remove(connection.engine, "before_cursor_execute", listen)
+    return found
+
+
+def scanned(connection: Connection, statement: str, values: Any) -> list[str]:
+    """What its plan reads without looking anything up."""
+    if connection.dialect.name == "sqlite":
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        plan = [str(row[-1]) for row in rows]
+        return [line for line in plan if (m := re.match(r"SCAN (\w+)", line)) and m[1] in BIG]
+    connection.execute(text("SET LOCAL enable_seqscan = off"))
+    (found,) = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", values).scalars()
+    return [line for line in nodes(found[0]["Plan"]) if line]
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[str]:
+    """Every node that reads a whole big table, or a whole index of one."""
+    table, kind = plan.get("Relation Name"), plan["Node Type"]
+    sought = "Index Cond" in plan or kind == "Bitmap Heap Scan"
+    if table in BIG and not sought and kind != "ModifyTable":
+        yield f"{kind} {table} {plan.get('Index Name', '')} {plan.get('Filter', '')}"
+    if kind == "Bitmap Index Scan" and not sought:
+        yield f"{kind} {plan.get('Index Name', '')}"
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+@pytest.mark.parametrize("name", list(QUERIES))
+def test_an_index_serves(engine: Engine, name: str) -> None:
+    with engine.connect() as connection:
+        statements = asked(connection, name)
+        assert statements
+        for statement, values in statements:
+            whole = [line for line in scanned(connection, statement, values) if SMALL not in line]
+            if name in IN_ORDER and "LIMIT" in statement:
+                whole = [line for line in whole if "ix_episodes_" not in line]
+            assert not whole, statement
+
+
+def test_a_query_without_an_index_would_be_noticed(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert scanned(connection, "SELECT * FROM calls WHERE engine = 'engine-0'", ())
+        assert scanned(connection, "SELECT count(*) FROM episodes", ())
+
+
+def test_lists_are_in_the_order_of_an_index(engine: Engine) -> None:
+    """Nothing is sorted that could be long: the page is what an index gives first."""
+    with engine.connect() as connection:
+        for name in (
+            "list",
+            "list_page",
+            "list_open",
+            "list_eval_page",
+            "list_agent",
+            "list_task",
+            "list_model",
+        ):
+            for statement, values in asked(connection, name):
+                assert not sorts(connection, statement, values), (name, statement)
+
+
+def sorts(connection: Connection, statement: str, values: Any) -> bool:
+    if connection.dialect.name == "sqlite":
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        return any("TEMP B-TREE" in str(row[-1]) for row in rows)
+    connection.execute(text("SET LOCAL enable_seqscan = off"))
+    connection.execute(text("SET LOCAL enable_bitmapscan = off"))
+    (found,) = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", values).scalars()
+    return '"Sort"' in str(found).replace("'", '"')
+
+
+def test_deleting_looks_nothing_up_in_whole_tables(engine: Engine) -> None:
+    """Neither what belongs to an episode, nor (PostgreSQL) the keys that point at it."""
+    with engine.connect() as connection:
+        found: list[tuple[str, Any]] = []
+
+        def listen(_connection: Any, _cursor: Any, statement: str, values: Any, *_rest: Any) -> None:
+            found.append((statement, values))
+
+        ages = retention.Ages(2e9, 2e9, 2e9)
+        event.listen(connection.engine, "before_cursor_execute", listen)
+        try:
+            swept, _ = retention.sweep(connection, ages, None, dry=False)
+            retention.forget(connection, 0.0)
+        finally:
+            event.remove(connection.engine, "before_cursor_execute", listen)
+        assert swept.deleted.total() > 0
+        deletes = [(s, v) for s, v in found if s.startswith("DELETE")]
+        assert len(deletes) >= 4
+        for statement, values in deletes:
+            assert not scanned(connection, statement, values), statement
+        connection.rollback()
