@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, literal, select, union_all
+from sqlalchemy import Connection, func, insert, literal, select
 
 from gateway.store.models import DecisionRow
 
@@ -56,10 +56,12 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
 def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
     """Every decision about an episode, and about every group of its groups' names, in order."""
     own = select(*_COLUMNS).where(DecisionRow.episode_id == episode_id)
-    names = select(DecisionRow.group_id).where(DecisionRow.episode_id == episode_id)
+    rows = list(connection.execute(own).mappings())
+    names = {row["group_id"] for row in rows}
     groups = select(*_COLUMNS).where(DecisionRow.group_id.in_(names), DecisionRow.episode_id == "")
-    rows = connection.execute(union_all(own, groups).order_by("seq")).mappings()
-    return [dict(row) for row in rows]
+    rows += connection.execute(groups).mappings()
+    # Sorted here: for the order SQLite would rather read all decisions about groups than those about these.
+    return [dict(row) for row in sorted(rows, key=lambda row: row["seq"])]
 
 
 def trained(

@@ -221,7 +221,8 @@ def _ends(connection: Connection, group_ids: Collection[str]) -> dict[tuple[str,
     columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "buffer", "details")]
     query = select(*columns).where(DecisionRow.group_id.in_(group_ids), DecisionRow.episode_id == "")
     found: dict[tuple[str, str], list[Row]] = {}
-    for row in connection.execute(query.order_by(DecisionRow.seq)).mappings():
+    rows = connection.execute(query).mappings()
+    for row in sorted(rows, key=lambda row: row["seq"]):  # see `decisions.of_episode`
         if row["kind"] in _ENDS:
             found.setdefault((row["model"], row["group_id"]), []).append(dict(row))
     return found

@@ -126,6 +126,18 @@ def sorts(connection: Connection, statement: str, values: Any) -> bool:
     return '"Sort"' in str(found).replace("'", '"')
 
 
+def test_decisions_about_groups_are_sought_by_the_groups(engine: Engine) -> None:
+    """Their `episode_id` is empty, as that of every other decision about a group."""
+    with engine.connect() as connection:
+        for name in ("why", "prune_page"):
+            of_groups = [(s, v) for s, v in asked(connection, name) if "decisions.group_id IN" in s]
+            assert of_groups
+            for statement, values in of_groups:
+                explain = "EXPLAIN QUERY PLAN" if connection.dialect.name == "sqlite" else "EXPLAIN"
+                plan = str(connection.exec_driver_sql(f"{explain} {statement}", values).all())
+                assert "ix_decisions_group" in plan, plan
+
+
 def test_deleting_looks_nothing_up_in_whole_tables(engine: Engine) -> None:
     """Neither what belongs to an episode, nor (PostgreSQL) the keys that point at it."""
     with engine.connect() as connection:
