@@ -128,7 +128,7 @@ class Episodes:
         """Opens an episode of a trained model once its ledger has a slot.
 
         `agent`: whose key reaches it, beside its own. `opening`: the name of the request that opens it, under the agent's key;
-        then it has no key of its own. `key`: its own, if it is not to be a random one. Raises Busy after `wait_s`, Conflict if the
+        then it has no key of its own. `key`: its own, if it is not to be random. Raises Busy after `wait_s`, Conflict if the
         group takes no more.
         """
         episode_id = f"ep-{secrets.token_hex(10)}"
