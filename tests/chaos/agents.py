@@ -60,7 +60,8 @@ class Agent:
         count = 0
         while not self._over.is_set():
             count += 1
-            train = self._random.random() < self._plan["train_share"]
+            # Some never train: they go on while the others wait for a slot within the staleness bound.
+            train = self._number % 3 != 0 and self._random.random() < self._plan["train_share"]
             group, size = f"group-{self._number}-{count}", self._plan["group_size"] if train else 1
             self._journal.write("group", group=group, size=size, mode="train" if train else "eval")
             async with asyncio.TaskGroup() as members:

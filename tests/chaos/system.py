@@ -58,7 +58,7 @@ class Plan:
     delay_s: float = 0.05
     """The fake engines' time for a token."""
     pause_s: float = 0.5
-    train_share: float = 0.75
+    train_share: float = 0.9
     leave_share: float = 0.08
     store_share: float = 0.15
     leak_share: float = 0.15
