@@ -307,7 +307,7 @@ class Cluster:
     def _session(self, headers: dict[str, str]) -> Any:
         return self.network.session(headers["Authorization"].removeprefix("Bearer "))
 
-    def _connect(self, name: str, url: str, _api: str, *_: Any) -> Adapter:
+    def _connect(self, name: str, url: str, _api: str, *_: Any, **__: Any) -> Adapter:
         """The adapter of whichever process asks: it is found by its pool."""
         server = next(server for server in self.servers if server.url == url)
         return _Told(self._asking(), server)

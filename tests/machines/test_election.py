@@ -51,6 +51,10 @@ class Clocks(dict[str, Any]):
         return literal_column("machine_clock()", Float)
 
 
+class Wrote(int):
+    """The fence under which something was written."""
+
+
 class _Killed(BaseException):
     """The process is gone, in the middle of a transaction."""
 
@@ -187,12 +191,12 @@ class Member:
         assert fence is not None
         self.writes += 1
 
-        def write(connection: Connection) -> int:
+        def write(connection: Connection) -> Wrote:
             coordination.check(connection, fence)
             self.hand.pause()
             said = {"fence": fence, "by": self.name, "number": number}
             statements.insert_event(connection, "m", said, [])
-            return fence
+            return Wrote(fence)
 
         future = self.store.submit(write)
         future.add_done_callback(lambda done: done.exception())
@@ -287,6 +291,8 @@ class ElectionMachine(RuleBasedStateMachine):
         if isinstance(hand.error, _Killed):
             return
         assert hand.error is None or isinstance(hand.error, Fenced), repr(hand.error)
+        if isinstance(hand.result, Wrote) and hand.error is None:
+            assert now is not None and now[0] == hand.result, "one that was superseded has written"
         if future.done():  # nobody waits for it any more
             return
         if hand.error is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway.control.live import LiveEpisode
 from gateway.settings import Settings
 from tests.machines.cluster import LEASE_S, Cluster
 from tests.machines.virtual import profile
@@ -73,8 +74,6 @@ class LinkMachine(RuleBasedStateMachine):
             self.episodes += 1
             name = f"ep{self.episodes}"
             self.c.open.add(name)
-            from gateway.control.live import LiveEpisode
-
             self.c.leader.live[name] = LiveEpisode(name, "t", "g", "eval", "m", 0.0, 0.0)
         name = sorted(self.c.open)[-1 - at % min(2, len(self.c.open))]
         self.c.spawn(process.call(name, tokens, pinned=pinned))

@@ -1,0 +1,101 @@
+"""What the machines have found, step by step: each of these failed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.machines.cluster import Work
+from tests.machines.test_leases import LeaseMachine
+from tests.machines.test_link import LinkMachine
+
+
+@contextmanager
+def links(mode: str, *, accounts: bool = True) -> Iterator[LinkMachine]:
+    """Three processes and one engine; at the end all must heal."""
+    machine = LinkMachine()
+    try:
+        machine.begin(mode, "rolling", 1, 0.0, accounts=accounts)
+        yield machine
+        machine.nothing_is_wrong()
+    finally:
+        machine.teardown()
+
+
+def test_an_engine_that_a_new_coordinator_has_opened_stays_open() -> None:
+    """To retire as a follower held every engine once more, and nobody opened them again."""
+    with links("abort") as machine:
+        machine.the_coordinator_dies(0.0)
+        machine.another_follows(0)
+
+
+def test_tokens_of_new_weights_are_not_taken_for_old_ones_without_a_link() -> None:
+    """A follower without a link is told of no crossing; its client left, so the engine gave no account."""
+    with links("keep") as machine:
+        cluster = machine.c
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        hubs = dict(cluster.network.hubs)
+        cluster.network.hubs.clear()  # and it finds no way back
+        for _ in range(2):
+            machine.a_link_is_cut(0, (0.0, 20.0))
+        machine.publish()
+        machine.advance(13.0)
+        assert cluster.servers[0].weights == 1
+        machine.client_goes_away(0)
+        machine.advance(1.0)
+        cluster.network.hubs.update(hubs)
+
+
+def test_a_new_coordinator_names_the_weights_before_anything_is_sampled() -> None:
+    """A follower that had not heard of it began a run, and the engine's account named the version of the last coordinator."""
+    with links("abort") as machine:
+        cluster = machine.c
+        machine.call(0, 3, False, True)
+        machine.publish()
+        machine.advance(4.0)
+        cluster.live_version = 0  # the last coordinator died before it could tell the store
+        cluster.servers[0].work_s = 0.3
+        for link in cluster.network.live():
+            link.cut(7.5, 0.0)
+        machine.kill(cluster.leader)
+        second, third = (process for process in cluster.processes if not process.dead)
+        cluster.loop.run(cluster.take_place(second), 1.0)
+        live = second.live["ep1"]
+
+        async def late() -> None:
+            third.works.append(Work(third, live, 3, pinned=False))
+
+        machine.advance(0.5)
+        cluster.loop.run(late(), 1.0)
+        machine.advance(3.0)
+
+
+def test_an_end_that_a_link_lost_is_told_again() -> None:
+    """The follower came back before the hub had noticed that it was gone: nobody told it of the end, and `end` returned."""
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        for which in (0, 1):
+            machine.a_link_is_cut(which, (0.4, 20.0))
+        machine.end_episode(0)
+        machine.advance(3.0)
+
+
+def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
+    """Sent again it was refused, though the batch was consumed: the trainer would have gone back to its last checkpoint."""
+    machine = LeaseMachine()
+    try:
+        machine.start()
+        machine.groups_are_rewarded(1)
+        machine.lease("a", old=False, heard=True)
+        machine.commit(old=False, count=3)
+        machine.answer("ack", 0, 2, old=False, checkpoint="one", heard=True)
+        machine.commit(old=False, count=3)
+        machine.another_coordinates(dies=True)
+        machine.the_same_again(0)
+        machine.commit(old=False, count=3)
+        machine.what_is_stored_is_what_was_told()
+        assert len(machine.told.acked) == 1
+    finally:
+        machine.teardown()
