@@ -15,6 +15,7 @@
     └── EngineError         an engine failed                                502
         ├── EngineUnreachable
         ├── EngineRefused   the engine says that the request is wrong; no other would take it
+        ├── EngineReplaced  it was started anew behind our backs, and has other weights
         ├── StepTimedOut    names the step that missed its deadline
         └── ProbeFailed     an engine does not run the weights it should
 
@@ -132,6 +133,10 @@ class EngineUnreachable(EngineError):
 
 class EngineRefused(EngineError):
     """An engine will not take a request, whoever else asks."""
+
+
+class EngineReplaced(EngineError):
+    """An engine that others start was started anew: it does not have the label, and so the weights, that it was given."""
 
 
 class StepTimedOut(EngineError):

@@ -55,12 +55,26 @@ class Member:
 class Cluster:
     """Its members, in the order of their start."""
 
-    def __init__(self, values: dict[str, Any], engines: list[FakeEngine], stack: AsyncExitStack) -> None:
+    def __init__(self, values: dict[str, Any], ports: list[int], stack: AsyncExitStack) -> None:
         self.members: list[Member] = []
-        self.engines = engines
+        self.engines: list[FakeEngine] = [FakeEngine("none") for _ in ports]
         self.values = values
+        self._ports = ports
+        self._serving: dict[int, AsyncExitStack] = {}
         self._stack = stack
         self._running: dict[str, AsyncExitStack] = {}
+
+    async def start_engine(self, number: int) -> None:
+        """An engine that nobody has given weights or a label."""
+        self.engines[number] = engine = FakeEngine(str(self.values["models"]["demo"]["path"]))
+        self._serving[number] = own = AsyncExitStack()
+        await own.enter_async_context(serve(create_fake_app(engine), self._ports[number]))
+        self._stack.push_async_callback(own.aclose)
+
+    async def restart_engine(self, number: int) -> None:
+        """Ends an engine, and starts it anew at the same place, faster than anybody asks for its health."""
+        await self._serving.pop(number).aclose()
+        await self.start_engine(number)
 
     async def add(self) -> Member:
         """Starts one more member, and waits for its place."""
@@ -126,17 +140,15 @@ async def run_cluster(
 ) -> AsyncIterator[Cluster]:
     """A cluster on the database `store`, its engines in this event loop."""
     async with AsyncExitStack() as stack:
-        fakes, urls = [], []
-        for _ in range(engines):
-            fake, port = FakeEngine("none"), free_port()
-            await stack.enter_async_context(serve(create_fake_app(fake), port))
-            fakes.append(fake)
-            urls.append(f"http://127.0.0.1:{port}")
+        ports = [free_port() for _ in range(engines)]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
         values = settings_for(model, work, **overrides)
         values["store"] = {"url": store}
         values["engine"] = {**values["engine"], "launch": "external", "urls": urls}
         values["cluster"] = {"key": CLUSTER_KEY, "lease_s": 2.0, **values.get("cluster", {})}
-        cluster = Cluster(values, fakes, stack)
+        cluster = Cluster(values, ports, stack)
+        for number in range(engines):
+            await cluster.start_engine(number)
         for _ in range(members):
             await cluster.add()
         yield cluster

@@ -27,6 +27,8 @@ class GenerateRequest:
     """Tokens that may be gathered into one chunk: more cost less, fewer come sooner."""
     cache_salt: str = ""
     """Prefix caches are shared between requests of equal salt only."""
+    label: str = ""
+    """What the engine must be labelled with, where others may start it anew (EngineReplaced); empty: nobody else does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ httpx's layers around it would cost more than all that is done with the token.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -30,7 +31,9 @@ _READ_BYTES = 2**20
 class EngineHTTP:
     """The connections to one engine. A stream of events may be silent for `silence_s`."""
 
-    def __init__(self, name: str, base_url: str, silence_s: float) -> None:
+    def __init__(self, name: str, base_url: str, silence_s: float, *, watched: bool = False) -> None:
+        """`watched`: it is noticed which answers come over new connections, for `events`."""
+        self._watched = watched
         self._name = name
         self._base_url = base_url.rstrip("/")
         self._silence = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
@@ -48,8 +51,26 @@ class EngineHTTP:
                     raise self._refusal(path, response.status, answer)
                 return answer
 
-    async def events(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Posts a JSON object; yields the events of the answer, until `[DONE]`."""
+    async def get(self, path: str) -> bytes:
+        """The body of a GET."""
+        with self._translated(path):
+            async with self._session.get(
+                self._base_url + path, headers=_JSON, allow_redirects=False
+            ) as response:
+                answer = await response.read()
+                if response.status >= 300:
+                    raise self._refusal(path, response.status, answer)
+                return answer
+
+    async def events(
+        self, path: str, body: Any, on_new: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Posts a JSON object; yields the events of the answer, until `[DONE]`.
+
+        `on_new` is awaited before the first event if the answer comes over a connection that was made for it: a connection does
+        not outlive the server's process, so what is found out after it was made is true of all that comes over it.
+        """
+        connection = SimpleNamespace(new=False)
         with self._translated(path):
             async with self._session.post(
                 self._base_url + path,
@@ -57,9 +78,12 @@ class EngineHTTP:
                 headers=_JSON,
                 timeout=self._silence,
                 allow_redirects=False,
+                trace_request_ctx=connection,
             ) as response:
                 if response.status >= 300:
                     raise self._refusal(path, response.status, await response.read())
+                if on_new is not None and connection.new:
+                    await on_new()
                 rest = b""
                 async for data in response.content.iter_any():
                     *events, rest = (rest + data).split(b"\n\n")
@@ -95,6 +119,7 @@ class EngineHTTP:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=_READ_BYTES,
                 auto_decompress=False,
+                trace_configs=[_watch()] if self._watched else None,
             )
         return self._opened
 
@@ -107,6 +132,16 @@ class EngineHTTP:
             return EngineUnreachable(text, quoted=quoted)
         kind = EngineRefused if status in _BLAMES_THE_REQUEST else EngineError
         return kind(text, quoted=quoted)
+
+
+def _watch() -> aiohttp.TraceConfig:
+    async def made(_session: object, context: SimpleNamespace, _params: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.new = True
+
+    watch = aiohttp.TraceConfig()
+    watch.on_connection_create_end.append(made)
+    return watch
 
 
 def _dump(body: Any) -> bytes:

@@ -18,7 +18,7 @@ from scheduler.cluster.local import LocalProcess, free_port
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
-_ADAPTERS: dict[str, Callable[[str, str, float], Engine]] = {"vllm": VLLMEngine, "sglang": SGLangEngine}
+_ADAPTERS: dict[str, Callable[..., Engine]] = {"vllm": VLLMEngine, "sglang": SGLangEngine}
 """For each API: what speaks it."""
 
 _VLLM_ENV = {
@@ -29,9 +29,9 @@ _VLLM_ENV = {
 }
 
 
-def connect(name: str, url: str, api: str, silence_s: float = SILENCE_S) -> Engine:
-    """The adapter to an engine at `url`; no connection is made yet. A generation that is silent for `silence_s` has failed."""
-    return _ADAPTERS[api](name, url, silence_s)
+def connect(name: str, url: str, api: str, *, watched: bool = False) -> Engine:
+    """The adapter to an engine at `url`; no connection is made yet. `watched`: others may start the engine anew."""
+    return _ADAPTERS[api](name, url, SILENCE_S, watched=watched)
 
 
 def spoken(settings: EngineSettings) -> str:

@@ -42,7 +42,8 @@ _IDLE_S = "60"
 class SGLangEngine:
     """One SGLang server at `base_url`, which nobody else pauses."""
 
-    def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
+    def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
+        """`watched` is not used: a server that was started anew is noticed by its account at the end of a run, not before."""
         self.name = name
         self._http = EngineHTTP(name, base_url, silence_s)
         self._paused = False

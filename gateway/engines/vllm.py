@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import orjson
 
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.engines.http import EngineHTTP, failure
-from gateway.errors import EngineError, EngineUnreachable
+from gateway.errors import EngineError, EngineReplaced, EngineUnreachable
 from gateway.types import FinishReason, Sampling
 
 _GENERATE = "/inference/v1/generate"
@@ -27,15 +28,17 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 class VLLMEngine:
     """One vLLM server at `base_url`."""
 
-    def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
+    def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
+        """`watched`: others may start it anew, and requests say which label it must have."""
         self.name = name
-        self._http = EngineHTTP(name, base_url, silence_s)
+        self._http = EngineHTTP(name, base_url, silence_s, watched=watched)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """See `Engine`."""
         finished = False
         try:
-            async with aclosing(self._http.events(_GENERATE, _body(request))) as events:
+            check = partial(self._check, request.label) if request.label else None
+            async with aclosing(self._http.events(_GENERATE, _body(request), check)) as events:
                 async for event in events:
                     chunk = _chunk(event)
                     finished = chunk.finish is not None
@@ -48,6 +51,13 @@ class VLLMEngine:
             return
         if not finished:
             raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
+
+    async def _check(self, label: str) -> None:
+        found = orjson.loads(await self._http.get("/weight_info"))["weight_version"]
+        if found != label:
+            raise EngineReplaced(
+                f"engine {self.name} is labelled {found!r}, and not {label!r}: it was started anew"
+            )
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
         """See `Engine`. vLLM clears its caches in every mode if it is told to."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from gateway.engines.base import GenerateRequest, TokenChunk
-from gateway.errors import EngineError, EngineRefused, EngineUnreachable, GatewayError
+from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.trajectories.turn import Turn
@@ -153,13 +153,14 @@ class Call:
         try:
             while self.finish is None and not self._ending:
                 slot = await self._pool.acquire(self)
+                version = slot.version
                 try:
                     await self._run(slot)
                     if self.finish is None and not self._ending:
                         await self._pool.turn()
                 except EngineError as error:
                     failures += 1
-                    self._lost(slot, error, failures)
+                    self._lost(slot, version, error, failures)
                     if failures > 1:
                         await asyncio.sleep(0.1 * 2 ** min(failures - 2, 4))
         finally:
@@ -176,6 +177,7 @@ class Call:
             replace(self.sampling, max_tokens=left) if sampled else self.sampling,
             self._interval,
             cache_salt=f"v{slot.version}",
+            label=str(slot.version) if slot.external_url is not None else "",
         )
         await slot.run(self, request)
         if self.turn.disputed and slot.external_url is not None:
@@ -196,11 +198,13 @@ class Call:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self.turn.ids, np.int32)])
 
-    def _lost(self, slot: Slot, error: EngineError, failures: int) -> None:
+    def _lost(self, slot: Slot, version: int, error: EngineError, failures: int) -> None:
         """The engine failed the call. Raises if the call cannot go on."""
         log.warning("call %s: %s failed after %d tokens: %s", *self._who(), len(self.turn.ids), error)
         if isinstance(error, EngineUnreachable):
             self._pool.on_trouble(slot)
+        if isinstance(error, EngineReplaced) and slot.state == "open" and version == slot.version:
+            self._pool.on_dispute(slot, error.message)
         if self._ending:
             return
         if isinstance(error, EngineRefused) or failures >= self._max_failures:

@@ -159,7 +159,7 @@ class EngineSteps:
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
         """Requests may run there: of a gateway that was killed, or of other processes. Those that cannot move stay, frozen."""
-        engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api)
+        engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api, watched=True)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
         slot.take_over("its weights are loaded anew")
@@ -173,7 +173,9 @@ class EngineSteps:
         await self._settle(slot, weights)
         await self._sure()
         await engine.load(weights.path)
-        await engine.label(weights.version)  # before anything is sampled: who knows nothing of this yet is contradicted
+        await engine.label(
+            weights.version
+        )  # before anything is sampled: who knows nothing of this yet is contradicted
         await engine.resume()
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:

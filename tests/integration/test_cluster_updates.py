@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from gateway.client import GatewayClient
-from gateway.engines.fake import identity
 from tests.clusters import Cluster, Member, placed, run_cluster, until
 from tests.integration.support import check_sampled_by_the_fake, sdk
 from tests.integration.test_updates import probe_of
@@ -149,26 +148,22 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
     assert not any(member.lost for member in cluster.members)
 
 
-async def test_an_engine_that_was_started_anew_behind_the_gateways_backs_is_noticed_and_its_tokens_are_not_trained(
-    cluster: Cluster, versions: dict[int, Path]
+async def test_an_engine_that_was_started_anew_behind_the_gateways_backs_samples_nothing_under_a_wrong_version(
+    postgres: PostgresServer, tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    """It says under which label it sampled, and that is not the one that it was given."""
-    async with cluster.admin() as admin:
+    """Its connections are new, and it does not have the label that it was given: that is found out before a token is taken."""
+    store = postgres.url(postgres.new_database())
+    async with run_cluster(store, tiny_model, tmp_path, engines=2) as cluster, cluster.admin() as admin:
         await admin.publish(1, str(versions[1]), wait_s=60)
-        for engine in cluster.engines:
-            engine.faults = replace(engine.faults, delay_s=0.0)
-            engine.label, engine.weights_id = "default", identity(str(versions[0]))
-        opened = await admin.open_episode("t", mode="eval")
-        member = cluster.followers[0]
-        for _ in range(8):
-            assert (await member.chat(opened.api_key, max_tokens=4)).status_code == 200
-        await until(lambda: all(engine.label == "1" for engine in cluster.engines), "both run version 1 again")
-        await until(lambda: placed(cluster.coordinator), "and are open")
-        await member.chat(opened.api_key, max_tokens=4)
-        nodes = (await admin.trajectory(opened.episode_id))["nodes"]
-    turns = [node for node in nodes if node["sampled"]]
-    assert turns[0]["mask_reason"] == "unconfirmed_version"
-    assert turns[-1]["mask_reason"] == ""
-    for turn in turns:
-        if not turn["mask_reason"]:
-            check_sampled_by_the_fake(nodes, turn, versions)
+        opened = [await admin.open_episode(f"t{i}", mode="eval") for i in range(12)]
+        for _ in range(2):
+            await cluster.restart_engine(0)
+            calls = [cluster.members[i % 2].chat(o.api_key, max_tokens=12) for i, o in enumerate(opened)]
+            assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+            await until(lambda: cluster.engines[0].label == "1", "it runs version 1 again")
+            await until(lambda: all(map(placed, cluster.members)), "and is open")
+        for episode in opened:
+            nodes = (await admin.trajectory(episode.episode_id))["nodes"]
+            for turn in (node for node in nodes if node["sampled"]):
+                assert turn["mask_reason"] == ""
+                check_sampled_by_the_fake(nodes, turn, versions)
