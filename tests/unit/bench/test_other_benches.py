@@ -86,3 +86,20 @@ def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> N
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert wrong in done.stderr
+
+
+def test_store(tmp_path: Path) -> None:
+    size = ["--turns", "2000", "--samples", "3", "--seconds", "0.2", "--folder", str(tmp_path / "stores")]
+    report = report_of("store", tmp_path / "store.json", *size)
+    for kind in ("sqlite", "postgresql"):
+        assert report[f"{kind}_worst_p99_ms"] > 0
+        assert set(report[f"{kind}_p99_ms"]) == set(report["results"][kind]["beside_writers"])
+        assert report["results"][kind]["commits_beside_queries"]["per_s"] > 0
+
+
+def test_service(tmp_path: Path) -> None:
+    size = ["--streams", "4", "--seconds", "0.5", "--rounds", "1", "--repeats", "1"]
+    report = report_of("service", tmp_path / "service.json", *size)
+    assert set(report["recovery_s"]) == {"gateway", "coordinator", "engine", "redis", "postgresql"}
+    assert all(len(values) == 1 for values in report["recovery_s"].values())
+    assert set(report["cost_of_durability_percent"]) == {"sqlite", "postgresql"}
