@@ -335,6 +335,23 @@ class ElectionMachine(RuleBasedStateMachine):
         if member.fence is not None and not member.ended and len(member.store.waiting) < 3:
             member.write()
 
+    @rule(steps=st.integers(1, 3), others=st.integers(1, 8))
+    def the_holder_stands_still(self, steps: int, others: int) -> None:
+        """In the middle of a write, for longer than its lease; somebody else may come meanwhile."""
+        self.finish()
+        row = self.row()
+        holders = [at for at, m in enumerate(self.members) if row and m.fence == row[0] and not m.ended]
+        if not holders:
+            return
+        holder = holders[0]
+        self.member(holder).write()
+        self.go_on(holder, steps)
+        for _ in range(others):
+            self.time_passes({0, 1, 2} - {holder}, 1.5)
+            for at in {0, 1, 2} - {holder}:
+                self.go_on(at, 4)
+        self.go_on(holder, 4)
+
     @rule(which=st.integers(0, 2))
     def resign(self, which: int) -> None:
         member = self.member(which)
