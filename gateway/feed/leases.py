@@ -141,11 +141,12 @@ class Leases:
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
         """The buffer was trained. Raises Conflict if it was not even whole."""
         try:
-            lease, model = self._check(lease_id, fence).lease, self._ledger.model
+            held, model = self._check(lease_id, fence), self._ledger.model
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
                 return
             raise
+        lease = held.lease
         entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(lease.buffer))
 
         def write(connection: Connection) -> None:
@@ -156,7 +157,8 @@ class Leases:
             await self._ledger.apply(Consume(lease.buffer), write)
         except ValueError as error:
             raise Conflict(str(error), code="buffer_not_ready") from error
-        self._held = None
+        if self._held is held:  # the next one may be leased already
+            self._held = None
 
     def _masked(self, connection: Connection, entries: Sequence[Entry]) -> list[Decision]:
         """What of the batch was not offered for training."""

@@ -74,3 +74,20 @@ def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
         assert len(machine.told.acked) == 1
     finally:
         machine.teardown()
+
+
+def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotten() -> None:
+    """The end of the ack forgot it, and its trainer was told that it held none."""
+    machine = LeaseMachine()
+    try:
+        machine.start()
+        machine.groups_are_rewarded(1)
+        machine.lease("a", old=False, heard=True)
+        machine.commit(old=False, count=3)
+        machine.answer("ack", 0, 1, old=False, checkpoint="one", heard=True)
+        machine.lease("a", old=False, heard=True)
+        machine.commit(old=False, count=3)
+        held = machine.now.leases.held()
+        assert held is not None and held["fence"] == 2
+    finally:
+        machine.teardown()

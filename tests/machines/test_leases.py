@@ -208,7 +208,7 @@ class LeaseMachine(RuleBasedStateMachine):
         acked = [row["buffer"] for row in rows.values() if row["state"] == "acked"]
         assert len(set(consumed)) == len(consumed)
         assert sorted(acked) == sorted(consumed)
-        assert sum(row["state"] == "held" for row in rows.values()) <= 1
+        assert sum(row["state"] == "held" for row in rows.values()) <= 1, (list(rows.values()), events[-8:])
         for lease_id, checkpoint in self.told.acked.items():
             assert (rows[lease_id]["state"], rows[lease_id]["checkpoint"]) == ("acked", checkpoint)
         for lease_id, checkpoint in self.told.refused:
