@@ -6,7 +6,7 @@ identify the caller -> parse (the dialect's) -> find the model and the episode -
 from __future__ import annotations
 
 import asyncio
-import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -35,8 +35,6 @@ WHOLE_INTERVAL = 16
 """Tokens per chunk from the engine while nobody reads along."""
 EPISODE_HEADER = "x-headgate-episode"
 _TICKET = "headgate.ticket"
-_IDS = random.Random()
-"""Begun by the system's own randomness. Ids of calls are no secrets, and to ask the system for each costs as much as parsing."""
 _PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
 
 
@@ -124,7 +122,7 @@ class _Opening:
         self._received_at = received_at
         self._ticket = ticket
         self._prompts: dict[int, Prompt] = {}
-        self._id = f"{_PREFIXES[asked.api]}{_IDS.getrandbits(96):024x}"
+        self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
         self.segment: Segment = _segment(asked, model.renderer)
 
     def begin(self, index: int, key: RequestKey) -> Callable[[], Awaitable[Completion]]:

@@ -543,8 +543,8 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
             e: [s["kind"] for s in (await gateway.admin.why(e))["story"] if s["about"] == "episode"]
             for e in opened
         }
+        assert not gateway.services.episodes._endings.over
     assert {row["state"] for row in rows.values()} == {"closed"}
-    assert not gateway.services.episodes._endings.over
     rewarded = {e for e, row in rows.items() if row["reason"] == "rewarded"}
     assert rewarded == {e for e, kinds in told.items() if "rewarded" in kinds}
     assert len({row["reason"] for row in rows.values()}) >= 3, rows

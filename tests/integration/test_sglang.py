@@ -125,8 +125,9 @@ async def test_a_load_that_flushes_fails_while_requests_are_frozen() -> None:
 async def test_a_load_that_fails_says_so() -> None:
     async with sglang(FakeEngine("none", Faults(fail_load=True))) as (engine, _):
         await engine.pause()
-        with pytest.raises(EngineError, match="fault"):
+        with pytest.raises(EngineError) as raised:
             await engine.load("other")
+        assert "fault" in raised.value.message
 
 
 async def test_a_paused_engine_is_well() -> None:
