@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from gateway.client import GatewayClient
@@ -54,7 +55,7 @@ class Agent:
         self.cluster = cluster
         self.number = number
         self.counts: list[int] = []
-        self.broken = 0
+        self.lost = 0
         self.episode = ""
 
     async def run(self, done: asyncio.Event) -> None:
@@ -67,14 +68,25 @@ class Agent:
 
     async def call(self, opened: Any, member: Member) -> None:
         question: Any = {"role": "user", "content": f"agent {self.number}, call {len(self.counts)}"}
-        pinned: Any = PINNED if self.number % 5 == 4 else {}
+        pinned: Any = PINNED if self.pinned else {}
         client = sdk(opened, max_retries=4).with_options(base_url=f"{member.url}/v1")
-        stream = await client.chat.completions.create(
-            model="m", messages=[question], stream=True, logprobs=True, max_tokens=50, **pinned
-        )
-        choices = [choice async for chunk in stream for choice in chunk.choices]
+        try:
+            stream = await client.chat.completions.create(
+                model="m", messages=[question], stream=True, logprobs=True, max_tokens=50, **pinned
+            )
+            choices = [choice async for chunk in stream for choice in chunk.choices]
+        except openai.APIError as error:
+            if not self.pinned or error.code != "call_lost":
+                raise
+            self.lost += 1
+            return
         assert choices[-1].finish_reason in ("stop", "length")
         self.counts.append(sum(len(c.logprobs.content or []) for c in choices if c.logprobs))
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its calls cannot leave their engine; then they may be lost with a coordinator."""
+        return self.number % 5 == 4
 
 
 async def check(admin: GatewayClient, agents: list[Agent], versions: dict[int, Path]) -> int:
@@ -83,10 +95,11 @@ async def check(admin: GatewayClient, agents: list[Agent], versions: dict[int, P
     for agent in agents:
         nodes = (await admin.trajectory(agent.episode))["nodes"]
         turns = [node for node in nodes if node["sampled"]]
-        assert [len(turn["ids"]) for turn in turns] == agent.counts, "received is recorded"
+        whole = [turn for turn in turns if turn["mask_reason"] != "abandoned"]
+        assert [len(turn["ids"]) for turn in whole] == agent.counts, "received is recorded"
         for turn in turns:
-            assert turn["mask_reason"] == ""
-            if agent.number % 5 != 4:  # the fake engine's penalties are not in what it is checked against
+            assert turn["mask_reason"] == "" or agent.lost
+            if not agent.pinned:  # the fake engine's penalties are not in what it is checked against
                 check_sampled_by_the_fake(nodes, turn, versions)
             crossed += len(turn["versions"]) > 1
     return crossed
@@ -110,6 +123,7 @@ async def test_streams_of_every_process_cross_updates_under_their_true_versions(
             assert sum(report["streams"] for report in record["report"]) >= 6
         done.set()
         await asyncio.gather(*tasks)
+        assert not any(agent.lost for agent in agents)
         assert await check(admin, agents, versions) >= 6
     assert [engine.label for engine in cluster.engines] == ["3", "3"]
 
