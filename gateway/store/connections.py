@@ -24,6 +24,8 @@ _CACHE_KIB = 8_192
 """Of SQLite's pages, for each connection: keys are spread over its trees, and by default it would read most pages again."""
 _CHECKPOINT_PAGES = 4_000
 """Written before SQLite copies them into its main file, each once however often it was written (a page has 4 KiB)."""
+_WAL_BYTES = 64 * 2**20
+"""What stays of its log after a transaction that was larger, or readers that held it up."""
 _IDLE_S = 10
 _PATIENT = {
     "application_name": "headgate",
@@ -165,6 +167,7 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA busy_timeout=10000")
     cursor.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
     cursor.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+    cursor.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
     cursor.close()
 
 
