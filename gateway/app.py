@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api import (
     batches,
     chat,
+    cluster,
     completions,
     engines,
     episodes,
@@ -66,7 +67,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     app.state.drain = drain = Drain()
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
-    for module in (episodes, batches, staleness, weights, engines, health, peers):
+    for module in (episodes, batches, staleness, weights, engines, health, peers, cluster):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(express.Express)

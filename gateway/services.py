@@ -37,6 +37,7 @@ from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger, check_settings
 from gateway.grading.grading import Grading
 from gateway.metrics import Metrics
+from gateway.peers import snapshot
 from gateway.peers.callers import RemoteCallers
 from gateway.peers.election import Election
 from gateway.peers.follower import Follower
@@ -189,7 +190,9 @@ async def _joined(services: Services, url: str, lost: Callable[[BaseException], 
     wait_s = settings.queue.max_wait_s
     services.follower, services.remote = follower, RemoteCallers(follower, wait_s)
     election = Election(services.database, settings.cluster, name, url)
-    services.membership = Membership(election, follower, partial(_lead, services, election), wait_s)
+    services.membership = Membership(
+        election, follower, partial(_lead, services, election), services.bus, wait_s
+    )
     services.membership.start(lost)
     stalls = asyncio.create_task(_tend(partial(_report_stalls, services), _TEND_EVERY_S), name="tend-stalls")
     try:
@@ -256,6 +259,7 @@ async def _tended(
     old = partial(retention.tend, database, settings.retention)
     health_s = min(settings.engine_of(model.name).health_s for model in services.models)
     tenders = [
+        asyncio.create_task(_tend(partial(_show, services), snapshot.EVERY_S), name="tend-snapshot"),
         asyncio.create_task(_tend(episodes.sweep, _TEND_EVERY_S), name="tend-episodes"),
         asyncio.create_task(_tend(host.tend, _TEND_EVERY_S), name="tend-engines"),
         asyncio.create_task(_tend(host.check_health, health_s), name="check-health"),
@@ -267,6 +271,11 @@ async def _tended(
         for tender in tenders:
             tender.cancel()
         await asyncio.wait(tenders)
+
+
+async def _show(services: Services) -> None:
+    if (control := services.control) is not None and services.bus.shared:
+        await snapshot.keep(services.bus, services.described(control))
 
 
 async def _tend(duty: Callable[[], Awaitable[None]], every_s: float) -> None:

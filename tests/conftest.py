@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.servers import PostgresServer, postgres_server
+from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from tests.tiny import save_model
 
 settings.register_profile("unhurried", deadline=None)
@@ -28,6 +28,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server that all tests share: each takes a `new_database()`, and none stops it."""
     with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis server that all tests share: none stops or empties it."""
+    with redis_server() as server:
         yield server
 
 

@@ -18,6 +18,7 @@ from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
 from gateway.errors import BadRequest, Unavailable
 from gateway.metrics import Metrics
+from gateway.peers import snapshot
 from gateway.peers.callers import RemoteCallers
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
@@ -88,6 +89,12 @@ class Services:
             message = "this gateway process is not the coordinator"
             raise Unavailable(message, retry_after=1.0, code="no_coordinator")
         return self.control
+
+    def described(self, control: Control) -> dict[str, Any]:
+        """What the coordinator knows of its cluster."""
+        url = self.settings.cluster.url or self.settings.server.url
+        pools = [model.pool for model in self.models]
+        return snapshot.described(control.fence, url, control.hub, pools)
 
     def running(self) -> list[LiveEpisode]:
         """The episodes that may have calls in this process."""

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yarl import URL
 
+from gateway.api import cluster
 from gateway.api.context import credentials
 from gateway.api.errors import error_response
 from gateway.control.callers import AgentKeys
@@ -55,7 +56,7 @@ class Place(Protocol):
 def is_coordinators(scope: Scope, agents: AgentKeys) -> bool:
     """Whether only the coordinator can answer a request."""
     if scope["path"].startswith("/admin/"):
-        return True
+        return bool(scope["path"] != cluster.PATH)
     return bool(agents) and bool(agents.holder(credentials(Request(scope))))
 
 
@@ -128,7 +129,7 @@ class Forward:
                 if await self._watched(url, scope, sent, send, partial(self._coordinates, url)):
                     return
                 await asyncio.sleep(_AGAIN_S)
-        else:
+        elif not scope["path"].startswith("/admin/"):
             await self._place().coordinator()  # before that nobody knows whose keys are whose
         try:
             await self._app(scope, sent.recording, self._noting(sent, send))
@@ -162,7 +163,9 @@ class Forward:
             while not (sent.started or sending.done()):
                 await asyncio.wait({sending}, timeout=_LOOK_S)
                 if not (sent.started or sending.done() or await alive()):
-                    message = "the process that was to answer is gone; whether it did what was asked is not known"
+                    message = (
+                        "the process that was to answer is gone; whether it did what was asked is not known"
+                    )
                     raise Unavailable(message, retry_after=1.0, code="coordinator_lost")
             return await sending
         finally:

@@ -1,8 +1,9 @@
 """Which process is the coordinator: a lease in SQL, with a fence that only grows.
 
-A process claims the place when it has seen the lease of the last one expired, twice and a while apart: after the database itself
-was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced, and must end; one whose last
-renewal is older than the lease must not touch what has no fence of its own (engines) before it has renewed it (`sure`).
+A process claims the place at once when the last holder has resigned, and else when it has seen its lease expired twice, a while
+apart: after the database itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced,
+and must end; one whose last renewal is older than the lease must not touch what has no fence of its own (engines) before it has
+renewed it (`sure`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,22 @@ class Election:
         self._lease_s = settings.lease_s
         self._name = name
         self._url = url
+        self._news = asyncio.Event()
         self._renewed = 0.0
         """When the lease was last asked for with success, by the monotonic clock."""
+
+    def look(self) -> None:
+        """Somebody says that a coordinator has come or gone: there is no need to wait before the next look."""
+        self._news.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """So long, or until there is news."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
 
     async def seize(self) -> int:
         """Becomes the coordinator, whoever it is now; answers the fence. For a gateway that is alone on its store."""
@@ -50,13 +65,14 @@ class Election:
                 if seen is not None and seen.left_s > 0 and seen.holder != self._name:
                     return seen
                 fence = seen.fence if seen is not None else 0
-                if (fence == before or seen is None) and (claimed := await self._claim(fence)) is not None:
+                resigned = seen is None or seen.resigned
+                if (fence == before or resigned) and (claimed := await self._claim(fence)) is not None:
                     return claimed
                 before = fence
             except Unavailable as error:
                 log.warning("nobody can be elected now: %s", error)
                 before = None
-            await asyncio.sleep(random.uniform(1.0, 2.0) * _LOOK_S)
+            await self._pause(random.uniform(1.0, 2.0) * _LOOK_S)
 
     async def _claim(self, over: int | None) -> int | None:
         asked = time.monotonic()
@@ -94,7 +110,7 @@ class Election:
     async def changed(self, fence: int) -> None:
         """Returns once somebody else than the coordinator with `fence` has the place, or may take it."""
         while True:
-            await asyncio.sleep(self._lease_s / 2)
+            await self._pause(self._lease_s / 2)
             try:
                 seen = await self._database.read(coordination.current)
             except Unavailable:

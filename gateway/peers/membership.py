@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Literal
 
+from gateway.bus.base import Bus
 from gateway.errors import Unavailable
+from gateway.peers import snapshot
 from gateway.peers.election import Election
 from gateway.peers.follower import Follower
 
@@ -26,8 +28,10 @@ Lead = Callable[[int], AbstractAsyncContextManager[None]]
 class Membership:
     """One process of a cluster."""
 
-    def __init__(self, election: Election, follower: Follower, lead: Lead, wait_s: float) -> None:
+    def __init__(self, election: Election, follower: Follower, lead: Lead, bus: Bus, wait_s: float) -> None:
         """`wait_s`: how long a request waits for a coordinator."""
+        self._bus = bus
+        self._listener: asyncio.Task[None] | None = None
         self.role: Role = "starting"
         self.fence = 0
         """Of this process, while it is the coordinator."""
@@ -48,14 +52,23 @@ class Membership:
                 log.critical("this process leaves the cluster: %s", error, exc_info=error)
                 lost(error)
 
+        self._listener = asyncio.create_task(self._listen(), name="membership-news")
+        self._listener.add_done_callback(ended)
         self._task = asyncio.create_task(self._run(), name="membership")
         self._task.add_done_callback(ended)
 
     async def close(self) -> None:
         """Leaves; the coordinator lets another process follow at once."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        tasks = {task for task in (self._task, self._listener) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _listen(self) -> None:
+        async with aclosing(self._bus.listen(snapshot.TOPIC)) as news:
+            async for _ in news:
+                self._election.look()
 
     async def coordinator(self) -> str | None:
         """The coordinator's URL; None: it is this process. Raises Unavailable if there is none in time."""
@@ -115,12 +128,14 @@ class Membership:
             self._set("starting")
             try:
                 await asyncio.wait_for(self._election.resign(fence), 2.0)
+                await snapshot.wake(self._bus)
             except (Unavailable, TimeoutError) as error:
                 log.warning("the next coordinator has to wait for the lease's end: %s", error)
 
     async def _open(self, fence: int) -> None:
         async with self._lead(fence):
             self._set("coordinator")
+            await snapshot.wake(self._bus)
             await asyncio.Event().wait()
 
     def _set(self, role: Role) -> None:

@@ -15,6 +15,8 @@ from gateway.errors import Fenced
 from gateway.store.models import CoordinatorRow
 
 _NAME = "control"
+_RESIGNED_S = 1e8
+"""A lease that ended years ago: `resign` sets its deadline to the epoch."""
 _CHECKED = "headgate_fence"
 """Where a connection remembers the fence that this transaction has checked: its row is locked until the end."""
 _TABLE = cast(Table, CoordinatorRow.__table__)
@@ -32,6 +34,11 @@ class Coordinator:
     holder: str
     url: str
     left_s: float
+
+    @property
+    def resigned(self) -> bool:
+        """Whether the holder has given its place up."""
+        return self.left_s < -_RESIGNED_S
 
 
 def claim(connection: Connection, holder: str, url: str, lease_s: float, over: int | None) -> int | None:

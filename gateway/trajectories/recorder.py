@@ -242,7 +242,8 @@ class Recorder:
             return nodes, turns.calls_since(connection, self._model, episode_id, known) if nodes else []
 
         nodes, calls = await self._database.read(read)
-        if nodes and len(lineage.tree.nodes) == known and not lineage.pending:
+        as_it_was = len(lineage.tree.nodes) == known and not (lineage.pending or lineage.broken)
+        if nodes and as_it_was:
             lineage.take(nodes, calls)
 
     @staticmethod

@@ -5,7 +5,8 @@ which says what it runs. Invariants:
 - an engine is launched only after its last process was stopped;
 - an engine that fails more than `max_restarts` times within the window is given up: nobody waits for it any more. It is tried
   again after a while, and when the next version is published;
-- an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line does not become right;
+- an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line does not become
+  right;
 - an engine that is removed is forgotten within `drain_s` and `stop_s`, and only then can another have its name.
 """
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.store import turns
-from tests.clusters import Cluster, run_cluster, until
-from tests.servers import PostgresServer
+from tests.clusters import LIMIT_S, Cluster, Member, run_cluster, until
+from tests.servers import PostgresServer, RedisServer
 
 
 @pytest.fixture
@@ -77,3 +78,27 @@ async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_re
         assert [a.status_code for a in answers] == [200] * 24
         shown = await admin.episode(opened.episode_id)
         assert {call["id"] for call in shown["calls"]} == {answer.json()["id"] for answer in answers}
+
+
+async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordinator(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    store = postgres.url(postgres.new_database())
+    async with run_cluster(store, tiny_model, tmp_path, bus={"url": redis.url}) as cluster:
+        first, second = cluster.members
+
+        async def told(member: Member) -> dict[str, Any]:
+            async with member.client("nobody") as http:
+                found: dict[str, Any] = (await http.get("/admin/v1/cluster")).json()
+                return found
+
+        own = await told(first)
+        assert (own["role"], len(own["coordinator"]["followers"])) == ("coordinator", 1)
+        assert [engine["state"] for engine in own["coordinator"]["engines"]] == ["open"]
+        async with asyncio.timeout(LIMIT_S):
+            while (known := (await told(second))["coordinator"]) is None or not known["followers"]:
+                await asyncio.sleep(0.05)
+        assert (known["url"], known["fence"]) == (first.url, own["coordinator"]["fence"])
+        await cluster.stop(first)
+        await until(lambda: second.role == "coordinator", "the other one decides")
+        assert (await told(second))["coordinator"]["fence"] > known["fence"]

@@ -53,6 +53,8 @@ HIDDEN: dict[str, list[Request]] = {
     "POST /admin/v1/episodes/{episode_id}/abandon": [{"json": {}}],
 }
 """Requests that name something; those that destroy it come last."""
+ROOTS = ("GET /admin/v1/cluster",)
+"""What is not there for a project's key."""
 LISTED = ("GET /admin/v1/episodes", "GET /admin/v1/engines", "GET /admin/v1/calls")
 """Requests that name nothing."""
 NAMED = {"call_id": "upstream_call_id", "name": "engine"}
@@ -88,7 +90,7 @@ def said(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
 
 async def test_every_admin_route_has_a_decision(tiny_model: Path, tmp_path: Path) -> None:
     app = create_app(Settings.parse(settings_for(tiny_model, tmp_path)))
-    shapes = {_shape(route) for route in (*HIDDEN, *LISTED)}
+    shapes = {_shape(route) for route in (*HIDDEN, *LISTED, *ROOTS)}
     found = {f"{method} {path}" for method, path in routes(app) if path.startswith("/admin")}
     assert found, "no admin routes were found"
     assert {route for route in found if _shape(route) not in shapes} == set()
@@ -106,6 +108,12 @@ async def test_what_is_another_projects_is_not_there(stage: Tenants, route: str)
         assert said(theirs, stage.ann.names) == said(nobodys, stage.nobody)
         assert theirs.status_code in (400, 404) and (theirs.status_code == 404 or "{agent}" in str(request))
         assert "ann" not in theirs.text.replace(stage.ann.names["model"], "").replace("ann-agent", "")
+
+
+@pytest.mark.parametrize("route", ROOTS)
+async def test_what_is_the_roots_is_not_there(stage: Tenants, route: str) -> None:
+    assert (await ask(stage, key_of("bob"), route, {}, {})).status_code == 404
+    assert (await ask(stage, ROOT, route, {}, {})).is_success
 
 
 async def test_another_projects_lease_and_version_are_not_ones_own(stage: Tenants) -> None:

@@ -1,0 +1,62 @@
+"""What the coordinator knew last, for whoever has no link to it: kept in the bus, written once a second, never needed.
+
+Owns nothing. Nobody decides by it; people and health checks look at it, and a process that has lost its coordinator can say what
+was so a moment ago.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from gateway.bus.base import Bus
+from gateway.errors import BusAway
+from gateway.peers.hub import Hub
+from gateway.rollout.pool import EnginePool
+
+TOPIC = "coordinator"
+"""Woken when a coordinator has come or gone."""
+EVERY_S = 1.0
+_KEY, _KEPT_S = "coordinator", 3600.0
+
+
+def described(fence: int, url: str, hub: Hub | None, pools: Iterable[EnginePool]) -> dict[str, Any]:
+    """The coordinator's view, as a JSON object."""
+    engines = []
+    for pool in pools:
+        for engine in pool.describe():
+            elsewhere, _ = hub.runs(pool.model, engine["name"]) if hub is not None else (0, 0)
+            engines.append({**engine, "streams": engine["streams"] + elsewhere})
+    followers = hub.describe() if hub is not None else []
+    return {"fence": fence, "url": url, "at": time.time(), "followers": followers, "engines": engines}
+
+
+async def keep(bus: Bus, values: dict[str, Any]) -> None:
+    """Puts it where every process finds it, if that is there."""
+    try:
+        await bus.put(_KEY, orjson.dumps(values), _KEPT_S)
+    except BusAway:
+        return
+
+
+async def last(bus: Bus) -> dict[str, Any] | None:
+    """The last one that is known, with its age in seconds; None: nobody knows."""
+    try:
+        kept = await bus.get(_KEY)
+    except BusAway:
+        return None
+    if kept is None:
+        return None
+    values: dict[str, Any] = orjson.loads(kept)
+    return {**values, "age_s": round(time.time() - values["at"], 3)}
+
+
+async def wake(bus: Bus) -> None:
+    """Tells the other processes that a coordinator has come or gone."""
+    try:
+        await bus.publish(TOPIC)
+    except BusAway:
+        return
