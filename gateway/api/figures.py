@@ -58,6 +58,9 @@ class Figures(Collector):
         yield _one("running_calls", "Calls that this process is answering", self._drain.running)
         yield _one("store_pending_writes", "Writes that are not committed yet", database.pending)
         yield _one("store_reachable", "Whether the database does what it is asked", database.reachable)
+        if services.bus.shared:
+            text = "For how long nothing that this process asked of the bus has failed; infinite if nothing ever did"
+            yield _one("bus_unbroken_seconds", text, services.bus.unbroken_s)
 
     def _engines(self) -> Iterator[Metric]:
         models = list(self._services.models)
