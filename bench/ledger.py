@@ -26,7 +26,7 @@ from bench.report import Steps, finish, machine, number, show
 from bench.rules import Weights
 from gateway.client import GatewayClient
 from gateway.feed.ledger import StoredLedger
-from gateway.settings import StalenessSettings, StoreSettings
+from gateway.sections import StalenessSettings, StoreSettings
 from gateway.store.database import Database
 from scheduler.policies.staleness_events import Consume, Event, Join, Leased, Publish, Reward
 

@@ -27,7 +27,7 @@ from bench.report import Steps, finish, machine, number, percentile, show
 from bench.servers import NotInstalled, PostgresServer
 from gateway.feed.chronicle import Entry
 from gateway.feed.groups import GroupReader
-from gateway.settings import StalenessSettings, StoreSettings
+from gateway.sections import StalenessSettings, StoreSettings
 from gateway.store import decisions, episodes, retention, turns
 from gateway.store.commits import Rows
 from gateway.store.connections import connect

@@ -22,7 +22,7 @@ from bench.load import RequestFailed
 from bench.replies import ARGUMENTS, TOOLS, Reply
 from gateway.client import GatewayClient
 from gateway.render.renderer import ChatRenderer
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 
 _PROMPTS = 2048
 _EPISODES = 256

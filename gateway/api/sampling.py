@@ -7,7 +7,7 @@ from gateway.control.models import ServedModel
 from gateway.dialects.asked import Asked, Tool
 from gateway.errors import BadRequest
 from gateway.render.constraints import constraint
-from gateway.settings import SamplingSettings
+from gateway.sections import SamplingSettings
 from gateway.trajectories.recorder import Prompt
 from gateway.types import Grammar, Sampling
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.bus.base import Entry, Log, Outcome, Process
-from gateway.settings import BusSettings
+from gateway.sections import BusSettings
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.bus.base import Bus
 from gateway.bus.memory import MemoryBus
 from gateway.bus.redis import RedisBus
-from gateway.settings import BusSettings
+from gateway.sections import BusSettings
 
 _SCHEMES: dict[str, Callable[[BusSettings], Bus]] = {
     "memory": MemoryBus,

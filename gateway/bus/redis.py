@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from gateway.bus import scripts
 from gateway.bus.base import Entry, Log, Outcome, Process
 from gateway.errors import BusAway
-from gateway.settings import BusSettings
+from gateway.sections import BusSettings
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
-from gateway.settings import EngineSettings, Settings
+from gateway.sections import EngineSettings
+from gateway.settings import Settings
 from scheduler.cluster.local import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed

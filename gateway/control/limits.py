@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Self
 from gateway.control.live import LiveEpisode
 from gateway.control.projects import Projects
 from gateway.errors import Busy, jittered
-from gateway.settings import LimitSettings, Settings
+from gateway.sections import LimitSettings
+from gateway.settings import Settings
 from scheduler.policies.limits import Limit, Refusal, Usage, begun, drawn, ended, fresh, idle, refusal
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from gateway.feed.ledger import StoredLedger
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.upstream import Upstream
-from gateway.settings import ModelSettings, Settings
+from gateway.sections import ModelSettings
+from gateway.settings import Settings
 from gateway.trajectories.recorder import Recorder
 
 

@@ -26,7 +26,8 @@ from gateway.errors import Busy, Conflict, GatewayError, jittered
 from gateway.feed.ledger import StoredLedger
 from gateway.rollout.completion import Completion
 from gateway.rollout.replies import RequestKey
-from gateway.settings import AgentSettings, Settings
+from gateway.sections import AgentSettings
+from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.trajectories.conversation import digests

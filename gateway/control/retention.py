@@ -15,7 +15,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.errors import Conflict, NotFound
-from gateway.settings import ConfigError, RetentionSettings, Settings
+from gateway.sections import RetentionSettings
+from gateway.settings import ConfigError, Settings
 from gateway.store import episodes as statements
 from gateway.store import retention
 from gateway.store.connections import give_back

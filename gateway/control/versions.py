@@ -18,7 +18,7 @@ from gateway.errors import Conflict, EngineError, NotFound, Unprocessable
 from gateway.feed.ledger import StoredLedger
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import MANIFEST, Weights, read_weights
-from gateway.settings import EngineSettings
+from gateway.sections import EngineSettings
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 from scheduler.policies.lineage import orphans

@@ -7,7 +7,8 @@ import socket
 from urllib.parse import urlsplit
 
 from gateway.errors import BadRequest
-from gateway.settings import ConfigError, Settings, is_public, public_engine
+from gateway.sections import is_public, public_engine
+from gateway.settings import ConfigError, Settings
 
 
 async def check_engines(settings: Settings) -> None:

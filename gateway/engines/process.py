@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gateway.engines.base import Engine
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
-from gateway.settings import EngineSettings, ModelSettings
+from gateway.sections import EngineSettings, ModelSettings
 from scheduler.cluster.local import LocalProcess, free_port
 
 SILENCE_S = 86_400.0

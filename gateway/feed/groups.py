@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from gateway.errors import NotFound
 from gateway.feed.chronicle import Entry
-from gateway.settings import StalenessSettings
+from gateway.sections import StalenessSettings
 from gateway.store import episodes, turns
 from gateway.types import Episode, Group, Int32Array, Node, TokenFlag, UInt8Array
 

@@ -21,7 +21,7 @@ from gateway.errors import Conflict, NotFound
 from gateway.feed.chronicle import Entry
 from gateway.feed.groups import GroupReader
 from gateway.feed.ledger import StoredLedger
-from gateway.settings import FeedSettings
+from gateway.sections import FeedSettings
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions

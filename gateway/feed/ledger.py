@@ -16,7 +16,8 @@ from sqlalchemy import Connection
 
 from gateway.errors import Unavailable
 from gateway.feed.chronicle import Chronicle
-from gateway.settings import ConfigError, StalenessSettings
+from gateway.sections import StalenessSettings
+from gateway.settings import ConfigError
 from gateway.store import decisions
 from gateway.store import ledger as statements
 from gateway.store.database import Database

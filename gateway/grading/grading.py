@@ -17,7 +17,8 @@ from gateway.grading.function import FunctionGrader
 from gateway.grading.subject import subject
 from gateway.grading.url import UrlGrader
 from gateway.render.renderer import ChatRenderer
-from gateway.settings import ConfigError, GraderSettings
+from gateway.sections import GraderSettings
+from gateway.settings import ConfigError
 from gateway.store.database import Database
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import random
 import time
 
 from gateway.errors import Fenced, Unavailable
-from gateway.settings import ClusterSettings
+from gateway.sections import ClusterSettings
 from gateway.store import coordination
 from gateway.store.coordination import Coordinator
 from gateway.store.database import Database

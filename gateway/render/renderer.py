@@ -21,7 +21,7 @@ from gateway.render.pieces import TokenTexts
 from gateway.render.recorded import Marks
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer, encode
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 from gateway.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]

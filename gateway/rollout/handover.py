@@ -19,7 +19,7 @@ from gateway.bus.base import Bus, Entry, Log, Outcome, Process
 from gateway.errors import BusAway, Unavailable
 from gateway.rollout import logged
 from gateway.rollout.logged import TOKEN_BYTES, LoggedCall
-from gateway.settings import BusSettings
+from gateway.sections import BusSettings
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Int32Array

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.errors import Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.pace import Pace
 from gateway.rollout.slot import Run, Slot
-from gateway.settings import QueueSettings
+from gateway.sections import QueueSettings
 from scheduler.policies.routing import EngineLoad, choose
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import Weights
-from gateway.settings import EngineSettings, ModelSettings, UpdateSettings
+from gateway.sections import EngineSettings, ModelSettings, UpdateSettings
 from scheduler.cluster.local import ChildDied
 from scheduler.policies.probe import ProbeReport, judge
 from scheduler.program.events import Do, Step

@@ -21,7 +21,7 @@ import orjson
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimedOut
-from gateway.settings import UpstreamSettings
+from gateway.sections import UpstreamSettings
 from gateway.store import turns
 from gateway.store.database import Database
 

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError
 
 from gateway.errors import Unavailable
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store import coordination
 from gateway.store.commits import Committer, Outcome, Write
 from gateway.store.connections import begin_reading, connect, delays, is_again, is_away, refusal

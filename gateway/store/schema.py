@@ -15,7 +15,8 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from gateway.settings import ConfigError, StoreSettings
+from gateway.sections import StoreSettings
+from gateway.settings import ConfigError
 from gateway.store.connections import connect, delays, is_again, is_away, shown
 
 log = logging.getLogger(__name__)

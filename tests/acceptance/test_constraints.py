@@ -22,7 +22,7 @@ from gateway.engines.process import EngineProcess
 from gateway.render.constraints import constraint
 from gateway.render.renderer import ChatRenderer, Tool
 from gateway.render.segmenter import Piece, Segmenter
-from gateway.settings import EngineSettings, ModelSettings
+from gateway.sections import EngineSettings, ModelSettings
 from gateway.types import Sampling
 from tests.acceptance.engines import vllm_settings
 from tests.tiny import save_model

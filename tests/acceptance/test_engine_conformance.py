@@ -14,7 +14,7 @@ import pytest
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.process import EngineProcess
 from gateway.errors import EngineRefused, EngineUnreachable
-from gateway.settings import EngineSettings, ModelSettings
+from gateway.sections import EngineSettings, ModelSettings
 from gateway.types import Sampling
 from tests.acceptance.engines import vllm_settings
 from tests.tiny import save_model

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.settings import EngineSettings, ModelSettings
+from gateway.sections import EngineSettings, ModelSettings
 from tests.acceptance.engines import PYTHON, vllm_settings
 
 MARKS_EACH = 2**22

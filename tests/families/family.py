@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.render.renderer import ChatRenderer
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 
 TEMPLATES = Path(__file__).parent / "templates"
 MERGES = [

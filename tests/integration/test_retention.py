@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.control import retention
-from gateway.settings import RetentionSettings
+from gateway.sections import RetentionSettings
 from gateway.store.retention import Ages
 from tests.gateways import RunningGateway, run_gateway, settings_for
 

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Float, event, literal_column
 
 from gateway.errors import Fenced
 from gateway.peers.election import Election
-from gateway.settings import ClusterSettings
+from gateway.sections import ClusterSettings
 from gateway.store import coordination
 from gateway.store import ledger as statements
 from gateway.store.connections import begin_reading, connect

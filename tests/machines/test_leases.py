@@ -17,7 +17,7 @@ from gateway.errors import Conflict, GatewayError, NotFound
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
-from gateway.settings import FeedSettings, StalenessSettings
+from gateway.sections import FeedSettings, StalenessSettings
 from gateway.store import ledger as statements
 from gateway.store.models import LeaseRow
 from gateway.types import Lease

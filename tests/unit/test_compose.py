@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.settings import ENVIRONMENT, EngineSettings, ModelSettings, Settings
+from gateway.sections import EngineSettings, ModelSettings
+from gateway.settings import ENVIRONMENT, Settings
 from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 from gateway.bus.base import Bus
 from gateway.bus.memory import MemoryBus
 from gateway.bus.opening import open_bus
-from gateway.settings import BusSettings
+from gateway.sections import BusSettings
 from tests.servers import RedisServer, redis_server
 
 Connect = Callable[..., Bus]

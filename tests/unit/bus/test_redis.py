@@ -12,7 +12,7 @@ import pytest
 from gateway.bus.base import Bus
 from gateway.bus.opening import open_bus
 from gateway.errors import BusAway
-from gateway.settings import BusSettings
+from gateway.sections import BusSettings
 from tests.integration.support import until
 from tests.servers import RedisServer, redis_server
 from tests.unit.bus.test_conformance import BEGUN, A, goes_on, only

@@ -18,7 +18,7 @@ from gateway.errors import Unavailable
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.rollout.reply import Choices, Reply
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 from gateway.trajectories.conversation import digests
 from tests.tiny import save_tokenizer
 

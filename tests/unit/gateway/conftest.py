@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.render.renderer import ChatRenderer
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 from tests.tiny import save_tokenizer
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import Bounds, ConfigError, Settings
+from gateway.sections import Bounds
+from gateway.settings import ConfigError, Settings
 
 MODEL = {"models": {"demo": {"path": "models/demo"}}}
 

@@ -10,7 +10,8 @@ import pytest
 from gateway.grading import grading as module
 from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
-from gateway.settings import ConfigError, GraderSettings, Settings
+from gateway.sections import GraderSettings
+from gateway.settings import ConfigError, Settings
 
 MODELS = {"actor": {"path": "a"}, "planner": {"path": "b"}, "judge": {"path": "c", "train": False}}
 

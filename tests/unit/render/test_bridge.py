@@ -13,7 +13,7 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 from tests.families.conversation import TOOLS, Episode, Reply, results
 from tests.families.family import FAMILIES, named, renderer, save
 

@@ -16,7 +16,7 @@ from gateway.render.pieces import TokenTexts
 from gateway.render.renderer import FAMILIES as KNOWN
 from gateway.render.renderer import ChatRenderer, ToolCall
 from gateway.render.segmenter import Piece, Segmenter
-from gateway.settings import ModelSettings
+from gateway.sections import ModelSettings
 from tests.families.conversation import TOOLS
 from tests.families.family import FAMILIES, named, renderer, save
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date
 from tests.servers import PostgresServer

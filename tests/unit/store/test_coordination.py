@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from gateway.errors import Fenced
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store import coordination
 from gateway.store import ledger as statements
 from gateway.store.connections import connect

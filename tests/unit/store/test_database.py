@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from gateway.errors import Unavailable
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 

@@ -21,7 +21,8 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
-from gateway.settings import ConfigError, FeedSettings, StalenessSettings, StoreSettings
+from gateway.sections import FeedSettings, StalenessSettings, StoreSettings
+from gateway.settings import ConfigError
 from gateway.store import decisions, ledger, schema, turns
 from gateway.store.connections import driver
 from gateway.store.database import Database
@@ -291,7 +292,7 @@ async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServe
     name = postgres.new_database()
     url = postgres.url(name)
     start = (
-        "from gateway.settings import StoreSettings as S; from gateway.store import connections, schema;"
+        "from gateway.sections import StoreSettings as S; from gateway.store import connections, schema;"
         f"schema.bring_up_to_date(connections.connect({url!r}, 1), S(url={url!r}))"
     )
     with psycopg.connect(url) as held:  # all of them wait at the first step, so that they meet there

@@ -16,7 +16,8 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from gateway.errors import Conflict, Unavailable, Unprocessable
-from gateway.settings import ConfigError, StoreSettings
+from gateway.sections import StoreSettings
+from gateway.settings import ConfigError
 from gateway.store import commits
 from gateway.store import ledger as statements
 from gateway.store.commits import Committer

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from bench.filling import Filled, fill
 from bench.store import QUERIES
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store import retention
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date

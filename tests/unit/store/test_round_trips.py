@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, insert, select
 
 from gateway.errors import Conflict
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store import answers, columns, decisions, episodes, turns
 from gateway.store import ledger as statements
 from gateway.store.answers import Whose

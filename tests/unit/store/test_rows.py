@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
-from gateway.settings import StoreSettings
+from gateway.sections import StoreSettings
 from gateway.store.commits import Rows
 from gateway.store.database import Database
 

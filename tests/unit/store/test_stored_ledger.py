@@ -16,7 +16,8 @@ from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger, check_settings
-from gateway.settings import ConfigError, FeedSettings, StalenessSettings, StoreSettings
+from gateway.sections import FeedSettings, StalenessSettings, StoreSettings
+from gateway.settings import ConfigError
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 from scheduler.policies.staleness_events import (
