@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import orjson
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bench.report import percentile
@@ -55,8 +56,10 @@ class LagSampler:
 class Watched:
     """An application whose loop is sampled from its start on. Pure ASGI."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: FastAPI) -> None:
+        self.state = app.state
+        """The server looks for what it has to stop there."""
+        self._app: ASGIApp = app
         self._sampler: LagSampler | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
