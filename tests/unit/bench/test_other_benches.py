@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,13 @@ def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> N
 
 
 def test_store(tmp_path: Path) -> None:
-    size = ["--turns", "2000", "--samples", "3", "--seconds", "0.2", "--folder", str(tmp_path / "stores")]
+    with tempfile.TemporaryDirectory(prefix="headgate-stores-") as folder:
+        Path(folder).chmod(0o755)  # PostgreSQL, which is another user's where this is root's, must come through
+        check_store(tmp_path, folder)
+
+
+def check_store(tmp_path: Path, folder: str) -> None:
+    size = ["--turns", "2000", "--samples", "3", "--seconds", "0.2", "--folder", folder]
     report = report_of("store", tmp_path / "store.json", *size)
     for kind in ("sqlite", "postgresql"):
         assert report[f"{kind}_worst_p99_ms"] > 0
