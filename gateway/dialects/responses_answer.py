@@ -43,6 +43,8 @@ class ResponsesAnswer:
         """Log-probabilities that are not in an item yet."""
         self._text_follows: bool | None = None
         """Whether the next token is of a message; None: nothing has come yet."""
+        self._called = False
+        """A tool call has begun."""
         self._echo = _echo(request)
 
     async def whole(self) -> dict[str, Any]:
@@ -205,9 +207,11 @@ class ResponsesAnswer:
         for token, entry in zip(delivery.ids, entries, strict=True):
             if token == marks.think_end:
                 self._text_follows = True
-            elif token in marks.stop or token == marks.tool_start:
+            elif token in marks.stop:
                 self._text_follows = False
-            elif self._text_follows:
+            elif token == marks.tool_start:
+                self._called = True
+            elif self._text_follows and not self._called:
                 self._entries.append(entry)
 
     def _take_entries(self, item: OutputItem) -> list[dict[str, Any]]:

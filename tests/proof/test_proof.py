@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ from tests.proof.__main__ import main
 from tests.proof.mutants import MUTANTS, Mutant
 from tests.proof.trial import run_trial, small
 from tests.proof.world import Plan
+
+
+@pytest.fixture(autouse=True)
+def _as_loud_as_before() -> Iterator[None]:
+    """The command silences the gateways that it runs."""
+    gateways = logging.getLogger("gateway")
+    level = gateways.level
+    yield
+    gateways.setLevel(level)
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])

@@ -91,7 +91,9 @@ def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> N
 
 def test_store(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="headgate-stores-") as folder:
-        Path(folder).chmod(0o755)  # PostgreSQL, which is another user's where this is root's, must come through
+        Path(folder).chmod(
+            0o755
+        )  # PostgreSQL, which is another user's where this is root's, must come through
         check_store(tmp_path, folder)
 
 

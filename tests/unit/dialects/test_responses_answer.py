@@ -132,6 +132,16 @@ def test_events_and_the_whole_answer_say_the_same(renderer: ChatRenderer, data: 
     check_the_way_back(reply, whole)
 
 
+def test_no_log_probability_is_told_from_a_tool_call_on(renderer: ChatRenderer) -> None:
+    """Not even if the end of a thought follows that was never begun; and however the reply was delivered."""
+    text = 'Hé <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call></think>Hé '
+    values = {"include": ["message.output_text.logprobs"]}
+    for cuts in ([], [46], [3, 20, 47]):
+        whole = asyncio.run(answer_of(reply_of(renderer, text, cuts), renderer, **values).whole())
+        texts = [part for item in whole["output"] for part in item.get("content", ())]
+        assert [len(part["logprobs"]) for part in texts] == [4, 0]
+
+
 def check_the_way_back(reply: Reply, whole: dict[str, Any]) -> None:
     """A client that sends the items back, with ids or without, continues the recorded conversation."""
     user = {"role": "user", "content": "hi"}

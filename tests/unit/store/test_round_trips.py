@@ -184,7 +184,8 @@ def test_more_ids_than_a_question_has_room_for(engine: Engine, monkeypatch: pyte
         some = (names[0], names[7], names[-1])
         for name in some:
             episodes.insert_episode(connection, episode(name, agent="x"))
-            connection.execute(insert(CallRow), call(f"c{name}", name, digest=name.encode()))
+            row = call(f"c{name}", name, digest=name.encode()) | {"open_to": "x"}
+            connection.execute(insert(CallRow), row)
         assert sorted(row["id"] for row in episodes.by_id(connection, names)) == sorted(some)
         monkeypatch.setattr(columns, "_AT_ONCE", 2)
         assert turns.nodes(connection, "m", some) == {name: [] for name in some}
