@@ -23,12 +23,16 @@ async def check_engines(settings: Settings) -> None:
 
 
 async def check_private(url: str) -> None:
-    """Raises BadRequest if an engine's host has a public address. A name that is not known now is nobody's."""
-    if (host := urlsplit(url).hostname) is None:
-        return
+    """Raises BadRequest if an engine's host has a public address, or can be none's. A name that is not known now is nobody's."""
     try:
+        if (host := urlsplit(url).hostname) is None:
+            return
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return
+    except ValueError as error:  # a name that cannot be one, in Unicode or else
+        raise BadRequest(
+            f"url: no host can have this name ({error})", code="invalid_value", param="url"
+        ) from error
     if any(is_public(str(address[0])) for *_, address in found):
         raise BadRequest(public_engine(url), code="public_engine", param="url")

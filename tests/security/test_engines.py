@@ -112,3 +112,12 @@ def bound(port: int) -> set[str]:
             if int(at, 16) == port and line.split()[3] == "0A":
                 found.add(address)
     return found
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://\U00090890\U0005f153\U000524a6\x8b\xa4\U000a04f1`k", "http://[", "http://" + "a" * 70 + ".b"],
+)
+async def test_a_host_that_nobody_can_have_is_refused(url: str) -> None:
+    with pytest.raises(BadRequest, match="url"):
+        await check_private(url)
