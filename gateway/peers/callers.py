@@ -6,7 +6,6 @@ Calls under agents' keys (`[agents]`) open episodes and are told apart by the co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,9 +54,7 @@ class RemoteCallers:
 
     async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
         """See `Callers`."""
-        live = await self._follower.named(episode.id, self._wait_s)
-        live.seen_at = time.monotonic()
-        return live
+        return await self._follower.named(episode.id, self._wait_s)
 
     async def apart(self, caller: Caller) -> LiveEpisode:
         """See `Callers`."""

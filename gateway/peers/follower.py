@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any
 
 import aiohttp
 
@@ -192,16 +193,18 @@ class Follower:
         elif "answer" in message:
             self._answered(message)
         elif message["do"] == "end":
-            task = asyncio.create_task(self._end(message), name=f"end-{message['episode']}")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._begin(self._end(message), f"end-{message['episode']}")
         elif message["do"] == "give_back":
-            task = asyncio.create_task(self._give_back(message), name=f"give-back-{message['name']}")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._begin(self._give_back(message), f"give-back-{message['name']}")
         else:
             self._slot(message)
             self._done(message)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Does what takes a while beside the link, which must not wait for it."""
+        task = asyncio.create_task(work, name=name)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _welcome(self, message: Message) -> None:
         known = {(slot["model"], slot["name"]) for slot in message["slots"]}
@@ -215,9 +218,7 @@ class Follower:
             self._compare(shown)
             self._show(shown)
         for live in list(self.episodes.values()):
-            task = asyncio.create_task(self._verify(live), name=f"verify-{live.id}")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._begin(self._verify(live), f"verify-{live.id}")
 
     async def _verify(self, live: LiveEpisode) -> None:
         """An episode that went on while there was no link may be over."""
