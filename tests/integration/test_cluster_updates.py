@@ -17,8 +17,7 @@ import pytest
 from gateway.client import GatewayClient
 from tests.clusters import Cluster, Member, placed, run_cluster, until
 from tests.integration.support import check_sampled_by_the_fake, sdk
-from tests.integration.test_updates import probe_of
-from tests.published import fake_weights, publish
+from tests.integration.test_updates import unlike
 from tests.servers import PostgresServer
 
 PINNED = {"presence_penalty": 0.5}
@@ -26,13 +25,8 @@ PINNED = {"presence_penalty": 0.5}
 
 @pytest.fixture
 def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
-    """Version 0 is the model; 1 to 3 have nothing in common with it or each other."""
-    found = {0: tiny_model}
-    for version in (1, 2, 3):
-        source = fake_weights(tmp_path / f"source-{version}", f"weights {version}")
-        probe = probe_of(source, found[version - 1])
-        found[version] = publish(source, tmp_path / f"v{version}", version, version - 1, probe)
-    return found
+    """See `unlike`."""
+    return unlike(tmp_path, tiny_model)
 
 
 @pytest.fixture(params=["abort", "keep"])

@@ -31,8 +31,7 @@ def probe_of(new: Path, parent: Path) -> dict[str, Any]:
     return {"sequences": [SEQUENCE], "new_logprobs": [scores(new)], "parent_logprobs": [scores(parent)]}
 
 
-@pytest.fixture
-def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
+def unlike(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
     """Version 0 is the model; 1 to 3 have nothing in common with it or each other."""
     found = {0: tiny_model}
     for version in (1, 2, 3):
@@ -40,6 +39,12 @@ def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
         probe = probe_of(source, found[version - 1])
         found[version] = publish(source, tmp_path / f"v{version}", version, version - 1, probe)
     return found
+
+
+@pytest.fixture
+def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
+    """See `unlike`."""
+    return unlike(tmp_path, tiny_model)
 
 
 async def faults(gateway: RunningGateway, **values: Any) -> None:
