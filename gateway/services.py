@@ -132,13 +132,19 @@ async def open_control(
     settings, models = services.settings, services.models
     database = services.database.fenced(fence)
     async with AsyncExitStack() as stack:
-        host = ControlHost(settings, _engines(services, hub, sure), hub, sure)
+        ledgers = await _ledgers(settings, models, database)
+        rules = {name: ledger.ledger for name, ledger in ledgers.items()}
+        host = ControlHost(settings, _engines(services, hub, sure), hub, sure, rules)
         stack.push_async_callback(host.close)
+        for name, ledger in ledgers.items():
+            ledger.hosted(host.program.ledgers[name].rule, partial(host.decide, name))
         host.start()
         if hub is not None:
             hub.on_trouble = partial(_look_into, host)
-        opened = [await _open_model(settings, model, database, host) for model in list(models)]
-        ledgers = {model.name: model.ledger for model in opened if isinstance(model, TrainedModel)}
+        opened = [
+            await _open_model(settings, model, database, host, ledgers.get(model.name))
+            for model in list(models)
+        ]
         renderers = {model.name: model.renderer for model in models}
         grading = await Grading.open(settings.graders, database, renderers)
         stack.push_async_callback(grading.close)
@@ -232,16 +238,25 @@ def _engines(services: Services, hub: Hub | None, sure: Sure | None) -> dict[str
     return found
 
 
+async def _ledgers(settings: Settings, models: Models, database: Database) -> dict[str, StoredLedger]:
+    """Of every trained model, as the store has it."""
+    trained = [model.name for model in models if model.settings.train]
+    return {name: await StoredLedger.load(database, settings.staleness_of(name), name) for name in trained}
+
+
 async def _open_model(
-    settings: Settings, served: ServedModel, database: Database, host: ControlHost
+    settings: Settings,
+    served: ServedModel,
+    database: Database,
+    host: ControlHost,
+    ledger: StoredLedger | None,
 ) -> LocalModel:
     name, given = served.name, served.settings
     assert given.path is not None
     parts = name, given, served.renderer, served.pool, served.recorder
-    if not given.train:
+    if ledger is None:
         versions = Versions(name, given.path, database, host, None)
         return LocalModel(*parts, versions, None, None, None)
-    ledger = await StoredLedger.load(database, settings.staleness_of(name), name)
     versions = Versions(name, given.path, database, host, ledger)
     dropped = versions if settings.update.orphans == "drop" else None
     orphans = (lambda: dropped.orphans) if dropped else frozenset

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from gateway.errors import EngineError
+from gateway.errors import EngineError, Unavailable
 from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -21,12 +21,16 @@ from gateway.rollout.steps import EngineSteps
 from gateway.sections import EngineSettings
 from gateway.settings import Settings
 from scheduler.cluster.local import LocalProcess
-from scheduler.program import ControlProgram
+from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness_events import Command
+from scheduler.policies.staleness_events import Event as LedgerEvent
+from scheduler.program import ControlProgram, ledger
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed
-from scheduler.reactor import Recording, Runtime, Tag, WallClock, drive
+from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Sure = Callable[[], Awaitable[None]]
 _SICK_AFTER = 3
 _FLEET_STEPS = ("launch", "stop", "drain")
@@ -66,12 +70,19 @@ class ControlHost:
         models: dict[str, ModelEngines],
         peers: Peers | None = None,
         sure: Sure | None = None,
+        ledgers: Mapping[str, StalenessRule] | None = None,
     ) -> None:
-        """`sure` is asked before every step, and raises if this process may not be the coordinator any more."""
+        """`sure` is asked before every step, and raises if this process may not be the coordinator any more.
+
+        `ledgers`: of each trained model, as the store has it. The program goes on with a copy (`program.ledgers`).
+        """
         self.models = models
         self._sure = sure or _sure
         self._peers = peers or NoPeers()
         described = {name: program_settings(settings, name) for name in models}
+        for name, rule in (ledgers or {}).items():
+            described[name]["ledger"] = ledger.described(settings.staleness_of(name).rule, rule)
+        self._answers: dict[str, list[Command] | ValueError] = {}
         self.program = ControlProgram({"models": described})
         path = settings.control.recording
         self._recording = Recording.open(path, {"models": described}) if path else None
@@ -83,6 +94,36 @@ class ControlHost:
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
             self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
+        for name, book in self.program.ledgers.items():
+            self._runtime.observe(book.decided, self._on_decided(name))
+            self._runtime.observe(book.impossible, self._on_impossible(name))
+
+    # Whoever else takes part in the program
+
+    def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
+        """Calls `callback` with every value of an output, at once and in order. Before `start` only."""
+        self._runtime.observe(port, lambda _tag, value: callback(value))
+
+    def tell(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
+        """Something has happened. `now`: whatever is decided about it has been observed when this returns.
+
+        Raises Unavailable if nothing is decided any more.
+        """
+        if not self.running:
+            message = "the control program has stopped; restart the gateway"
+            raise Unavailable(message, retry_after=30.0, code="control_stopped")
+        self._runtime.inject(action, value)
+        if now:
+            self._runtime.advance()
+
+    def decide(self, model: str, event: LedgerEvent) -> list[Command]:
+        """What a model's ledger says to an event, at once. Raises ValueError if the event is impossible, and Unavailable."""
+        self._answers.pop(model, None)
+        self.tell(self.program.ledgers[model].told, event, now=True)
+        answer = self._answers.pop(model)
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
 
     def start(self) -> None:
         """Starts the program. Call it once, before any event."""
@@ -203,6 +244,18 @@ class ControlHost:
                 self.models[name].on_revival(ended.version)
 
         return tell
+
+    def _on_decided(self, name: str) -> Callable[[Tag, Any], None]:
+        def answer(_tag: Tag, commands: tuple[Command, ...]) -> None:
+            self._answers[name] = list(commands)
+
+        return answer
+
+    def _on_impossible(self, name: str) -> Callable[[Tag, Any], None]:
+        def answer(_tag: Tag, message: str) -> None:
+            self._answers[name] = ValueError(message)
+
+        return answer
 
     def _act(self, name: str, do: Do) -> None:
         model = self.models[name]

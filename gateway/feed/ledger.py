@@ -1,8 +1,9 @@
 """The staleness ledger, made durable: every event that changes it is stored, and a restart replays them.
 
-The pure rule decides (scheduler/policies/rules). An event is applied and submitted to the store in one step without an await
-between, so the stored order is the applied order; `apply` returns once the event is committed. What was decided about whom is
-stored in the same transaction (`chronicle`), and leases of buffers that are passed over end in it.
+The pure rule decides (scheduler/policies/rules), in the control program once that runs (`hosted`). An event is applied and
+submitted to the store in one step without an await between, so the stored order is the applied order; `apply` returns once the
+event is committed. What was decided about whom is stored in the same transaction (`chronicle`), and leases of buffers that are
+passed over end in it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ class StoredLedger:
         self.broken: str | None = None
         """Why nothing can be applied any more: an event was not committed, so memory says more than the store."""
         self._database = database
+        self._decide: Callable[[Event], list[Command]] = ledger.apply
         self._changed = asyncio.Event()
+
+    def hosted(self, ledger: StalenessRule, decide: Callable[[Event], list[Command]]) -> None:
+        """From now on `decide` changes `ledger`, which goes on from the present state, in place of `apply`."""
+        self.ledger, self._decide = ledger, decide
 
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
@@ -81,7 +87,7 @@ class StoredLedger:
         if self.broken is not None:
             raise Unavailable(self.broken, retry_after=30.0, code="ledger_broken")
         self._database.check()  # before the event changes what is in memory
-        commands = self.ledger.apply(event)
+        commands = self._decide(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands
         told = self.chronicle.tell(event, commands)

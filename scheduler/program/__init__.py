@@ -1,4 +1,4 @@
-"""The control program: for each trained or frozen model, the life of its engines and the updates of their weights, as reactors.
+"""The control program as reactors: of each model the life of its engines, the updates of their weights, and the ledger.
 
 `build` makes the program from settings in JSON form, so that a recording can be replayed by itself.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from scheduler.program.fleet import Fleet, FleetSettings
+from scheduler.program.ledger import Ledger, built
 from scheduler.program.update import UpdateSettings, WeightUpdate
 from scheduler.reactor import Program
 
@@ -20,17 +21,24 @@ class ControlProgram(Program):
     """The program, and its reactors by model."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings}}}; missing: defaults."""
+        """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings, "ledger": see
+        `ledger.built`}}}; what is missing has its defaults, and a model without a ledger is not trained."""
         models: dict[str, Any] = settings.get("models") or {"model": {}}
+        slugs = _slugs(models)
         self.fleets = {
             name: Fleet(f"fleet_{slug}", FleetSettings(**models[name].get("fleet", {})))
-            for name, slug in _slugs(models).items()
+            for name, slug in slugs.items()
         }
         self.updates = {
             name: WeightUpdate(f"update_{slug}", UpdateSettings(**models[name].get("update", {})))
-            for name, slug in _slugs(models).items()
+            for name, slug in slugs.items()
         }
-        super().__init__(CONTROL, [*self.fleets.values(), *self.updates.values()])
+        self.ledgers = {
+            name: Ledger(f"ledger_{slug}", built(models[name]["ledger"]))
+            for name, slug in slugs.items()
+            if "ledger" in models[name]
+        }
+        super().__init__(CONTROL, [*self.fleets.values(), *self.updates.values(), *self.ledgers.values()])
         for name, fleet in self.fleets.items():
             update = self.updates[name]
             self.connect(fleet.fresh, update.fresh)

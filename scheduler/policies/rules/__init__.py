@@ -21,6 +21,7 @@ they have in common is in `queue.py`. A rule is a file here and a line below.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from scheduler.policies.rules.areal import Areal
 from scheduler.policies.rules.base import StalenessRule as StalenessRule
@@ -31,7 +32,7 @@ from scheduler.policies.rules.synchronous import Synchronous
 from scheduler.policies.rules.verl import Verl
 from scheduler.policies.staleness import Ledger, LedgerSettings
 
-RULES: dict[str, Callable[[LedgerSettings], StalenessRule]] = {
+RULES: dict[str, type[StalenessRule]] = {
     "staleflow": Ledger,
     "synchronous": Synchronous,
     "one_step": OneStep,
@@ -44,4 +45,10 @@ RULES: dict[str, Callable[[LedgerSettings], StalenessRule]] = {
 
 def create(name: str, settings: LedgerSettings) -> StalenessRule:
     """The rule of that name in its first state. Raises KeyError, and ValueError if the settings are not for it."""
-    return RULES[name](settings)
+    made: Callable[[LedgerSettings], StalenessRule] = RULES[name]
+    return made(settings)
+
+
+def restore(name: str, state: dict[str, Any]) -> StalenessRule:
+    """The rule of that name as its `to_json` told it. Raises KeyError, and ValueError if it is no such state."""
+    return RULES[name].from_json(state)

@@ -7,7 +7,7 @@ out of version b, and is trained once, in order.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from scheduler.policies.staleness import BufferRow, GroupRow, LedgerSettings
 from scheduler.policies.staleness_events import Command, Event
@@ -45,3 +45,7 @@ class StalenessRule(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """The whole state and the settings."""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""

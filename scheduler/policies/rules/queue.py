@@ -30,7 +30,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import insort
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, Self, assert_never
 
 from scheduler.policies.staleness import DROPPED_KEPT, BufferRow, GroupRow, LedgerSettings
 from scheduler.policies.staleness_events import (
@@ -188,6 +188,20 @@ class GroupQueue(ABC):
             "groups": [asdict(group) for group in self._groups.values()],
             "dropped": list(self._dropped),
         }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        rule = cls(LedgerSettings(**value["settings"]))
+        rule.version, rule.consumed, rule.leased = value["version"], value["consumed"], value["leased"]
+        rule._started, rule._entries = value["started"], list(value["entries"])
+        rule._groups = {group["group_id"]: QueuedGroup(**group) for group in value["groups"]}
+        rule._finished = [rule._groups[group_id] for group_id in value["finished"]]
+        rule._dropped = list(value["dropped"])
+        rule._group_of = {e: g.group_id for g in rule._groups.values() for e in g.members}
+        for group in rule.running_groups():
+            rule._running[group.version] = rule._running.get(group.version, 0) + 1
+        return rule
 
     def buffers(self) -> list[BufferRow]:
         """Every batch that is not consumed and can hold something, in order.

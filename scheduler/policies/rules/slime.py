@@ -21,7 +21,7 @@ Bounds: staleness, to eta. Like one step off, it waits for the last group of a b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from scheduler.policies.rules.queue import GroupQueue
 from scheduler.policies.staleness import LedgerSettings
@@ -59,3 +59,10 @@ class Slime(GroupQueue):
     def to_json(self) -> dict[str, Any]:
         """The whole state and the settings."""
         return {**super().to_json(), "failed": self.failed}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        rule = super().from_json(value)
+        rule.failed = value["failed"]
+        return rule

@@ -1,0 +1,100 @@
+"""What happens to calls (from outside), and where the control program wants them. Frozen values with a JSON form.
+
+Events are arrivals, ends and one snapshot a second of every engine; never tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A call wants an engine: a new one, or one that an engine gave back."""
+
+    call: str
+    version: int
+    """No older version may sample it: its group's V."""
+    length: int
+    """Tokens of its prompt and of what was sampled so far."""
+    expected: int = 0
+    """Tokens that are still to come, as predicted; 0: nobody knows."""
+    tail: bool = False
+    """It is predicted to be one of the longest."""
+    near: str = ""
+    """The engine that has `cached` of its tokens in its cache."""
+    cached: int = 0
+    avoid: tuple[str, ...] = ()
+    """Engines that it shall not go to while there is another."""
+    pinned: bool = False
+    """It cannot leave its engine once it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A call is in no engine any more, and waits for none: it is over, or it arrives anew."""
+
+    call: str
+    length: int
+    """Tokens of its prompt and of what was sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What happened to calls since the last one, ends first."""
+
+    left: tuple[Left, ...] = ()
+    arrived: tuple[Arrived, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine runs this version, and takes calls."""
+
+    engine: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An engine takes no calls: it is held, asleep, or gone."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeen:
+    """What an engine said of itself, or what is known of it."""
+
+    engine: str
+    running: int
+    """Calls that it samples."""
+    waiting: int
+    """Calls in its own queue."""
+    kv: int
+    """Tokens in its cache that belong to running calls."""
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A snapshot of every open engine, once a second."""
+
+    engines: tuple[EngineSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A call goes to an engine."""
+
+    call: str
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A call that runs in an engine is to be given back; it then arrives anew. `to`: where it is expected to go."""
+
+    call: str
+    engine: str
+    to: str = ""

@@ -1,0 +1,82 @@
+"""What happens to nodes (from outside), and which of them are lent. Frozen values with a JSON form.
+
+A node is a machine, or a part of one, with tags. Tagged `rollout`, its engines sample; tagged `train`, a trainer works on it;
+tagged both, its engines sample while the trainer has no use for it (SeamlessFlow, arXiv 2508.11553).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["rollout", "train", "switching", "idle"]
+"""What a node does: its engines are awake; its trainer has it; it changes from one to the other; neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAdded:
+    """There is one more node, or one has other tags now."""
+
+    node: str
+    tags: tuple[str, ...]
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    """A node has left."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An engine of a model lives on a node; without a node it lives elsewhere, and is never lent."""
+
+    engine: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A trainer wants its node, to compute on it."""
+
+    node: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A trainer waits for a batch and has no use for its node."""
+
+    node: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How full the batch is that a model's trainer waits for, once a second."""
+
+    model: str
+    buffer: int
+    groups: int
+    """That are rewarded, of `size`."""
+    size: int
+    running: int
+    """Calls that run or wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """An engine sleeps: it holds no call, and its memory is free."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleIs:
+    """What a node does from now on, and why."""
+
+    node: str
+    role: Role
+    reason: str = ""
