@@ -20,6 +20,7 @@ they have in common is in `queue.py`. A rule is a file here and a line below.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -51,4 +52,4 @@ def create(name: str, settings: LedgerSettings) -> StalenessRule:
 
 def restore(name: str, state: dict[str, Any]) -> StalenessRule:
     """The rule of that name as its `to_json` told it. Raises KeyError, and ValueError if it is no such state."""
-    return RULES[name].from_json(state)
+    return RULES[name].from_json(copy.deepcopy(state))
