@@ -28,6 +28,8 @@ class Arrived:
     """Engines that it shall not go to while there is another."""
     pinned: bool = False
     """It cannot leave its engine once it is there."""
+    to: str = ""
+    """The engine that it shall go to if that is open: it was sent there, or waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,17 @@ class Seen:
     """A snapshot of every open engine, once a second."""
 
     engines: tuple[EngineSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What is known by now of an engine's speed (`scheduler.policies.throughput`)."""
+
+    engine: str
+    k1: float
+    k2: float
+    k3: float
+    k4: float
 
 
 @dataclass(frozen=True, slots=True)
