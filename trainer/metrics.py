@@ -6,13 +6,15 @@ trained tokens of staleness S, `masked_tokens/REASON` those that were not traine
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
 whole, `step`, `checkpoint`, `publish`, `ack`), and across them `idle` (waiting for a lease or for groups) and `compute` (forward,
-backward, optimizer). `idle_share` is idle over `seconds/total`.
+backward, optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was, as [name, start, end] in seconds
+since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline` reads it.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +24,8 @@ from rich.live import Live
 from rich.table import Table
 from torch.utils.tensorboard import SummaryWriter
 
+Span = tuple[str, float, float]
+"""What was done, from when, until when, in seconds since 1970."""
 _BARS = "▁▂▃▄▅▆▇█"
 SPARK = 60
 """Points of the reward's sparkline."""
@@ -90,6 +94,7 @@ class Metrics:
         measured: dict[str, float],
         times: dict[str, float],
         seconds: float,
+        spans: Sequence[Span] = (),
     ) -> None:
         """Writes the record of the buffer `version`, which was trained and acknowledged."""
         record = {
@@ -99,7 +104,14 @@ class Metrics:
             **{f"seconds/{step}": value for step, value in times.items()},
             "seconds/total": seconds,
         }
-        line = {"time": round(time.time(), 3), "version": version + 1, "buffer": version, **record}
+        line: dict[str, object] = {
+            "time": round(time.time(), 3),
+            "version": version + 1,
+            "buffer": version,
+            **record,
+        }
+        if spans:
+            line["spans"] = [[name, round(start, 4), round(end, 4)] for name, start, end in spans]
         self._file.write(json.dumps(line) + "\n")
         for name, value in record.items():
             self._tensorboard.add_scalar(name, value, version + 1)

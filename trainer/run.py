@@ -32,7 +32,7 @@ from trainer.cluster import Watched, gateway_process, rollout_process, watch
 from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError
 from trainer.feed import Feed
 from trainer.learner import Learner
-from trainer.metrics import Metrics
+from trainer.metrics import Metrics, Span
 from trainer.settings import Settings
 from trainer.weights.filesystem import WeightsDirectory
 
@@ -58,6 +58,9 @@ class Clock:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
+        """When each block was, under the last of its names, in order."""
+        self._offset = time.time() - self.started
 
     @contextmanager
     def on(self, *names: str) -> Iterator[None]:
@@ -66,8 +69,10 @@ class Clock:
         try:
             yield
         finally:
+            ended = time.monotonic()
             for name in names:
-                self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+                self.seconds[name] = self.seconds.get(name, 0.0) + ended - started
+            self.spans.append((names[-1], started + self._offset, ended + self._offset))
 
     @property
     def total(self) -> float:
@@ -155,7 +160,7 @@ class Trainer:
             await self.publish()
         with clock.on("ack"), _naming("ack"):
             await self.ack()
-        self.metrics.trained(version, measured, clock.seconds, clock.total)
+        self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
 
     # The steps
 

@@ -84,6 +84,9 @@ async def test_every_version_is_trained_published_and_acknowledged(
         seconds = {name: value for name, value in record.items() if name.startswith("seconds/")}
         assert seconds["seconds/idle"] + seconds["seconds/compute"] <= seconds["seconds/total"]
         assert record["idle_share"] == seconds["seconds/idle"] / seconds["seconds/total"]
+        for name in ("idle", "compute", "publish"):
+            spent = sum(end - start for kind, start, end in record["spans"] if kind == name)
+            assert spent == pytest.approx(seconds[f"seconds/{name}"], abs=0.01)
     assert list((settings.run.dir / "tensorboard").iterdir())
 
 
