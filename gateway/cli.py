@@ -116,6 +116,46 @@ def _serve(settings: Settings, verbose: bool) -> None:
 
 
 @app.command()
+def engine(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Where it listens.")],
+    host: Annotated[
+        str, typer.Option(help="An address that only gateways reach: an engine asks for no key.")
+    ] = "127.0.0.1",
+    model: Annotated[str | None, typer.Option(help="Whose weights. [default: the first trained]")] = None,
+) -> None:
+    """Become an engine, as [engine] says, for a gateway elsewhere: this process is the engine from then on.
+
+    Only [models] and [engine] are read. The gateway's secrets are not in the engine's environment.
+    """
+    from gateway.engines.process import command
+    from gateway.sections import is_public, public_engine
+    from gateway.settings import SECRETS, ConfigError, Settings
+
+    try:
+        settings = Settings.load(config, only=("models", "engine"))
+        name = model or settings.model_name
+        given = settings.models.get(name)
+        if given is None or given.path is None:
+            raise ConfigError(f"{config}: no model {name!r} runs on engines")
+        kind = settings.engine_of(name)
+        if kind.launch == "external":
+            raise ConfigError(f"{config}: [engine] launch is 'external': there is nothing to start")
+        if is_public(host) and not kind.allow_public:
+            raise ConfigError(f"--host: {public_engine(host)}")
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    argv, own = command(kind, given, name, str(given.path.resolve()), host, port)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(SECRETS)}
+    try:
+        os.execvpe(argv[0], argv, kept | own)
+    except OSError as error:
+        typer.echo(f"{config}: [engine] python: {argv[0]}: {error.strerror}", err=True)
+        raise typer.Exit(2) from error
+
+
+@app.command()
 def staleness(
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,

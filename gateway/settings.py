@@ -51,6 +51,8 @@ ENVIRONMENT = {
     "HEADGATE_CLUSTER_KEY": ("cluster", "key"),
 }
 """For each variable: the key that it stands in for."""
+SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")
+"""What the names of variables begin with that are no business of an engine's."""
 ENGINE_URLS = "HEADGATE_ENGINE_URLS"
 """JSON, `{model: [url, ...]}`: these models' engines are running already, whatever `launch` says."""
 
@@ -212,35 +214,44 @@ class Settings(Section):
         return self.agents[agent].model or self.model_name
 
     @classmethod
-    def load(cls, path: Path) -> Settings:
-        """Reads a TOML file. Raises ConfigError."""
+    def load(cls, path: Path, only: tuple[str, ...] = ()) -> Settings:
+        """Reads a TOML file, or only some of its sections. Raises ConfigError."""
         try:
             values = tomllib.loads(path.read_text())
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: {error}") from error
-        return cls.parse(values, str(path))
+        if only:
+            values = {section: given for section, given in values.items() if section in only}
+        return cls.parse(values, str(path), environment=not only)
 
     @classmethod
-    def parse(cls, values: dict[str, Any], source: str = "settings") -> Settings:
-        """Checks values as they come from TOML. Raises ConfigError."""
-        for variable, (section, key) in ENVIRONMENT.items():
-            if (given := os.environ.get(variable)) and isinstance(table := values.get(section, {}), dict):
-                values = {**values, section: {key: given, **table}}
-        if urls := os.environ.get(ENGINE_URLS):
-            values = _with_engines(values, json.loads(urls))
-        for section, kind in (("agents", "AGENT"), ("projects", "PROJECT")):
-            if isinstance(holders := values.get(section), dict):
-                values = {
-                    **values,
-                    section: {name: _with_key(name, given, kind) for name, given in holders.items()},
-                }
+    def parse(cls, values: dict[str, Any], source: str = "settings", environment: bool = True) -> Settings:
+        """Checks values as they come from TOML; the environment fills in what they lack, if it is asked. Raises ConfigError."""
+        if environment:
+            values = _filled(values)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             lines = [f"  {_wrong(e['loc'], e['msg'])}" for e in error.errors()]
             raise ConfigError("\n".join([f"{source}:", *lines])) from error
+
+
+def _filled(values: dict[str, Any]) -> dict[str, Any]:
+    """With what the environment has (`ENVIRONMENT`)."""
+    for variable, (section, key) in ENVIRONMENT.items():
+        if (given := os.environ.get(variable)) and isinstance(table := values.get(section, {}), dict):
+            values = {**values, section: {key: given, **table}}
+    if urls := os.environ.get(ENGINE_URLS):
+        values = _with_engines(values, json.loads(urls))
+    for section, kind in (("agents", "AGENT"), ("projects", "PROJECT")):
+        if isinstance(holders := values.get(section), dict):
+            values = {
+                **values,
+                section: {name: _with_key(name, given, kind) for name, given in holders.items()},
+            }
+    return values
 
 
 def _variable(name: str, kind: str = "AGENT") -> str:

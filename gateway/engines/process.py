@@ -15,6 +15,7 @@ from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
 from scheduler.cluster.local import LocalProcess, free_port
 
+LOOPBACK = "127.0.0.1"
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
@@ -43,10 +44,21 @@ async def launch(
     name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
 ) -> LocalProcess:
     """Starts an engine with the checkpoint in `weights` on a port of the loopback; it does not answer yet."""
-    argv = _COMMANDS[settings.launch](settings, model, served_name, weights, port)
-    env = _VLLM_ENV if settings.launch == "vllm" else {}
+    argv, env = command(settings, model, served_name, weights, LOOPBACK, port)
     log = settings.log.with_stem(f"{settings.log.stem}-{name}")
-    return await LocalProcess.start(name, [*argv, *settings.args], log, env | settings.env)
+    return await LocalProcess.start(name, argv, log, env)
+
+
+def command(
+    settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, host: str, port: int
+) -> tuple[list[str], dict[str, str]]:
+    """The command line of an engine that listens at `host` and `port`, and what its environment has beside the usual.
+
+    Nobody is asked for a key there, so `host` is an address that only gateways reach.
+    """
+    argv = _COMMANDS[settings.launch](settings, model, served_name, weights, host, port)
+    env = _VLLM_ENV if settings.launch == "vllm" else {}
+    return [*argv, *settings.args], env | settings.env
 
 
 class EngineProcess:
@@ -66,7 +78,7 @@ class EngineProcess:
         Raises ChildDied or TimeoutError, with the engine's last lines.
         """
         port = free_port()
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{LOOPBACK}:{port}"
         process = await launch(name, settings, model, served_name, weights, port)
         engine = connect(name, url, spoken(settings))
         try:
@@ -86,12 +98,12 @@ class EngineProcess:
 
 
 def _vllm_command(
-    settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
+    settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, host: str, port: int
 ) -> list[str]:
     return [
         *(os.path.expanduser(settings.python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", weights, "--served-model-name", served_name),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--host", host, "--port", str(port)),
         *("--max-model-len", str(model.max_model_len)),
         "--enable-scale-out",
         *("--logprobs-mode", "processed_logprobs"),
@@ -101,15 +113,15 @@ def _vllm_command(
 
 
 def _fake_command(
-    settings: EngineSettings, _model: ModelSettings, _served_name: str, weights: str, port: int
+    settings: EngineSettings, _model: ModelSettings, _served_name: str, weights: str, host: str, port: int
 ) -> list[str]:
     return [
         *(sys.executable, "-m", "gateway.engines.fake"),
-        *("--weights", weights, "--port", str(port), "--api", settings.api),
+        *("--weights", weights, "--host", host, "--port", str(port), "--api", settings.api),
     ]
 
 
-_COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, int], list[str]]] = {
+_COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, str, int], list[str]]] = {
     "vllm": _vllm_command,
     "fake": _fake_command,
 }

@@ -154,7 +154,7 @@ def vllm_engine(name: str, port: int, weights: Path, logs: Path) -> Process:
     """Real vLLM on the CPU."""
     values = vllm_settings(logs / f"{name}.log")
     settings, model = EngineSettings(**values), ModelSettings(path=weights)
-    argv = [*_vllm_command(settings, model, "demo", str(weights), port), *settings.args]
+    argv = [*_vllm_command(settings, model, "demo", str(weights), "127.0.0.1", port), *settings.args]
     return Process(name, lambda: argv, logs / f"{name}.log", _VLLM_ENV | settings.env)
 
 

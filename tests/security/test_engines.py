@@ -90,7 +90,7 @@ async def test_an_engine_at_a_public_address_is_not_added(tiny_model: Path, tmp_
 
 def test_started_engines_are_told_to_listen_on_loopback(tiny_model: Path) -> None:
     model, settings = ModelSettings(path=tiny_model), EngineSettings(launch="vllm")
-    command = _COMMANDS["vllm"](settings, model, "demo", str(tiny_model), 9)
+    command = _COMMANDS["vllm"](settings, model, "demo", str(tiny_model), "127.0.0.1", 9)
     assert command[command.index("--host") + 1] == "127.0.0.1" and command.count("--host") == 1
 
 

