@@ -20,11 +20,15 @@ Step = Literal[
     "resume",
     "probe",
     "open",
+    "sleep",
+    "wake",
 ]
 """What can be done with an engine:
 
 - launch, stop: a process, or a connection to an engine that is there; quarantine: out of use, and nobody tries again;
 - drain: no request gets in, those inside go on elsewhere;
+- sleep: no request gets in, those inside go on elsewhere, and then the engine frees its memory; wake: it has its memory and the
+  newest weights, and holds no request;
 - hold: no request gets in; abort: the engine gives its requests back; settle: the gateway has seen the end of each;
 - handback: like abort, but requests whose sampler cannot move stay; freeze: what is inside stays and samples nothing;
 - load, label, resume: the new weights, their name, and go; probe: only the gateway asks, and holds back what frozen requests say;
@@ -102,6 +106,8 @@ class Gone:
     engine: str
     final: bool
     removed: bool = False
+    asleep: bool = False
+    """Nobody waits for it, and it has not failed: it comes back, as a fresh one, when it is woken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class Asleep:
     """An engine sleeps: it holds no call, and its memory is free."""
 
     engine: str
+    warm: bool = True
+    """Its process is there, and only to be woken; else it is to be launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,30 @@ class RoleIs:
     node: str
     role: Role
     reason: str = ""
+    near: bool = False
+    """It was called back because its trainer's batch is nearly whole: it is not lent again before the trainer has had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whether an engine shall be awake."""
+
+    engine: str
+    awake: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """A trainer has said nothing of its node for so long that it may be gone, unless something came after `serial`."""
+
+    node: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A switch's deadline. `serial` says which switch it was."""
+
+    node: str
+    serial: int
