@@ -48,6 +48,11 @@ def test_the_quickest_division_by_hand() -> None:
     assert found.seconds == 100
 
 
+def test_tails_get_as_many_engines_as_they_need() -> None:
+    """Four tails, P90 100, P50 1. 1 + 2: two waves of 100. 2 + 1: one wave of 100, 8 waves of 1. None: 4 waves of 100."""
+    assert divide(some(*[100] * 4, *[1] * 16), 3, UNIT, slots=2) == Division(2, 1, 100, 8)
+
+
 def test_groups_run_beside_one_another_so_the_greater_time_counts_and_not_the_sum() -> None:
     """One at once. 1 + 3: tails 2 * 12 = 24, rest ceil(8/3) * 10 = 30: sum 54, max 30.
 
