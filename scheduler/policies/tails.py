@@ -1,7 +1,7 @@
 """Engines of their own for the calls that are expected to be longest (StreamRL, arXiv 2504.15930, Alg. 2). Pure.
 
-Calls are ranked by their expected length; the top `alpha` of them are the tails. A call lasts PTL(BS) * L seconds, where PTL(BS) is
-a decode step with BS calls in the batch and L its tokens; an engine with M calls, of which BS run at once, lasts
+Calls are ranked by their expected length; the top `alpha` of them are the tails. A call lasts PTL(BS) * L seconds: PTL(BS) is a
+decode step with BS calls in the batch, L its tokens. An engine with M calls, of which BS run at once, lasts
 PTL(BS) * L * ceil(M / BS). With L the P90 of all expected lengths for tails (about the median of the top fifth) and the P50 for
 the rest, every division of N engines into N_l for tails and N_r for the rest is tried, and the quickest is taken. The engines run
 beside one another, so the time of both groups is the greater of the two; a description of the paper that we have adds them up,
