@@ -1,0 +1,72 @@
+"""Which engines pull the newest weights now (StaleFlow, arXiv 2601.12784: synchronisation by engine).
+
+An engine that is busy with calls which its weights may sample goes on; one that is under-used pulls. It is so when few calls run
+in it, when it samples few tokens a second beside the others, or when a call waits that is too new for it and would gain enough
+there (the hypothetical gain: what the call would add, had the engine the newest weights). An engine with a call in the queue that
+it may sample is not under-used: that call is about to be placed.
+
+Two rules keep everything going. The first engine pulls as soon as a version is there, so that it is live; the one with least to
+do. And while a call waits that no open engine may sample, one engine at least is on its way. Else no more than a share of the
+engines are on their way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from scheduler.policies.placement import Choice, OpenEngine, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """When an engine is under-used."""
+
+    running_below: int = 2
+    """Fewer calls run in it than these."""
+    rate_below: float = 0.0
+    """It samples less than this share of what the open engines sample on average; 0: that is no reason."""
+    at_once: float = 0.25
+    """The share of the engines that may be on their way together; one always may."""
+
+    def __post_init__(self) -> None:
+        if self.running_below < 1:
+            raise ValueError(
+                "running_below is at least 1: an engine in which nothing runs has nothing to lose"
+            )
+        if not 0 <= self.rate_below <= 1 or not 0 <= self.at_once <= 1:
+            raise ValueError("rate_below and at_once are shares: from 0 to 1")
+
+
+def pulls(
+    engines: Collection[OpenEngine],
+    under_way: int,
+    target: int,
+    heads: Iterable[Wish],
+    choice: Choice,
+    settings: SyncSettings,
+) -> list[str]:
+    """The engines that pull version `target` now, those with least to do first.
+
+    `engines`: the open ones, without those that were told to pull already; `under_way`: how many engines are on their way to
+    `target`; `heads`: the waiting calls whose turn it is, oldest first.
+    """
+    behind = sorted((e for e in engines if e.version < target), key=lambda e: (e.rate, e.running, e.name))
+    if not behind:
+        return []
+    heads = list(heads)
+    newest = max(engine.version for engine in engines)
+    if not under_way and (newest < target or any(wish.version > newest for wish in heads)):
+        return [behind[0].name]
+    room = max(1, int(settings.at_once * (len(engines) + under_way))) - under_way
+    least = settings.rate_below * sum(engine.rate for engine in engines) / len(engines)
+    found: list[str] = []
+    for engine in behind:
+        if len(found) >= room:
+            break
+        if any(wish.version <= engine.version for wish in heads):
+            continue  # it is about to get a call
+        few = engine.running < settings.running_below or engine.rate < least
+        if few or any(choice.has_room(engine, wish.length) for wish in heads):
+            found.append(engine.name)
+    return found

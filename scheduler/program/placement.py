@@ -1,0 +1,232 @@
+"""Where calls go, which engines pull weights, and which calls move: StaleFlow's coordinator, of one model.
+
+Owns what waits and what runs where, by the events alone (`calls.py`): speculative state, as what was decided counts before any
+engine shows it. The policies decide: `placement`, `sync`, `migration`, `tails`. Invariants:
+- a call is placed on no engine whose version is below its V;
+- a call that arrived is placed once, unless it leaves before; then nothing more is said about it until it arrives anew;
+- a call waits only while no open engine has room for it, or for one that arrived before it and must be trained sooner;
+- while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
+- no call is moved at a moment at which an engine was told to pull.
+
+Every event costs the logarithm of the number of engines and calls; a snapshot, once a second, their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.policies.migration import MigrationSettings, Movable, moves
+from scheduler.policies.placement import Choice, Engines, Rule, Waterfall, Wish
+from scheduler.policies.sync import SyncSettings, pulls
+from scheduler.policies.tails import Expected, divide
+from scheduler.policies.throughput import EngineModel
+from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Move, Opened, Placed, Seen
+from scheduler.program.events import Begun, Gone, Target
+from scheduler.reactor import SECOND, Context, Reactor
+from scheduler.reactor.elements import Source
+
+_PULL_S = 5.0
+"""An engine that is still open so long after it was told to pull is told again."""
+_DIVIDE_S = 10.0
+_SAMPLED = 1024
+"""Calls that are looked at when engines are divided into those for tails and the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """See the policies' own."""
+
+    rule: Rule = "cached"
+    mu: float = 0.05
+    pull: bool = False
+    """The weight update's order is `pull`."""
+    tails: bool = False
+    """Engines of their own for calls that are predicted to be long."""
+    slots: int = 64
+    """Calls that run at once in an engine, as far as the division for tails is concerned."""
+    engine: EngineModel = field(default_factory=EngineModel)
+    """What is believed of an engine until it has been fitted."""
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    migration: MigrationSettings = field(default_factory=MigrationSettings)
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> PlacementSettings:
+        """From their JSON form: the fields, those that are objects as theirs."""
+        parts = {"engine": EngineModel, "sync": SyncSettings, "migration": MigrationSettings}
+        read = {name: parts[name](**value) if name in parts else value for name, value in given.items()}
+        return cls(**read)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A call that was placed."""
+
+    engine: str
+    wish: Wish
+    pinned: bool
+    moved: bool = False
+
+
+class Placement(Reactor):
+    """The calls and the open engines of one model."""
+
+    def __init__(self, name: str, settings: PlacementSettings) -> None:
+        super().__init__(name)
+        self._settings = settings
+        self._choice = Choice(settings.rule, settings.mu)
+        self._engines = Engines(self._choice)
+        self._waterfall = Waterfall(self._engines)
+        self._runs: dict[str, _Run] = {}
+        self._inside: dict[str, dict[str, _Run]] = {}
+        """The same by engine, in the order in which they were placed."""
+        self._target = -1
+        self._told: dict[str, int] = {}
+        """When engines were told to pull (ns), until they are open again or gone."""
+        self._divided = 0
+        self._placed: list[Placed] = []
+        self.begun = self.physical("begun", Begun)
+        self.demand = self.physical("demand", Demand)
+        self.opened = self.physical("opened", Opened)
+        self.closed = self.physical("closed", Closed)
+        self.seen = self.physical("seen", Seen)
+        self.fitted = self.physical("fitted", Fitted)
+        self.target = self.input("target", Target)
+        self.gone = self.input("gone", tuple[Gone, ...])
+        self.placed = self.output("placed", tuple[Placed, ...])
+        self.moves = self.output("moves", tuple[Move, ...])
+        self.pull = self.output("pull", tuple[str, ...])
+        self.reaction(self._on_begun, on=[self.begun])
+        self.reaction(self._on_gone, on=[self.gone])
+        self.reaction(self._on_target, on=[self.target])
+        self.reaction(self._on_fitted, on=[self.fitted])
+        self.reaction(self._on_closed, on=[self.closed])
+        self.reaction(self._on_opened, on=[self.opened])
+        self.reaction(self._on_demand, on=[self.demand])
+        self.reaction(self._on_seen, on=[self.seen])
+        every: list[Source[Any]] = [self.demand, self.opened, self.closed, self.seen, self.target, self.gone]
+        self.reaction(self._decide, on=every, writes=[self.placed, self.moves, self.pull])
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait. To be read; it changes by events alone."""
+        return len(self._waterfall.waiting)
+
+    # What happens
+
+    def _on_begun(self, now: Context) -> None:
+        self._target = max(self._target, now[self.begun].version)
+
+    def _on_target(self, now: Context) -> None:
+        self._target = now[self.target].version
+        self._told.clear()
+
+    def _on_gone(self, now: Context) -> None:
+        for gone in now[self.gone]:
+            self._engines.closed(gone.engine)
+            self._told.pop(gone.engine, None)
+
+    def _on_fitted(self, now: Context) -> None:
+        fitted = now[self.fitted]
+        self._engines.fitted(fitted.engine, EngineModel(fitted.k1, fitted.k2, fitted.k3, fitted.k4))
+
+    def _on_closed(self, now: Context) -> None:
+        self._engines.closed(now[self.closed].engine)
+
+    def _on_opened(self, now: Context) -> None:
+        opened = now[self.opened]
+        kept = [run.wish.length for run in self._inside.get(opened.engine, {}).values()]
+        self._engines.opened(opened.engine, opened.version, self._settings.engine, kept)
+        if opened.version >= self._target:
+            self._told.pop(opened.engine, None)
+
+    def _on_demand(self, now: Context) -> None:
+        demand = now[self.demand]
+        for left in demand.left:
+            self._leave(left.call, left.length)
+        for arrived in demand.arrived:
+            self._leave(arrived.call, arrived.length)
+            self._engines.learn(arrived.length)
+            self._waterfall.add(arrived)
+
+    def _leave(self, call: str, length: int) -> None:
+        run = self._runs.pop(call, None)
+        if run is None:
+            self._waterfall.drop(call)
+        else:
+            del self._inside[run.engine][call]
+            self._engines.ended(run.engine, run.wish.length, length)
+
+    def _on_seen(self, now: Context) -> None:
+        for seen in now[self.seen].engines:
+            self._engines.seen(seen.engine, seen.running, seen.waiting, seen.kv)
+        if self._settings.tails and now.tag.time - self._divided >= _DIVIDE_S * SECOND:
+            self._divided = now.tag.time
+            self._divide()
+        self._engines.refile()
+
+    # What is decided
+
+    def _decide(self, now: Context) -> None:
+        placed = [self._begin(wish, engine) for wish, engine in self._waterfall.pour()]
+        if placed:
+            waiting = len(self._waterfall.waiting)
+            now.set(self.placed, tuple(placed), why=f"{waiting} wait" if waiting else "")
+        if now.present(self.seen):
+            if not self._pull(now):
+                self._move(now)
+        elif now.present(self.target) or not self._legal():
+            self._pull(now)
+
+    def _begin(self, wish: Wish, engine: str) -> Placed:
+        pinned = isinstance(wish, Arrived) and wish.pinned
+        run = self._runs[wish.call] = _Run(engine, wish, pinned)
+        self._inside.setdefault(engine, {})[wish.call] = run
+        return Placed(wish.call, engine)
+
+    def _legal(self) -> bool:
+        """Whether an open engine may sample the calls whose turn it is."""
+        return all(self._engines.legal(wish.version) for wish in self._waterfall.heads())
+
+    def _pull(self, now: Context) -> bool:
+        """Tells engines to pull; answers whether one was told."""
+        if not self._settings.pull or self._target < 0:
+            return False
+        late = now.tag.time - int(_PULL_S * SECOND)
+        is_open = self._engines.open
+        self._told = {name: at for name, at in self._told.items() if name not in is_open or at > late}
+        free = [engine for name, engine in is_open.items() if name not in self._told]
+        heads = self._waterfall.heads()
+        named = pulls(free, len(self._told), self._target, heads, self._choice, self._settings.sync)
+        if named:
+            self._told.update(dict.fromkeys(named, now.tag.time))
+            now.set(self.pull, tuple(named), why=f"towards version {self._target}; {len(heads)} queues wait")
+        return bool(named)
+
+    def _move(self, now: Context) -> None:
+        engines = [engine for name, engine in self._engines.open.items() if name not in self._told]
+        planned = moves(engines, self._movable, self._choice, self._settings.migration)
+        for call, _, _ in planned:
+            self._runs[call].moved = True
+        if planned:
+            now.set(self.moves, tuple(Move(*move) for move in planned), why=f"{len(planned)} would gain")
+
+    def _movable(self, engine: str) -> Iterable[Movable]:
+        """What an engine was given and may lose; who was told to move is on its way, or cannot."""
+        for call, run in self._inside.get(engine, {}).items():
+            if not run.pinned and not run.moved:
+                yield Movable(call, run.wish.version, run.wish.length)
+
+    def _divide(self) -> None:
+        """Sets engines aside for tails, in proportion to what a sample of the calls would need."""
+        wishes = [run.wish for run in self._runs.values() if run.wish.expected]
+        wishes += [wish for wish in self._waterfall.waiting.values() if wish.expected]
+        stride = -(-len(wishes) // _SAMPLED) if wishes else 1
+        names = sorted(self._engines.open)
+        among = max(1, len(names) // stride)
+        aside = 0
+        if len(names) > 1 and wishes:
+            sample = [Expected(wish.call, wish.expected, wish.length) for wish in wishes[::stride]]
+            aside = divide(sample, among, self._settings.engine, self._settings.slots).tails
+        self._engines.set_aside(names[: min(aside * len(names) // among, len(names) - 1)])
