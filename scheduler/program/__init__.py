@@ -11,6 +11,7 @@ from typing import Any
 
 from scheduler.program.fleet import Fleet, FleetSettings
 from scheduler.program.ledger import Ledger, built
+from scheduler.program.placement import Placement, PlacementSettings
 from scheduler.program.update import UpdateSettings, WeightUpdate
 from scheduler.reactor import Program
 
@@ -21,8 +22,9 @@ class ControlProgram(Program):
     """The program, and its reactors by model."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings, "ledger": see
-        `ledger.built`}}}; what is missing has its defaults, and a model without a ledger is not trained."""
+        """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings, "placement": see
+        `PlacementSettings.of`, "ledger": see `ledger.built`}}}; what is missing has its defaults, and a model without a ledger
+        is not trained."""
         models: dict[str, Any] = settings.get("models") or {"model": {}}
         slugs = _slugs(models)
         self.fleets = {
@@ -33,19 +35,39 @@ class ControlProgram(Program):
             name: WeightUpdate(f"update_{slug}", UpdateSettings(**models[name].get("update", {})))
             for name, slug in slugs.items()
         }
+        self.placements = {
+            name: Placement(f"placement_{slug}", _placement(models[name])) for name, slug in slugs.items()
+        }
         self.ledgers = {
             name: Ledger(f"ledger_{slug}", built(models[name]["ledger"]))
             for name, slug in slugs.items()
             if "ledger" in models[name]
         }
-        super().__init__(CONTROL, [*self.fleets.values(), *self.updates.values(), *self.ledgers.values()])
+        super().__init__(
+            CONTROL,
+            [
+                *self.fleets.values(),
+                *self.updates.values(),
+                *self.placements.values(),
+                *self.ledgers.values(),
+            ],
+        )
         for name, fleet in self.fleets.items():
             update = self.updates[name]
             self.connect(fleet.fresh, update.fresh)
             self.connect(fleet.gone, update.gone)
             self.connect(update.failed, fleet.failed, after=0)
             self.connect(update.target, fleet.target, after=0)
+            placement = self.placements[name]
+            self.connect(update.target, placement.target)
+            self.connect(fleet.gone, placement.gone)
+            self.connect(placement.pull, update.pull, after=0)
         self.seal()
+
+
+def _placement(model: dict[str, Any]) -> PlacementSettings:
+    order = model.get("update", {}).get("order")
+    return PlacementSettings.of({"pull": order == "pull", **model.get("placement", {})})
 
 
 def _slugs(names: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,8 @@
 - the weights of an engine change only between a step that ended or froze every request and the step that opens it;
 - an engine is opened only after its probe, by the version that it was probed for;
 - rolling: at most one engine is on its way at a time, counting one that is being restarted;
+- pull: a version is live as soon as one engine runs it; the others go on under the version that they have, and each leaves it
+  when it is told to pull (`placement.py`), for the newest version that there is then. One engine is on its way in any case;
 - versions are taken in the order in which they were published, each to its end; one that is older than the last fails at once,
   and one that failed is live after all when an engine comes back with it;
 - every step has a deadline; an engine that misses one, or fails, is handed to the fleet.
@@ -33,7 +35,9 @@ from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Effect, Source
 
 Mode = Literal["abort", "keep"]
-Order = Literal["rolling", "together"]
+Order = Literal["rolling", "together", "pull"]
+_ALONE_S = 1.0
+"""With `pull`: when nobody has named an engine for so long, and none runs the version, one pulls unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class WeightUpdate(Reactor):
         self.done = self.physical("done", Done)
         self.late = self.logical("late", Late)
         self.turn = self.logical("turn", bool)
+        self.alone = self.logical("alone", int)
+        self.pull = self.input("pull", tuple[str, ...])
         self.fresh = self.input("fresh", Fresh)
         self.gone = self.input("gone", tuple[Gone, ...])
         self.commands = self.output("commands", tuple[Do, ...])
@@ -119,8 +125,12 @@ class WeightUpdate(Reactor):
         self.reaction(self._on_done, on=[self.done], writes=[self.late])
         self.reaction(self._on_late, on=[self.late])
         self.reaction(self._on_gone, on=[self.gone])
+        self.reaction(self._on_pull, on=[self.pull], writes=[self.late])
+        self.reaction(self._on_alone, on=[self.alone], writes=[self.late, self.alone])
         every: list[Source[Any]] = [self.published, self.fresh, self.done, self.late, self.gone, self.turn]
+        every += [self.pull, self.alone]
         told: list[Effect[Any]] = [self.commands, self.failed, self.target, self.ended, self.late, self.turn]
+        told.append(self.alone)
         self.reaction(self._go_on, on=every, writes=told)
 
     def _on_begun(self, now: Context) -> None:
@@ -179,10 +189,32 @@ class WeightUpdate(Reactor):
             if gone.removed:
                 del self._ways[gone.engine]
 
+    def _on_pull(self, now: Context) -> None:
+        """Engines leave the version that they run; what is on its way already, or not open, is left alone."""
+        for engine in now[self.pull]:
+            self._leave(now, engine, "it pulls the newest weights")
+
+    def _on_alone(self, now: Context) -> None:
+        """Nobody may have been there to say who comes first."""
+        if not self._running or now[self.alone] != self._target:
+            return
+        under_way = any(way.step is not None and way.to == self._target for way in self._ways.values())
+        behind = [engine for engine, way in self._ways.items() if way.up and way.step is None]
+        if behind and not under_way and not self._runs(self._target):
+            self._leave(now, behind[0], "nobody else has pulled")
+        now.schedule(self.alone, self._target, after=int(_ALONE_S * SECOND))
+
+    def _leave(self, now: Context, engine: str, reason: str) -> None:
+        way = self._ways.get(engine)
+        if way is not None and way.up and way.step is None and 0 <= way.confirmed < self._target:
+            way.to = self._target
+            self._do(now, engine, "hold", reason)
+
     def _go_on(self, now: Context) -> None:
         """What follows from the present state: engines to begin with, the end of an update, the beginning of the next."""
         self._todo = [engine for engine in self._todo if not self._arrived(engine)]
-        if self._running and not self._todo:
+        live = self._settings.order == "pull" and self._runs(self._target)
+        if self._running and (live or not self._todo):
             self._end(now)
         elif not self._running and self._queue:
             self._begin(now)
@@ -190,7 +222,8 @@ class WeightUpdate(Reactor):
             self._revive(now, self._failed_version)
         if self._running:
             self._advance(now)
-        if self._queue if not self._running else not self._todo:
+        done = self._settings.order == "pull" and self._runs(self._target)
+        if self._queue if not self._running else done or not self._todo:
             now.schedule(self.turn, True, after=0)
         if self._commands:
             why = "; ".join(f"{do.engine}: {do.reason}" for do in self._commands)
@@ -210,14 +243,16 @@ class WeightUpdate(Reactor):
         self._failures = []
         why = f"version {self._target} was published"
         now.set(self.target, Target(self._target), why=why)
+        if self._settings.order == "pull":
+            now.schedule(self.alone, version, after=int(_ALONE_S * SECOND))
 
     def _advance(self, now: Context) -> None:
-        """Sends waiting engines on their way: one at a time, or all."""
+        """Sends waiting engines on their way: one at a time, all, or none that was not told to pull."""
+        if self._settings.order == "pull":
+            return
         for engine in self._todo:
             way = self._ways[engine]
-            if way.up and way.step is None and way.confirmed < self._target:
-                way.to = self._target
-                self._do(now, engine, "hold", f"version {self._target} is newer than {way.confirmed}")
+            self._leave(now, engine, f"version {self._target} is newer than {way.confirmed}")
             if self._settings.order == "rolling":
                 break
 
