@@ -77,6 +77,38 @@ def replay(
     raise typer.Exit(0 if report.equal else 1)
 
 
+@app.command()
+def timeline(
+    run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
+    out: Annotated[Path | None, typer.Option(help="A folder for timeline.html and timeline.png.")] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(help="A trainer's metrics.jsonl, or MODEL=FILE; else the one in the run's folder."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Whose batches are the steps.")] = None,
+    number: Annotated[int | None, typer.Option(help="Only one of the recording's runs, from 1.")] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Without the start, and what came after the last step.")
+    ] = False,
+) -> None:
+    """What every node did: seconds in rollout, train, switching and idle, and a Gantt chart. Exit status 2: no such run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from scheduler.timeline import page, report
+
+    try:
+        found = report.timeline_from(run, number, metrics or (), model, steps)
+    except report.BadRun as error:
+        raise _bad(str(error)) from error
+    table = Table("node", "rollout s", "train s", "switching s", "idle s", "idle share", title=f"{run}")
+    for row in report.rows(found):
+        table.add_row(*row)
+    Console().print(table)
+    files = page.write(found, out, f"What nodes did in {run.resolve().name}") if out else {}
+    typer.echo(json.dumps({**report.summary(found), **files}))
+
+
 def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
     from scheduler.program import PROGRAMS
 

@@ -1,0 +1,263 @@
+"""What each node does, moment by moment, as it follows from what was recorded. Pure.
+
+Three things say what a node does, in this order:
+- its role, if nodes are lent (`RoleIs`): one that switches is switching, one that is idle is idle, one that its trainer has
+  does what that trainer does;
+- its trainer, if nobody else uses it: it trains, publishes (switching), or waits (idle). Where a trainer wrote nothing down,
+  the lease of a batch that is whole counts as training until the new version is published;
+- its engines: one that is open and has calls makes it rollout; else one between `launch` or `hold` and `open` makes it switching;
+  else it is idle. A recording that does not say where calls are cannot tell that an engine has none: there, open is rollout.
+Where no engine was said to live on a node, each engine is a node of its own; a trainer that has no node is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.timeline.intervals import Kind, Step, Timeline, stretches
+
+_ENGINE = ("Do", "Done", "Opened", "Closed", "Asleep", "Removed", "Added")
+_BATCH = ("Leased", "BufferReady", "Published", "Ended", "Consume")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something was told or decided. `value` is its JSON form (`scheduler.program`, `scheduler.policies.staleness_events`).
+
+    Two further types are the timeline's own: `Begins`, a gateway starts; `Works`, a trainer is at something of a `kind` from now.
+    """
+
+    at: float
+    """Seconds since 1970."""
+    value: dict[str, Any]
+    model: str | None = None
+    """Whose reactor it was."""
+
+    @property
+    def type(self) -> str:
+        """The name of the value's class."""
+        return str(self.value.get("type", ""))
+
+
+@dataclass(slots=True)
+class _Engine:
+    node: str
+    phase: Kind = "idle"
+    """`rollout`: it is open, with calls or without."""
+    calls: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Node:
+    rollout: bool = True
+    """It may have engines; the other nodes are their trainers' alone."""
+    role: Kind | None = None
+    trainer: str | None = None
+    """The model that is trained here."""
+    engines: set[str] = field(default_factory=set)
+    changes: list[tuple[float, Kind]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Trainer:
+    kind: Kind = "idle"
+    leased: int = -1
+    whole: int = -1
+    """The newest batch that is complete."""
+    steps: list[Step] = field(default_factory=list)
+    """In seconds since 1970."""
+
+
+class Nodes:
+    """All nodes, engines and trainers of a run. `take` what happened, in order; then ask for the `timeline`."""
+
+    def __init__(self, trainers: Mapping[str, str], written: frozenset[str], tells_calls: bool) -> None:
+        """`trainers`: of nodes, the model trained there; `written`: the models whose trainers wrote down what they did."""
+        self._written = written
+        self._tells_calls = tells_calls
+        self._engines: dict[str, _Engine] = {}
+        self._calls: dict[str, str] = {}
+        self._trainers: dict[str, _Trainer] = {model: _Trainer() for model in trainers.values()}
+        self._nodes = {node: _Node(trainer=model) for node, model in trainers.items()}
+        self._known: set[str] = set()
+
+    @classmethod
+    def of(cls, moments: Sequence[Moment], written: frozenset[str]) -> Nodes:
+        """As they are before anything happens; who trains where is told by the whole run."""
+        trained = dict.fromkeys(m.model for m in moments if m.model and m.type in ("Leased", "Works"))
+        claims = {m.value["node"]: m.value["model"] for m in moments if m.type == "Claimed"}
+        if len(trained) == 1:  # else a node without a claim could be anyone's
+            tagged = [m.value for m in moments if m.type == "NodeAdded" and "train" in m.value["tags"]]
+            claims = {node["node"]: next(iter(trained)) for node in tagged} | claims
+        homeless = [model for model in trained if model not in claims.values()]
+        names = {"trainer" if len(trained) == 1 else f"trainer {model}": model for model in homeless}
+        nodes = cls(claims | names, written, any(m.type == "Demand" for m in moments))
+        for name in names:
+            nodes._nodes[name].rollout = False
+            nodes._known.add(name)
+        return nodes
+
+    def take(self, moment: Moment) -> None:
+        """Something happened; the nodes that it concerns are told what they do from now on."""
+        value, kind = moment.value, moment.type
+        touched: Iterable[str] = ()
+        if kind in _ENGINE:
+            touched = self._on_engine(value)
+        elif kind in ("Placed", "Demand"):
+            touched = self._on_calls(value)
+        elif kind in ("NodeAdded", "NodeRemoved", "Hosted", "RoleIs"):
+            touched = self._on_node(value)
+        elif kind in (*_BATCH, "Works") and moment.model is not None:
+            touched = self._on_trainer(moment, moment.model)
+        elif kind == "Begins":
+            touched = self._on_begin()
+        for name in set(touched):
+            node = self._nodes[name]
+            doing = self._kind(node)
+            if not node.changes or node.changes[-1][1] != doing:
+                node.changes.append((moment.at, doing))
+
+    def trained(self, model: str, steps: Sequence[Step]) -> None:
+        """The trainer's own word on when its steps ended counts where the ledger said nothing."""
+        trainer = self._trainers.setdefault(model, _Trainer())
+        trainer.steps = trainer.steps or list(steps)
+
+    def timeline(self, start: float, end: float, model: str | None) -> Timeline:
+        """What was seen, from `start` to `end` (seconds since 1970)."""
+        most = max(self._trainers.values(), key=lambda trainer: len(trainer.steps), default=_Trainer())
+        chosen = self._trainers.get(model, _Trainer()) if model else most
+        steps = [Step(step.number, step.end_s - start) for step in chosen.steps if start < step.end_s <= end]
+        shown = sorted(self._known, key=lambda name: (self._nodes[name].trainer is not None, name))
+        intervals = [
+            interval
+            for name in shown
+            for interval in stretches(
+                name, [(at - start, kind) for at, kind in self._nodes[name].changes], 0.0, end - start, steps
+            )
+        ]
+        train = frozenset(name for name in shown if self._nodes[name].trainer is not None)
+        return Timeline(0.0, end - start, tuple(intervals), tuple(steps), train, start)
+
+    # What happened
+
+    def _on_begin(self) -> set[str]:
+        """A gateway starts: what its predecessor knew of engines is over."""
+        for engine in self._engines.values():
+            self._rest(engine)
+        return {engine.node for engine in self._engines.values()}
+
+    def _on_node(self, value: dict[str, Any]) -> set[str]:
+        name = value["node"]
+        if value["type"] == "Hosted":
+            return self._host(value["engine"], name)
+        node = self._node(name)
+        if value["type"] == "NodeAdded":
+            node.rollout = "rollout" in value["tags"]
+        else:
+            node.role = value.get("role", "idle")
+        return {name}
+
+    def _host(self, engine: str, name: str) -> set[str]:
+        """The engine lives on the node from now on; without one it is a node by itself."""
+        known = self._engine(engine, name or engine)
+        before = known.node
+        known.node = name or engine
+        self._nodes[before].engines.discard(engine)
+        self._node(known.node).engines.add(engine)
+        if before == engine != known.node and not self._nodes[before].changes:
+            self._known.discard(before)
+        return {known.node}
+
+    def _on_engine(self, value: dict[str, Any]) -> set[str]:
+        engine = self._engine(value["engine"])
+        match value["type"], value.get("step"):
+            case ("Opened", _) | ("Done", "open") if value.get("ok", True):
+                engine.phase = "rollout"
+            case ("Do", "stop" | "quarantine") | ("Done", "stop" | "sleep") | ("Asleep" | "Removed", _):
+                self._rest(engine)
+            case "Do", _:
+                engine.phase = "switching"
+            case "Closed", _ if engine.phase == "rollout":
+                self._rest(engine)
+        return {engine.node}
+
+    def _rest(self, engine: _Engine) -> None:
+        engine.phase = "idle"
+        for call in engine.calls:
+            self._calls.pop(call, None)
+        engine.calls.clear()
+
+    def _on_calls(self, value: dict[str, Any]) -> set[str]:
+        if value["type"] == "Demand":
+            return {node for left in value["left"] for node in self._leave(left["call"])}
+        touched = self._leave(value["call"])
+        engine = self._engine(value["engine"])
+        engine.calls.add(value["call"])
+        self._calls[value["call"]] = value["engine"]
+        return {*touched, engine.node}
+
+    def _leave(self, call: str) -> set[str]:
+        name = self._calls.pop(call, None)
+        if name is None:
+            return set()
+        self._engines[name].calls.discard(call)
+        return {self._engines[name].node}
+
+    def _on_trainer(self, moment: Moment, model: str) -> list[str]:
+        trainer, value = self._trainers.setdefault(model, _Trainer()), moment.value
+        if moment.type == "Works":
+            trainer.kind = value["kind"]
+        elif moment.type == "Leased":
+            trainer.leased = value["buffer"]
+        elif moment.type == "BufferReady":
+            trainer.whole = max(trainer.whole, value["buffer"])
+        elif moment.type == "Consume" and value["buffer"] > max(
+            (s.number for s in trainer.steps[-1:]), default=-1
+        ):
+            trainer.steps.append(Step(value["buffer"], moment.at))
+        if model not in self._written and moment.type != "Works":
+            trainer.kind = _guessed(trainer, moment.type)
+        return [name for name, node in self._nodes.items() if node.trainer == model]
+
+    # What follows
+
+    def _kind(self, node: _Node) -> Kind:
+        trainer = self._trainers.get(node.trainer) if node.trainer else None
+        if node.role in ("switching", "idle"):
+            return node.role
+        if trainer is not None and (node.role == "train" or not node.rollout):
+            return trainer.kind
+        if node.role is None and trainer is not None and trainer.kind == "train":
+            return "train"
+        if node.role == "train":
+            return "train"
+        engines = [self._engines[name] for name in node.engines]
+        if any(e.phase == "rollout" and (e.calls or not self._tells_calls) for e in engines):
+            return "rollout"
+        return "switching" if any(engine.phase == "switching" for engine in engines) else "idle"
+
+    def _node(self, name: str) -> _Node:
+        self._known.add(name)
+        return self._nodes.setdefault(name, _Node())
+
+    def _engine(self, name: str, node: str = "") -> _Engine:
+        if name not in self._engines:
+            self._engines[name] = _Engine(node or name)
+            self._node(node or name).engines.add(name)
+        return self._engines[name]
+
+
+def _guessed(trainer: _Trainer, heard: str) -> Kind:
+    """What a trainer does that wrote nothing down, after the ledger or the weight update was `heard` to say something."""
+    if heard == "Published" and trainer.leased >= 0:
+        return "switching"
+    if heard in ("Ended", "Consume", "Published"):
+        return "idle"
+    waits = trainer.kind == "idle" and 0 <= trainer.leased <= trainer.whole
+    return (
+        "train"
+        if waits and trainer.leased not in {step.number for step in trainer.steps[-1:]}
+        else trainer.kind
+    )
