@@ -10,6 +10,7 @@ from scheduler.reactor.elements import (
     PhysicalAction,
     TopologyError,
 )
+from scheduler.reactor.forms import Opaque
 from scheduler.reactor.recording import BadRecording, Recording
 from scheduler.reactor.replay import Difference, ReplayReport, RunReport, replay
 from scheduler.reactor.runtime import Runtime, drive
@@ -25,6 +26,7 @@ __all__ = [
     "Difference",
     "Input",
     "LogicalAction",
+    "Opaque",
     "Output",
     "PhysicalAction",
     "Program",

@@ -6,15 +6,13 @@ All times are integer nanoseconds: sums are exact, and the same on every machine
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Tag:
+class Tag(NamedTuple):
     """A moment of logical time: at one `time`, microsteps follow each other."""
 
     time: int

@@ -4,15 +4,20 @@ A declared type is str, int, float, bool, None, a Literal of those, a frozen dat
 them, or a union. A dataclass becomes an object with its class name as `type`, a tuple a list; the declared type says how to
 read it back. Types are exact: a bool is no int, a subclass is not its base (it would come back as the base). One exception, as
 in Python's typing: a float may be an int, and stays one. NaN and the infinities are written as Python's json writes them.
+
+`Annotated[C, Opaque(describe)]` is a value of any class C that goes by reference and is not recorded (a large array): its form is
+{"opaque": describe(value)}, and nothing can be read back from it. So it may go through ports and logical actions, not through
+physical ones: a replay has every event from outside, makes the opaque values again, and compares their descriptions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
+
+from scheduler.reactor.forms import fields, form, is_open, is_union, opaque
 
 _PLAIN = (str, int, float, bool, types.NoneType)
 
@@ -22,27 +27,23 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, declared: Any) -> Any:
     """The JSON form of a value that `check` has passed."""
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        names = (field.name for field in dataclasses.fields(value))
-        return {"type": type(value).__name__, **{name: to_json(getattr(value, name)) for name in names}}
-    return value
+    return json.loads(form(declared).text(value))
 
 
 def from_json(value: Any, declared: Any) -> Any:
     """The inverse of `to_json`. Raises TypeError if `value` is not the form of a `declared`."""
-    origin = get_origin(declared)
-    if origin in (Union, types.UnionType):
+    if is_union(declared):
         return _one_of(value, declared)
-    if origin is tuple and isinstance(value, list):
+    if opaque(declared) is not None:
+        raise TypeError(f"a {describe(declared)} was not recorded: {value!r}")
+    if get_origin(declared) is tuple and isinstance(value, list):
         items = _items(declared, len(value))
         if items is not None:
             return tuple(from_json(item, of) for item, of in zip(value, items, strict=True))
     if dataclasses.is_dataclass(declared) and isinstance(declared, type):
-        hints = _fields(declared)
+        hints = fields(declared)
         if (
             isinstance(value, dict)
             and value.keys() == {"type", *hints}
@@ -56,13 +57,18 @@ def from_json(value: Any, declared: Any) -> Any:
 
 def check(value: Any, declared: Any) -> None:
     """Raises TypeError unless `value` is a `declared`, all the way down."""
-    if not _fits(value, declared):
+    if not form(declared).fits(value):
         raise TypeError(f"expected {_name(declared)}, got {value!r}")
 
 
 def validate(declared: Any) -> None:
     """Raises TypeError if values of this type could not be recorded."""
     describe(declared)
+
+
+def recorded(declared: Any) -> bool:
+    """Whether whole values of a valid type are in the recording."""
+    return not _has_opaque(declared, ())
 
 
 def describe(declared: Any) -> str:
@@ -74,7 +80,9 @@ def _describe(declared: Any, inside: tuple[Any, ...]) -> str:
     origin, args = get_origin(declared), get_args(declared)
     if origin is Literal and all(type(arg) in _PLAIN for arg in args):
         return "|".join(repr(arg) for arg in args)
-    if origin in (Union, types.UnionType):
+    if opaque(declared) is not None:
+        return f"opaque {declared.__origin__.__name__}"
+    if is_union(declared):
         names = [arg.__name__ for arg in args if dataclasses.is_dataclass(arg) and isinstance(arg, type)]
         if len(set(names)) < len(names):
             raise TypeError(f"two classes of one name in {declared}")
@@ -95,38 +103,26 @@ def _describe_class(cls: Any, inside: tuple[Any, ...]) -> str:
         return str(cls.__name__)
     if not cls.__dataclass_params__.frozen:
         raise TypeError(f"{cls.__name__} cannot be recorded: it is not frozen")
-    if not all(field.init for field in dataclasses.fields(cls)) or "type" in _fields(cls):
+    if not all(field.init for field in dataclasses.fields(cls)) or "type" in fields(cls):
         raise TypeError(
             f"{cls.__name__} cannot be recorded: a field is named `type`, or is not set by __init__"
         )
-    fields = (f"{name}:{_describe(of, (*inside, cls))}" for name, of in _fields(cls).items())
-    return f"{cls.__name__}({','.join(fields)})"
+    told = (f"{name}:{_describe(of, (*inside, cls))}" for name, of in fields(cls).items())
+    return f"{cls.__name__}({','.join(told)})"
 
 
-def _fits(value: Any, declared: Any) -> bool:
-    origin = get_origin(declared)
-    if origin is Literal:
-        return any(type(value) is type(arg) and value == arg for arg in get_args(declared))
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, arg) for arg in get_args(declared))
-    if origin is tuple:
-        items = _items(declared, len(value)) if type(value) is tuple else None
-        return items is not None and all(_fits(item, of) for item, of in zip(value, items, strict=True))
-    if declared is float:
-        return type(value) in (float, int)
-    if declared is None:
-        return value is None
-    return type(value) is declared and (declared in _PLAIN or _fields_fit(value, declared))
-
-
-def _fields_fit(value: Any, cls: Any) -> bool:
-    return all(_fits(getattr(value, name), of) for name, of in _fields(cls).items())
+def _has_opaque(declared: Any, inside: tuple[Any, ...]) -> bool:
+    if opaque(declared) is not None or declared in inside:
+        return opaque(declared) is not None
+    of_class = isinstance(declared, type) and dataclasses.is_dataclass(declared)
+    parts = tuple(fields(declared).values()) if of_class else get_args(declared)
+    return any(_has_opaque(part, (*inside, declared)) for part in parts)
 
 
 def _items(declared: Any, length: int) -> tuple[Any, ...] | None:
     """The types of the items of a tuple of this length, or None if it cannot have it."""
     args = get_args(declared)
-    if len(args) == 2 and args[1] is ...:
+    if is_open(args):
         return (args[0],) * length
     return args if len(args) == length else None
 
@@ -138,12 +134,6 @@ def _one_of(value: Any, union: Any) -> Any:
         except TypeError:
             continue
     raise TypeError(f"no {_name(union)}: {value!r}")
-
-
-@functools.cache
-def _fields(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _name(declared: Any) -> str:

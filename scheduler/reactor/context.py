@@ -4,59 +4,127 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scheduler.reactor import codec
 from scheduler.reactor.clock import Tag
-from scheduler.reactor.elements import Effect, LogicalAction, Output, Reaction, Source, TopologyError
+from scheduler.reactor.elements import Effect, Element, LogicalAction, Output, Reaction, Source, TopologyError
 
 if TYPE_CHECKING:
     from scheduler.reactor.runtime import Runtime
 
 T = TypeVar("T")
+_NOTHING: frozenset[Any] = frozenset()
 
 
 class Context:
-    """One reaction at one tag. Raises TopologyError for what the reaction did not declare, and once it has returned."""
+    """One reaction of a runtime. Raises TopologyError for what the reaction did not declare, and while it does not run.
 
-    def __init__(self, runtime: Runtime, reaction: Reaction, tag: Tag) -> None:
-        self.tag = tag
+    Keeps what the reaction writes until the runtime applies it, so that reactions of one level can run in any order.
+    """
+
+    __slots__ = (
+        "_effects",
+        "_present",
+        "_runtime",
+        "_sources",
+        "error",
+        "late",
+        "order",
+        "queued",
+        "reaction",
+        "scheduled",
+        "sent",
+    )
+
+    def __init__(self, runtime: Runtime, reaction: Reaction, order: int) -> None:
+        self.reaction = reaction
+        self.order = order
+        """The reaction's place in the program."""
+        self.queued = False
+        """Whether it is to run at this tag."""
+        self.late = False
+        """Whether it missed its deadline at this tag."""
+        self.error: BaseException | None = None
+        self.sent: list[tuple[Output[Any], Any, str, str]] = []
+        """Port, value, its text for the recording, why."""
+        self.scheduled: list[tuple[LogicalAction[Any], Any, int]] = []
         self._runtime = runtime
-        self._reaction: Reaction | None = reaction
+        self._present = runtime.present
+        self._sources: frozenset[Source[Any]] = _NOTHING
+        self._effects: frozenset[Effect[Any]] = _NOTHING
+
+    @property
+    def tag(self) -> Tag:
+        """The present tag."""
+        return self._runtime.tag
 
     def get(self, source: Source[T]) -> T | None:
         """The value at this tag, or None if it is absent."""
-        self._allow(source, "see")
-        value: T | None = self._runtime.present.get(source)
+        if source not in self._sources:
+            raise self._refusal(source, "see")
+        value: T | None = self._present.get(source)
         return value
 
     def __getitem__(self, source: Source[T]) -> T:
         """The value at this tag, of a source that is known to be present. Raises KeyError if it is absent."""
-        self._allow(source, "see")
-        found: T = self._runtime.present[source]
+        if source not in self._sources:
+            raise self._refusal(source, "see")
+        found: T = self._present[source]
         return found
 
     def present(self, source: Source[Any]) -> bool:
         """Whether there is a value at this tag: the way to ask for STARTUP, which has none."""
-        self._allow(source, "see")
-        return source in self._runtime.present
+        if source not in self._sources:
+            raise self._refusal(source, "see")
+        return source in self._present
 
     def set(self, port: Output[T], value: T, why: str = "") -> None:
         """Sends a value, at this tag. Raises TopologyError if the port has one already, TypeError if it is of another type."""
-        self._runtime.emit(self._allow(port, "write"), port, value, why)
+        if port not in self._effects:
+            raise self._refusal(port, "write")
+        if not port.form.fits(value):
+            refuse(port, value)
+        if port in self._present:
+            raise TopologyError(f"{self.reaction.path} sets {port.path}, which is set already at {self.tag}")
+        self._present[port] = value
+        self.sent.append((port, value, port.form.text(value) if self._runtime.recorded else "", why))
 
     def schedule(self, action: LogicalAction[T], value: T, after: int = 0) -> None:
         """The action is present `after` ns later, or at the next microstep; behind what was scheduled for that tag before."""
-        self._allow(action, "write")
-        self._runtime.defer(action, value, after)
+        if action not in self._effects:
+            raise self._refusal(action, "write")
+        if not action.form.fits(value):
+            refuse(action, value)
+        if after < 0:
+            raise ValueError(f"{action.path} scheduled {-after} ns in the past")
+        self.scheduled.append((action, value, after))
+
+    # From the runtime
+
+    def open(self) -> None:
+        """The reaction begins."""
+        self._sources, self._effects = self.reaction.sources, self.reaction.effects
 
     def close(self) -> None:
         """The reaction has returned."""
-        self._reaction = None
+        self._sources = self._effects = _NOTHING
 
-    def _allow(self, element: Source[Any] | Effect[Any], verb: str) -> Reaction:
-        reaction = self._reaction
-        if reaction is None:
-            raise TopologyError(
-                f"{element.path}: the reaction that used this context at {self.tag} has returned"
-            )
-        if element not in (reaction.sources if verb == "see" else reaction.effects):
-            raise TopologyError(f"{reaction.path} did not declare that it will {verb} {element.path}")
-        return reaction
+    def triggers(self) -> str:
+        """Which of its triggers are present, as JSON."""
+        on = self.reaction.on
+        if len(on) == 1:
+            return f"[{on[0].quoted}]"
+        present = self._present
+        return f"[{','.join([source.quoted for source in on if source in present])}]"
+
+    def _refusal(self, element: Element[Any], verb: str) -> TopologyError:
+        if self._sources is _NOTHING:
+            return TopologyError(f"{element.path}: {self.reaction.path}, whose context this is, has returned")
+        return TopologyError(f"{self.reaction.path} did not declare that it will {verb} {element.path}")
+
+
+def refuse(element: Element[Any], value: Any) -> None:
+    """Raises TypeError: the value is not of the element's type."""
+    try:
+        codec.check(value, element.type)
+    except TypeError as error:
+        raise TypeError(f"{element.path}: {error}") from None

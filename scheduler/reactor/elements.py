@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from scheduler.reactor import codec
+from scheduler.reactor.forms import form
 
 if TYPE_CHECKING:
     from scheduler.reactor.context import Context
@@ -27,20 +29,17 @@ class TopologyError(Exception):
 
 
 class Element(Generic[T]):
-    """A port or an action; `path` is its name in the program. Made by the methods of `Reactor`."""
+    """A port or an action; `path` is its name in the program, `quoted` that in JSON. Made by the methods of `Reactor`."""
 
     kind = "element"
 
     def __init__(self, reactor: str, name: str, declared: type[T] | None) -> None:
-        codec.validate(declared)
+        self.form = form(_valid(declared))
         self.reactor = reactor
         self.name = name
         self.type = declared
-
-    @property
-    def path(self) -> str:
-        """`reactor.name`."""
-        return f"{self.reactor}.{self.name}" if self.reactor else self.name
+        self.path = f"{reactor}.{name}" if reactor else name
+        self.quoted = encode_basestring_ascii(self.path)
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.path}>"
@@ -67,9 +66,14 @@ class Output(Effect[T]):
 
 
 class PhysicalAction(Source[T]):
-    """The only door for events from outside: see `Runtime.inject`."""
+    """The only door for events from outside: see `Runtime.inject`. A replay needs their values, so none is opaque."""
 
     kind = "physical"
+
+    def __init__(self, reactor: str, name: str, declared: type[T] | None) -> None:
+        super().__init__(reactor, name, declared)
+        if not codec.recorded(declared):
+            raise TopologyError(f"{self.path}: an event from outside cannot hold an opaque value")
 
 
 class LogicalAction(Source[T], Effect[T]):
@@ -82,6 +86,11 @@ class Startup(Source[None]):
     """Present at the first tag alone."""
 
     kind = "startup"
+
+
+def _valid(declared: Any) -> Any:
+    codec.validate(declared)
+    return declared
 
 
 STARTUP = Startup("", "startup", None)
@@ -100,18 +109,17 @@ class Reaction:
         writes: Sequence[Effect[Any]],
         deadline: int | None,
         late: Body | None,
+        parallel: bool,
     ) -> None:
         self.reactor, self.name, self.body, self.late = reactor, name, body, late
+        self.path = f"{reactor}.{name}"
+        self.quoted = encode_basestring_ascii(self.path)
+        self.parallel = parallel
         self.on, self.reads, self.writes = tuple(on), tuple(reads), tuple(writes)
         self.deadline = deadline
         self.level = -1
         self.sources = frozenset((*on, *reads))
         self.effects = frozenset(writes)
-
-    @property
-    def path(self) -> str:
-        """`reactor.name`."""
-        return f"{self.reactor}.{self.name}"
 
     def __repr__(self) -> str:
         return f"<reaction {self.path}>"

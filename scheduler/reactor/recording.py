@@ -11,6 +11,7 @@ whichever, connected or not: so the record does not depend on who looks.
     {"tag": ..., "late": "fleet.on_trouble"}                       its deadline was missed
     {"tag": ..., "failed": "fleet.on_trouble", "error": "KeyError"}     it raised, and the run ended
     {"tag": ..., "end": true}                                       closed after this tag, which is complete
+    {"tag": ..., "full": bytes}                                     this long, so nothing after this tag is recorded
 
 A run without its `end` was killed; a last line may then be cut anywhere, and whoever appends begins a new line.
 """
@@ -19,12 +20,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from io import BytesIO, FileIO
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from scheduler.reactor.clock import Tag
+from scheduler.reactor.elements import Output, PhysicalAction, Reaction
 from scheduler.reactor.topology import Program
 
 FORMAT = 1
@@ -129,7 +133,19 @@ class End:
         return {"tag": _tag(self.tag), "end": True}
 
 
-Entry = Event | Decision | Late | Failure | End
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The recording of the run had `size` bytes after this tag; the run went on without it."""
+
+    tag: Tag
+    size: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The line."""
+        return {"tag": _tag(self.tag), "full": self.size}
+
+
+Entry = Event | Decision | Late | Failure | End | Full
 
 
 def _tag(tag: Tag) -> list[int]:
@@ -151,10 +167,27 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
         return Failure(tag, line["failed"], line["error"])
     if "end" in line:
         return End(tag)
+    if "full" in line:
+        return Full(tag, int(line["full"]))
     raise ValueError(f"no line of a recording: {line}")
 
 
-# Writing
+# Writing: what a runtime does at every tag, so these write the text of a line without the objects above
+
+
+def event_line(tag: Tag, action: PhysicalAction[Any], value: str) -> str:
+    """The line of an `Event`; `value` is JSON."""
+    return f'{{"tag":[{tag[0]},{tag[1]}],"action":{action.quoted},"value":{value}}}'
+
+
+def decision_line(
+    tag: Tag, port: Output[Any], value: str, reaction: Reaction, triggers: str, why: str
+) -> str:
+    """The line of a `Decision`; `value` and `triggers` are JSON."""
+    return (
+        f'{{"tag":[{tag[0]},{tag[1]}],"port":{port.quoted},"value":{value},"reaction":{reaction.quoted},'
+        f'"triggers":{triggers},"why":{encode_basestring_ascii(why)}}}'
+    )
 
 
 class Recorder(Protocol):
@@ -163,65 +196,92 @@ class Recorder(Protocol):
     def begin(self, program: Program, start: int) -> None:
         """The run starts."""
 
-    def write(self, entry: Entry) -> None:
+    def write(self, line: str) -> None:
         """Something happened, or was decided, at the current tag."""
 
-    def flush(self, tag: Tag) -> None:
-        """The tag is complete, or failed."""
+    def flush(self, tag: Tag) -> bool:
+        """The tag is complete, or failed. Answers whether there is still somebody who records."""
 
 
 class Recording:
     """A file that a run is appended to. Make it with `Recording.open`; close it when the run has ended."""
 
-    def __init__(self, file: BinaryIO, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        file: FileIO | BytesIO,
+        settings: dict[str, Any],
+        limit: int | None = None,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
         self._file = file
         self._settings = settings
-        self._lines: list[dict[str, Any]] = []
+        self._limit = limit
+        self._on_full = on_full
+        self._size = 0
+        self._lines: list[str] = []
         self._last: Tag | None = None
+        self.full = False
+        """Whether it ended because it was long enough."""
 
     @classmethod
-    def open(cls, path: Path, settings: dict[str, Any]) -> Recording:
-        """Appends to `path`, and makes its folder. `settings` are what rebuilds the program; they must be JSON."""
+    def open(
+        cls,
+        path: Path,
+        settings: dict[str, Any],
+        limit: int | None = None,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> Recording:
+        """Appends to `path`, and makes its folder. `settings` are what rebuilds the program; they must be JSON.
+
+        With the tag at which a run has written `limit` bytes or more its recording ends, and `on_full` is called.
+        """
         json.dumps(settings)
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+b")
-        if file.tell() and not _ends_whole(file):
+        file = FileIO(path, "a+")
+        if file.seek(0, os.SEEK_END) and not _ends_whole(file):
             file.write(b"\n")
-        return cls(file, settings)
+        return cls(file, settings, limit, on_full)
 
     def begin(self, program: Program, start: int) -> None:
         """See `Recorder`."""
-        self._lines.append(Header(program.name, self._settings, program.digest(), start).to_json())
+        header = Header(program.name, self._settings, program.digest(), start)
+        self.write(json.dumps(header.to_json(), separators=(",", ":")))
         self._save()
 
-    def write(self, entry: Entry) -> None:
+    def write(self, line: str) -> None:
         """See `Recorder`."""
-        self._lines.append(entry.to_json())
+        self._lines.append(line)
 
-    def flush(self, tag: Tag) -> None:
+    def flush(self, tag: Tag) -> bool:
         """See `Recorder`."""
         self._last = tag
         if self._lines:
             self._save()
+        if self._limit is not None and self._size >= self._limit and not self.full:
+            self.write(json.dumps(Full(tag, self._size).to_json(), separators=(",", ":")))
+            self._save()
+            self.full = True
+            self._on_full()
+        return not self.full
 
     def close(self) -> None:
         """Says that the run ended here, and closes the file. A second call does nothing."""
         if self._file.closed:
             return
-        if self._last is not None:
-            self._lines.append(End(self._last).to_json())
+        if self._last is not None and not self.full:
+            self.write(json.dumps(End(self._last).to_json(), separators=(",", ":")))
             self._save()
         self._file.close()
 
     def _save(self) -> None:
-        self._file.write(
-            b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in self._lines)
-        )
-        self._file.flush()
+        left = memoryview(("\n".join(self._lines) + "\n").encode())
         self._lines.clear()
+        self._size += len(left)
+        while left:
+            left = left[self._file.write(left) :]
 
 
-def _ends_whole(file: BinaryIO) -> bool:
+def _ends_whole(file: FileIO) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
 
@@ -239,7 +299,12 @@ class Run:
     @property
     def ended(self) -> bool:
         """Whether its last tag is known to be complete."""
-        return bool(self.entries) and isinstance(self.entries[-1], End)
+        return bool(self.entries) and isinstance(self.entries[-1], End | Full)
+
+    @property
+    def full(self) -> bool:
+        """Whether it went on after its recording had ended."""
+        return bool(self.entries) and isinstance(self.entries[-1], Full)
 
     @property
     def last(self) -> Tag:

@@ -1,10 +1,12 @@
 """Runs a program: tag by tag, and within a tag level by level.
 
-Owns logical time: the queue of events, what is present at the current tag, and the tags that outside events get. One thread,
-no waiting: `step` runs one tag from its first reaction to its observers. Invariants:
+Owns logical time: the queue of events, what is present at the current tag, and the tags that outside events get. `step` runs one
+tag from its first reaction to its observers, in one thread; with workers, parallel reactions of a level run beside each other,
+and `step` goes on when the last has ended. Invariants:
 
 - tags are processed in rising order, each once, and only when the clock has reached their time;
 - tags of outside events rise strictly, and lie after every tag that was processed;
+- what a reaction writes is applied when its whole level has run, in the order of declaration, whatever the threads did;
 - whatever reactions see depends on the outside events, their tags and the deadlines that were missed, on nothing else. These
   are recorded, before anybody learns what was decided.
 """
@@ -14,57 +16,60 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import json
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from scheduler.reactor import codec
 from scheduler.reactor.clock import SECOND, Clock, Tag, VirtualClock
-from scheduler.reactor.context import Context
-from scheduler.reactor.elements import (
-    STARTUP,
-    Connection,
-    Input,
-    LogicalAction,
-    Output,
-    PhysicalAction,
-    Reaction,
-    Source,
-    TopologyError,
-)
-from scheduler.reactor.recording import Decision, Event, Failure, Late, Recorder
+from scheduler.reactor.context import Context, refuse
+from scheduler.reactor.elements import STARTUP, Output, PhysicalAction, Reaction, Source, TopologyError
+from scheduler.reactor.recording import Failure, Late, Recorder, decision_line, event_line
 from scheduler.reactor.topology import Program
+from scheduler.reactor.workers import Workers
 
 T = TypeVar("T")
 Observer = Callable[[Tag, Any], None]
+_order = attrgetter("order")
 
 
 class Runtime:
     """One run of a sealed program. `tag` is the last tag that was processed, or is being processed."""
 
-    def __init__(self, program: Program, clock: Clock, recording: Recorder | None = None) -> None:
+    def __init__(
+        self, program: Program, clock: Clock, recording: Recorder | None = None, workers: int = 0
+    ) -> None:
+        """`workers`: so many threads run parallel reactions, beside the one that calls `step`; `close` ends them."""
         if not program.sealed:
             raise TopologyError(f"{program.name} is not sealed")
+        if workers < 0:
+            raise ValueError(f"workers is {workers}: 0 or more")
         self.program = program
         self.clock = clock
         self.tag = Tag(-1)
         self.present: dict[Source[Any] | Output[Any], Any] = {}
         self.wake: Callable[[], None] = _nothing
         self._recording = recording
+        self._workers = Workers(workers, program.name) if workers else None
         self._observers: dict[Output[Any], list[Observer]] = {}
+        self._observed: list[tuple[Output[Any], Any]] = []
         self._tags: list[Tag] = []
         self._events: dict[Tag, dict[Source[Any], Any]] = {}
         self._injected = self.tag
-        self._ready: list[tuple[int, int]] = []
         self._state = "new"
         self._busy = False
-        self._order = {reaction: index for index, reaction in enumerate(program.reactions)}
-        self._triggered: dict[Source[Any], list[Reaction]] = {}
-        for reaction in program.reactions:
+        self._levels: list[list[Context]] = [
+            [] for _ in range(1 + max((r.level for r in program.reactions), default=0))
+        ]
+        self._triggered: dict[Source[Any], list[tuple[Context, list[Context]]]] = {}
+        for index, reaction in enumerate(program.reactions):
+            context = Context(self, reaction, index)
             for source in dict.fromkeys(reaction.on):
-                self._triggered.setdefault(source, []).append(reaction)
-        self._connected: dict[Output[Any], list[Connection]] = {}
+                self._triggered.setdefault(source, []).append((context, self._levels[reaction.level]))
+        self._connected: dict[Output[Any], list[tuple[Source[Any], int | None]]] = {}
         for connection in program.connections:
-            self._connected.setdefault(connection.source, []).append(connection)
+            self._connected.setdefault(connection.source, []).append((connection.target, connection.after))
 
     # From outside
 
@@ -93,12 +98,24 @@ class Runtime:
         self._must_be("running")
         if self.program.elements.get(action.path) is not action or not isinstance(action, PhysicalAction):
             raise TopologyError(f"{self.program.name} has no physical action {action.path}")
-        _check(action, value)
+        if not action.form.fits(value):
+            refuse(action, value)
         now, last = self.clock.now(), max(self.tag, self._injected)
         self._injected = Tag(now) if now > last.time else last.after(0)
         self._put(action, value, self._injected)
         self.wake()
         return self._injected
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the run is still recorded."""
+        return self._recording is not None
+
+    def close(self) -> None:
+        """Ends the workers, if there are any. Nothing runs afterwards; the recording is the caller's to close."""
+        self._state = "closed"
+        if self._workers is not None:
+            self._workers.close()
 
     def next_time(self) -> int | None:
         """When the next event is due, in ns; None if nothing is pending."""
@@ -136,95 +153,125 @@ class Runtime:
             self.advance()
         self.clock.advance_to(time)
 
-    # From reactions
-
-    def emit(self, reaction: Reaction, port: Output[T], value: T, why: str) -> None:
-        """See `Context.set`."""
-        _check(port, value)
-        if port in self.present:
-            raise TopologyError(f"{reaction.path} sets {port.path}, which is set already at {self.tag}")
-        self.present[port] = value
-        self._record_decision(reaction, port, value, why)
-        for connection in self._connected.get(port, ()):
-            if connection.after is None:
-                self._arrive(connection.target, value)
-            else:
-                self._put_free(connection.target, value, connection.after)
-
-    def defer(self, action: LogicalAction[T], value: T, after: int) -> None:
-        """See `Context.schedule`."""
-        _check(action, value)
-        if after < 0:
-            raise ValueError(f"{action.path} scheduled {-after} ns in the past")
-        self._put_free(action, value, after)
-
     # One tag
 
     def _run(self, tag: Tag) -> None:
         self.tag = tag
-        self.present = {}
+        self.present.clear()
+        recording = self._recording
         try:
             for source, value in self._events.pop(tag).items():
-                if isinstance(source, PhysicalAction) and self._recording is not None:
-                    self._recording.write(Event(tag, source.path, codec.to_json(value)))
+                if recording is not None and isinstance(source, PhysicalAction):
+                    recording.write(event_line(tag, source, source.form.text(value)))
                 self._arrive(source, value)
-            while self._ready:
-                _, index = heapq.heappop(self._ready)
-                self._react(self.program.reactions[index])
+            for level in self._levels:
+                if level:
+                    self._run_level(level)
         finally:
-            if self._recording is not None:
-                self._recording.flush(tag)
-        for port in [p for p in self.present if p in self._observers]:
-            for observer in self._observers[port]:
-                try:
-                    observer(tag, self.present[port])
-                except BaseException as error:
-                    error.add_note(f"in an observer of {port.path} at {tag}")
-                    raise
+            if recording is not None and not recording.flush(tag):
+                self._recording = None
+        if self._observed:
+            self._tell(tag)
 
     def _arrive(self, source: Source[Any], value: Any) -> None:
         self.present[source] = value
-        for reaction in self._triggered.get(source, ()):
-            entry = (reaction.level, self._order[reaction])
-            if entry not in self._ready:
-                heapq.heappush(self._ready, entry)
+        for context, level in self._triggered.get(source, ()):
+            if not context.queued:
+                context.queued = True
+                level.append(context)
 
-    def _react(self, reaction: Reaction) -> None:
-        context = Context(self, reaction, self.tag)
-        body = reaction.body
-        if reaction.late is not None and self._is_late(reaction):
-            body = reaction.late
-            if self._recording is not None:
-                self._recording.write(Late(self.tag, reaction.path))
+    def _run_level(self, level: list[Context]) -> None:
+        """What a reaction writes is seen by higher levels alone, so it may be applied at once or when all have run."""
+        if len(level) > 1:
+            level.sort(key=_order)
+        if self._workers is not None and sum(context.reaction.parallel for context in level) > 1:
+            self._react_together(self._workers, level)
+            for context in level:
+                self._apply(context)
+        else:
+            for context in level:
+                self._react(context)
+                self._apply(context)
+        level.clear()
+
+    def _react_together(self, workers: Workers, level: list[Context]) -> None:
+        for context in level:
+            if not context.reaction.parallel:
+                self._react(context)
+        workers.run([partial(self._react, context) for context in level if context.reaction.parallel])
+
+    def _react(self, context: Context) -> None:
+        """Runs a reaction, perhaps in another thread; what comes of it is in its context."""
+        reaction = context.reaction
+        context.queued = False
+        context.late = reaction.late is not None and self._is_late(reaction)
+        body = reaction.late if context.late and reaction.late is not None else reaction.body
+        context.open()
         try:
             body(context)
         except BaseException as error:
-            error.add_note(f"in reaction {reaction.path} at {self.tag}")
-            if self._recording is not None:
-                self._recording.write(Failure(self.tag, reaction.path, type(error).__name__))
-            raise
+            context.error = error
         finally:
             context.close()
+
+    def _apply(self, context: Context) -> None:
+        """Does what a reaction wrote, and raises what it raised."""
+        if context.late and self._recording is not None:
+            self._recording.write(_line(Late(self.tag, context.reaction.path)))
+        if context.sent:
+            self._send(context)
+        for action, value, after in context.scheduled:
+            self._put_free(action, value, after)
+        context.scheduled.clear()
+        if context.error is not None:
+            self._fail(context, context.error)
+
+    def _send(self, context: Context) -> None:
+        recording, reaction = self._recording, context.reaction
+        triggers = context.triggers() if recording is not None else ""
+        for port, value, text, why in context.sent:
+            if recording is not None:
+                recording.write(decision_line(self.tag, port, text, reaction, triggers, why))
+            for target, after in self._connected.get(port, ()):
+                if after is None:
+                    self._arrive(target, value)
+                else:
+                    self._put_free(target, value, after)
+            if port in self._observers:
+                self._observed.append((port, value))
+        context.sent.clear()
+
+    def _fail(self, context: Context, error: BaseException) -> None:
+        context.error = None
+        error.add_note(f"in reaction {context.reaction.path} at {self.tag}")
+        if self._recording is not None:
+            self._recording.write(_line(Failure(self.tag, context.reaction.path, type(error).__name__)))
+        raise error
+
+    def _tell(self, tag: Tag) -> None:
+        observed, self._observed = self._observed, []
+        for port, value in observed:
+            for observer in self._observers[port]:
+                try:
+                    observer(tag, value)
+                except BaseException as error:
+                    error.add_note(f"in an observer of {port.path} at {tag}")
+                    raise
 
     def _is_late(self, reaction: Reaction) -> bool:
         """Reads the clock; a replay overrides it."""
         assert reaction.deadline is not None
         return self.clock.now() > self.tag.time + reaction.deadline
 
-    def _record_decision(self, reaction: Reaction, port: Output[Any], value: Any, why: str) -> None:
-        if self._recording is not None:
-            triggers = tuple(source.path for source in reaction.on if source in self.present)
-            self._recording.write(
-                Decision(self.tag, port.path, codec.to_json(value), reaction.path, triggers, why)
-            )
-
     # The queue
 
     def _put(self, source: Source[Any], value: Any, tag: Tag) -> None:
-        if tag not in self._events:
-            self._events[tag] = {}
+        events = self._events.get(tag)
+        if events is None:
+            self._events[tag] = {source: value}
             heapq.heappush(self._tags, tag)
-        self._events[tag][source] = value
+        else:
+            events[source] = value
 
     def _put_free(self, source: Source[Any], value: Any, after: int) -> None:
         tag = self.tag.after(after)
@@ -256,11 +303,8 @@ async def drive(runtime: Runtime) -> None:
                 await woken.wait()
 
 
-def _check(element: Input[Any] | Source[Any] | Output[Any], value: Any) -> None:
-    try:
-        codec.check(value, element.type)
-    except TypeError as error:
-        raise TypeError(f"{element.path}: {error}") from None
+def _line(entry: Late | Failure) -> str:
+    return json.dumps(entry.to_json(), separators=(",", ":"))
 
 
 def _nothing() -> None:

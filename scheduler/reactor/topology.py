@@ -75,14 +75,16 @@ class Reactor:
         deadline: int | None = None,
         late: Body | None = None,
         name: str | None = None,
+        parallel: bool = False,
     ) -> Reaction:
         """`body` runs when anything of `on` is present; it may see `on` and `reads`, and write `writes`.
 
         If it would begin more than `deadline` ns after its tag's time, `late` runs in its place, with the same rights.
-        The reaction is named like `body`, without leading underscores.
+        `parallel`: it is heavy, and shares nothing that changes with other reactors, so a runtime with workers may run it in
+        another thread, beside others of its level. The reaction is named like `body`, without leading underscores.
         """
         name = _checked(name or body.__name__.lstrip("_"))
-        reaction = Reaction(self.name, name, body, on, reads, writes, deadline, late)
+        reaction = Reaction(self.name, name, body, on, reads, writes, deadline, late, parallel)
         if self.sealed or any(other.name == name for other in self.reactions):
             raise TopologyError(f"{reaction.path}: the program is sealed, or has a reaction of that name")
         if not on:
