@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from scheduler.policies.lending import LendingSettings
 from scheduler.program.fleet import Fleet, FleetSettings
 from scheduler.program.ledger import Ledger, built
+from scheduler.program.lending import Lending
 from scheduler.program.placement import Placement, PlacementSettings
 from scheduler.program.update import UpdateSettings, WeightUpdate
 from scheduler.reactor import Program
@@ -24,7 +26,7 @@ class ControlProgram(Program):
     def __init__(self, settings: dict[str, Any]) -> None:
         """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings, "placement": see
         `PlacementSettings.of`, "ledger": see `ledger.built`}}}; what is missing has its defaults, and a model without a ledger
-        is not trained."""
+        is not trained. Beside "models": "lending", fields of LendingSettings."""
         models: dict[str, Any] = settings.get("models") or {"model": {}}
         slugs = _slugs(models)
         self.fleets = {
@@ -43,6 +45,7 @@ class ControlProgram(Program):
             for name, slug in slugs.items()
             if "ledger" in models[name]
         }
+        self.lending = Lending("lending", LendingSettings(**settings.get("lending", {})), slugs)
         super().__init__(
             CONTROL,
             [
@@ -50,6 +53,7 @@ class ControlProgram(Program):
                 *self.updates.values(),
                 *self.placements.values(),
                 *self.ledgers.values(),
+                self.lending,
             ],
         )
         for name, fleet in self.fleets.items():
@@ -62,6 +66,10 @@ class ControlProgram(Program):
             self.connect(update.target, placement.target)
             self.connect(fleet.gone, placement.gone)
             self.connect(placement.pull, update.pull, after=0)
+            self.connect(fleet.gone, self.lending.gone[name])
+            self.connect(fleet.asleep, self.lending.asleep[name])
+            self.connect(update.opened, self.lending.opened[name])
+            self.connect(self.lending.wanted, fleet.wanted, after=0)
         self.seal()
 
 

@@ -1,4 +1,4 @@
-"""The life of a model's engines: launched, lost, restarted, given up, removed.
+"""The life of a model's engines: launched, lost, restarted, given up, put to sleep, removed.
 
 Owns which engines there are and how often each was restarted. An engine that is up belongs to the weight update (`update.py`),
 which says what it runs. Invariants:
@@ -7,6 +7,8 @@ which says what it runs. Invariants:
   again after a while, and when the next version is published;
 - an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line does not become
   right;
+- an engine that is not wanted awake (`lending.py`) sleeps, or has no process, within `sleep_s` and `stop_s`: one that does not go
+  to sleep is stopped. It is neither launched, woken nor given up before it is wanted again;
 - an engine that is removed is forgotten within `drain_s` and `stop_s`, and only then can another have its name.
 """
 
@@ -31,11 +33,14 @@ from scheduler.program.events import (
     Step,
     Target,
 )
+from scheduler.program.nodes import Asleep, Wanted
 from scheduler.program.outbox import Outbox
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
-Phase = Literal["launching", "up", "stopping", "waiting", "down", "draining", "ending"]
+Phase = Literal[
+    "launching", "up", "stopping", "waiting", "down", "draining", "ending", "falling", "asleep", "waking"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class FleetSettings:
     start_s: float = 180.0
     stop_s: float = 60.0
     drain_s: float = 30.0
+    sleep_s: float = 25.0
     max_restarts: int = 3
     window_s: float = 600.0
     backoff_s: float = 1.0
@@ -61,6 +67,8 @@ class _Life:
     restarts: list[int] = field(default_factory=list)
     """When (ns), within the window."""
     was_up: bool = False
+    warm: bool = False
+    """It was launched, and has not been stopped since: asleep, it needs only to be woken."""
     version: int = 0
     """That its last step is about."""
     serial: int = 0
@@ -74,6 +82,9 @@ class Fleet(Reactor):
         super().__init__(name)
         self._settings = settings
         self._lives: dict[str, _Life] = {}
+        self._unwanted: set[str] = set()
+        """Engines that shall sleep, also such as are not there yet."""
+        self._asleep: list[Asleep] = []
         self._version = 0
         self._serials = itertools.count(1)
         self._outbox = Outbox()
@@ -86,11 +97,14 @@ class Fleet(Reactor):
         self.late = self.logical("late", Late)
         self.failed = self.input("failed", tuple[Failed, ...])
         self.target = self.input("target", Target)
+        self.wanted = self.input("wanted", tuple[Wanted, ...])
         self.commands = self.output("commands", tuple[Do, ...])
         self.fresh = self.output("fresh", Fresh)
         self.gone = self.output("gone", tuple[Gone, ...])
+        self.asleep = self.output("asleep", tuple[Asleep, ...])
         self.reaction(self._on_begun, on=[self.begun])
         self.reaction(self._on_target, on=[self.target], writes=[self.late])
+        self.reaction(self._on_wanted, on=[self.wanted], writes=[self.late])
         self.reaction(self._on_added, on=[self.added], writes=[self.late])
         self.reaction(self._on_done, on=[self.done], writes=[self.fresh, self.again, self.late])
         self.reaction(self._on_again, on=[self.again], writes=[self.late])
@@ -100,6 +114,7 @@ class Fleet(Reactor):
         self.reaction(self._on_removed, on=[self.removed], writes=[self.late])
         every: list[Source[Any]] = [
             self.target,
+            self.wanted,
             self.added,
             self.done,
             self.again,
@@ -108,7 +123,7 @@ class Fleet(Reactor):
             self.lost,
             self.removed,
         ]
-        self.reaction(self._tell, on=every, writes=[self.commands, self.gone])
+        self.reaction(self._tell, on=every, writes=[self.commands, self.gone, self.asleep])
 
     def _on_begun(self, now: Context) -> None:
         self._version = now[self.begun].version
@@ -123,10 +138,39 @@ class Fleet(Reactor):
 
     def _on_added(self, now: Context) -> None:
         engine = now[self.added].engine
-        if engine not in self._lives:
-            self._lives[engine] = _Life()
+        if engine in self._lives:
+            return
+        self._lives[engine] = _Life()
+        if engine in self._unwanted:  # it may be there already, and awake
+            self._fall(now, engine, "it was added, and its node is not lent")
+        else:
             self._outbox.gone.append(Gone(engine, final=False))
             self._launch(now, engine, "it was added")
+
+    def _on_wanted(self, now: Context) -> None:
+        for wanted in now[self.wanted]:
+            engine, life = wanted.engine, self._lives.get(wanted.engine)
+            if wanted.awake:
+                self._unwanted.discard(engine)
+                if life is not None and life.phase == "asleep":
+                    self._rouse(now, engine, wanted.reason)
+            elif engine not in self._unwanted:
+                self._unwanted.add(engine)
+                if life is not None and life.phase not in ("draining", "ending", "falling"):
+                    self._unwant(now, engine, life, wanted.reason)
+
+    def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
+        """What is awake goes to sleep; what is about to be, or is of no use, is stopped."""
+        self._outbox.gone.append(Gone(engine, final=True, asleep=True))
+        match life.phase:
+            case "up" | "waking":
+                self._fall(now, engine, reason)
+            case "launching" | "down":
+                self._stop(now, engine, reason)
+            case "waiting":
+                self._rest(engine)
+            case _:
+                pass  # it is being stopped, and then it rests
 
     def _on_done(self, now: Context) -> None:
         done = now[self.done]
@@ -135,17 +179,31 @@ class Fleet(Reactor):
             return
         match life.phase, done.step:
             case "launching", "launch" if done.ok:
-                life.phase, life.was_up = "up", True
+                life.phase, life.was_up, life.warm = "up", True, True
                 now.set(self.fresh, Fresh(done.engine, done.version), why="its process answers")
             case "launching", "launch":
                 self._trouble(now, done.engine, done.detail)
+            case "waking", "wake" if done.ok:
+                life.phase = "up"
+                now.set(self.fresh, Fresh(done.engine, done.version), why="it is awake")
+            case "waking", "wake":
+                self._trouble(now, done.engine, done.detail)
+            case "falling", "sleep" if done.ok:
+                self._rest(done.engine)
+                if done.engine not in self._unwanted:
+                    self._rouse(now, done.engine, "it is wanted again")
+            case "falling", "sleep":
+                self._stop(now, done.engine, f"it does not go to sleep: {done.detail}")
             case "draining", "drain":
                 life.phase = "ending"
                 self._do(now, done.engine, "stop", "it was removed", self._settings.stop_s)
             case "ending", "stop":
-                del self._lives[done.engine]
+                self._forget(done.engine)
+            case "stopping", "stop" if done.engine in self._unwanted:
+                life.warm = False
+                self._rest(done.engine)
             case "stopping", "stop":
-                life.phase = "waiting"
+                life.phase, life.warm = "waiting", False
                 now.schedule(self.again, Again(done.engine, life.serial), after=self._backoff(life))
             case _:
                 pass  # an answer to a question that is no longer asked
@@ -165,8 +223,13 @@ class Fleet(Reactor):
         life = self._lives.get(late.engine)
         if life is None or life.serial != late.serial:
             return
-        if life.phase == "launching":
-            self._trouble(now, late.engine, f"step 'launch' was not done within {self._settings.start_s:g} s")
+        if life.phase in ("launching", "waking"):
+            self._trouble(
+                now, late.engine, f"step '{late.step}' was not done within {self._settings.start_s:g} s"
+            )
+        elif life.phase == "falling":
+            reason = f"step 'sleep' was not done within {self._settings.sleep_s:g} s"
+            self._stop(now, late.engine, reason)
         elif life.phase == "draining":
             life.phase = "ending"
             reason = f"step 'drain' was not done within {self._settings.drain_s:g} s"
@@ -176,11 +239,15 @@ class Fleet(Reactor):
 
     def _stop_is_late(self, now: Context, engine: str, phase: Phase) -> None:
         reason = f"step 'stop' was not done within {self._settings.stop_s:g} s"
-        if phase == "stopping":
+        if phase == "stopping" and engine not in self._unwanted:
             self._give_up(now, engine, reason)
+            return
+        self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
+        if phase == "stopping":  # nobody waits for it: it is tried again when it is wanted
+            self._lives[engine].warm = False
+            self._rest(engine)
         else:  # it was removed: nobody would try again
-            self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
-            del self._lives[engine]
+            self._forget(engine)
 
     def _on_failed(self, now: Context) -> None:
         for failed in now[self.failed]:
@@ -204,11 +271,18 @@ class Fleet(Reactor):
 
     def _tell(self, now: Context) -> None:
         self._outbox.tell(now, self.commands, self.gone)
+        if self._asleep:
+            why = "; ".join(f"{a.engine} {'sleeps' if a.warm else 'has no process'}" for a in self._asleep)
+            now.set(self.asleep, tuple(self._asleep), why=why)
+        self._asleep = []
 
     def _trouble(self, now: Context, engine: str, reason: str) -> None:
         """An engine that is up, or was to be, is of no use as it is."""
         life = self._lives.get(engine)
-        if life is None or life.phase not in ("up", "launching"):
+        if life is not None and (life.phase == "falling" or (life.phase == "asleep" and life.warm)):
+            self._stop(now, engine, reason)
+            return
+        if life is None or life.phase not in ("up", "launching", "waking"):
             return
         since = now.tag.time - int(self._settings.window_s * SECOND)
         life.restarts = [at for at in life.restarts if at > since]
@@ -238,6 +312,28 @@ class Fleet(Reactor):
     def _launch(self, now: Context, engine: str, reason: str) -> None:
         self._lives[engine].phase = "launching"
         self._do(now, engine, "launch", reason, self._settings.start_s)
+
+    def _fall(self, now: Context, engine: str, reason: str) -> None:
+        self._lives[engine].phase = "falling"
+        self._do(now, engine, "sleep", reason, self._settings.sleep_s)
+
+    def _rest(self, engine: str) -> None:
+        life = self._lives[engine]
+        life.phase, life.serial = "asleep", next(self._serials)
+        self._asleep.append(Asleep(engine, life.warm))
+
+    def _rouse(self, now: Context, engine: str, reason: str) -> None:
+        if self._lives[engine].warm:
+            self._lives[engine].phase = "waking"
+            self._do(now, engine, "wake", reason, self._settings.start_s)
+        else:
+            self._launch(now, engine, reason)
+
+    def _forget(self, engine: str) -> None:
+        """It is gone, and whatever it had is free."""
+        del self._lives[engine]
+        self._unwanted.discard(engine)
+        self._asleep.append(Asleep(engine, warm=False))
 
     def _do(self, now: Context, engine: str, step: Step, reason: str, deadline_s: float) -> None:
         life = self._lives[engine]

@@ -83,7 +83,7 @@ class RoleIs:
     role: Role
     reason: str = ""
     near: bool = False
-    """It was called back because its trainer's batch is nearly whole: it is not lent again before the trainer has had it."""
+    """It was called back because its trainer's batch is nearly whole: the trainer may claim it now."""
 
 
 @dataclass(frozen=True, slots=True)

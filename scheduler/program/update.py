@@ -9,7 +9,8 @@
   when it is told to pull (`placement.py`), for the newest version that there is then. One engine is on its way in any case;
 - versions are taken in the order in which they were published, each to its end; one that is older than the last fails at once,
   and one that failed is live after all when an engine comes back with it;
-- every step has a deadline; an engine that misses one, or fails, is handed to the fleet.
+- every step has a deadline; an engine that misses one, or fails, is handed to the fleet;
+- an engine that sleeps is not waited for; a version is live without any engine if some sleep and none has failed with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scheduler.program.calls import Opened
 from scheduler.program.events import (
     Begun,
     Do,
@@ -67,6 +69,7 @@ class _Way:
     """The step that it takes now; None: it waits for its turn, or to be launched."""
     pinned: bool = False
     up: bool = False
+    asleep: bool = False
     serial: int = 0
 
 
@@ -102,6 +105,8 @@ class WeightUpdate(Reactor):
         self._running = False
         self._failed_version: int | None = None
         """The last update failed, and no engine has come to its version since."""
+        self._contradicted = False
+        """An engine has failed with the newest version, since its update began."""
         self._serials = itertools.count(1)
         self._commands: list[Do] = []
         self._failed: list[Failed] = []
@@ -119,10 +124,11 @@ class WeightUpdate(Reactor):
         self.failed = self.output("failed", tuple[Failed, ...])
         self.target = self.output("target", Target)
         self.ended = self.output("ended", Ended)
+        self.opened = self.output("opened", Opened)
         self.reaction(self._on_begun, on=[self.begun])
         self.reaction(self._on_published, on=[self.published])
         self.reaction(self._on_fresh, on=[self.fresh], writes=[self.late])
-        self.reaction(self._on_done, on=[self.done], writes=[self.late])
+        self.reaction(self._on_done, on=[self.done], writes=[self.late, self.opened])
         self.reaction(self._on_late, on=[self.late])
         self.reaction(self._on_gone, on=[self.gone])
         self.reaction(self._on_pull, on=[self.pull], writes=[self.late])
@@ -143,7 +149,7 @@ class WeightUpdate(Reactor):
         """A launched engine holds no request and is not paused: it needs its name, the probe, and to be opened."""
         fresh = now[self.fresh]
         way = self._ways.setdefault(fresh.engine, _Way())
-        way.up, way.to = True, fresh.version
+        way.up, way.asleep, way.to = True, False, fresh.version
         if self._running and fresh.engine not in self._todo:
             self._todo.append(fresh.engine)
         self._do(now, fresh.engine, "label", "it was launched")
@@ -162,6 +168,7 @@ class WeightUpdate(Reactor):
             self._do(now, done.engine, step, f"'{done.step}' is done")
             return
         way.step, way.confirmed = None, way.to
+        now.set(self.opened, Opened(done.engine, way.to), why="its probe has passed")
 
     def _after(self, way: _Way, step: Step) -> Step | None:
         if way.confirmed < 0 and step == "label":
@@ -178,13 +185,13 @@ class WeightUpdate(Reactor):
     def _on_gone(self, now: Context) -> None:
         for gone in now[self.gone]:
             way = self._ways.setdefault(gone.engine, _Way())
-            way.up, way.step, way.confirmed = False, None, -1
+            way.up, way.step, way.confirmed, way.asleep = False, None, -1, gone.asleep
             waited = gone.engine in self._todo
             if self._running and not gone.final and not waited:
                 self._todo.insert(0, gone.engine)  # the others stay open until it is back
             if gone.final and waited:
                 self._todo.remove(gone.engine)
-                if not gone.removed:
+                if not (gone.removed or gone.asleep):
                     self._failures.append(gone.engine)
             if gone.removed:
                 del self._ways[gone.engine]
@@ -240,7 +247,7 @@ class WeightUpdate(Reactor):
         self._target, self._running, self._failed_version = version, True, None
         in_order = sorted(self._ways, key=lambda engine: not self._ways[engine].up)
         self._todo = [engine for engine in in_order if not self._arrived(engine)]
-        self._failures = []
+        self._failures, self._contradicted = [], False
         why = f"version {self._target} was published"
         now.set(self.target, Target(self._target), why=why)
         if self._settings.order == "pull":
@@ -257,9 +264,10 @@ class WeightUpdate(Reactor):
                 break
 
     def _end(self, now: Context) -> None:
-        live = self._runs(self._target)
+        sleepers = any(way.asleep for way in self._ways.values()) and not self._contradicted
+        live = self._runs(self._target) or sleepers
         self._running, self._failed_version = False, None if live else self._target
-        why = "every engine runs it or was given up" if live else "no engine runs it"
+        why = "every engine runs it, sleeps or was given up" if live else "no engine runs it"
         now.set(self.ended, Ended(self._target, live, tuple(self._failures)), why=why)
 
     def _revive(self, now: Context, version: int) -> None:
@@ -271,10 +279,11 @@ class WeightUpdate(Reactor):
 
     def _arrived(self, engine: str) -> bool:
         way = self._ways.get(engine)
-        return way is None or (way.up and way.step is None and way.confirmed == self._target)
+        return way is None or way.asleep or (way.up and way.step is None and way.confirmed == self._target)
 
     def _fail(self, engine: str, reason: str) -> None:
         way = self._ways[engine]
+        self._contradicted |= way.to == self._target and way.step in ("load", "probe")
         way.step, way.up, way.confirmed = None, False, -1
         self._failed.append(Failed(engine, reason))
 

@@ -142,7 +142,7 @@ def test_models_have_fleets_and_updates_of_their_own_whatever_they_are_called() 
     names = ["qwen-3", "qwen.3", "qwen_3"]
     program = ControlProgram({"models": {name: {} for name in names}})
     assert list(program.fleets) == list(program.updates) == names
-    assert len({reactor.name for reactor in program.reactors}) == 6
+    assert len({reactor.name for reactor in program.reactors}) == len(program.reactors) == 10
     for name in names:
         theirs = {
             c.target.reactor for c in program.connections if c.source.reactor == program.fleets[name].name

@@ -1,0 +1,399 @@
+"""Which nodes are lent to rollout, and which are their trainers' (policy: `scheduler.policies.lending`).
+
+Owns every node's role. Invariants:
+- a node has one role at a time: its engines are wanted awake only while it is not claimed, and a claim that is answered (role
+  `train`) is taken back by a release, or by the trainer's silence of `claim_s`, alone;
+- a claim is answered within `deadline_s`: an engine that has not fallen asleep by then is not waited for (the fleet kills it);
+- a node whose tags let a trainer have it is taken for claimed until its trainer has spoken, or `claim_s` has passed: whoever
+  decides here may have been started anew while a trainer computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from scheduler.policies import lending as policy
+from scheduler.policies.lending import LendingSettings, Mean, Pace
+from scheduler.program.calls import Opened
+from scheduler.program.events import Gone
+from scheduler.program.nodes import (
+    Asleep,
+    Claimed,
+    Filling,
+    Hosted,
+    Lapse,
+    NodeAdded,
+    NodeRemoved,
+    Overdue,
+    Released,
+    Role,
+    RoleIs,
+    Wanted,
+)
+from scheduler.reactor import SECOND, Context, Reactor
+from scheduler.reactor.elements import Input, Source
+
+Way = Literal["lend", "call back"]
+
+
+@dataclass(slots=True)
+class _Engine:
+    node: str = ""
+    model: str = ""
+    """Empty: it has not been heard of yet."""
+    open: bool = False
+    asleep: bool = False
+    warm: bool = False
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    tags: frozenset[str]
+    engines: dict[str, None] = field(default_factory=dict)
+    """In the order in which they came."""
+    role: Role = "idle"
+    model: str = ""
+    """Whose trainer spoke last."""
+    claimed: bool = False
+    unsure: bool = False
+    """Nobody has spoken of it yet: it may be claimed."""
+    lent: bool = False
+    """Its engines are wanted awake."""
+    near: bool = False
+    way: Way | None = None
+    """The switch that is under way."""
+    cold: bool = False
+    """In this switch a process has to be started."""
+    pending: set[str] = field(default_factory=set)
+    """Engines that have not done it yet."""
+    began: int = 0
+    lent_at: int = 0
+    called_back_at: int | None = None
+    serial: int = 0
+    """Of the switch."""
+    claim: int = 0
+    """Serial of what the trainer said last."""
+    wake: Mean = field(default_factory=Mean)
+    launch: Mean = field(default_factory=Mean)
+    sleep: Mean = field(default_factory=Mean)
+
+    @property
+    def both(self) -> bool:
+        """Whether it can be lent."""
+        return {"rollout", "train"} <= self.tags
+
+
+class Lending(Reactor):
+    """The nodes of a cluster, and the engines on them."""
+
+    def __init__(self, name: str, settings: LendingSettings, models: dict[str, str]) -> None:
+        """`models`: for each model, what the names of its ports end with."""
+        super().__init__(name)
+        self._settings = settings
+        self._nodes: dict[str, _Node] = {}
+        self._engines: dict[str, _Engine] = {}
+        self._filling: dict[str, Filling] = {}
+        self._paces: dict[str, Pace] = {}
+        self._serials = itertools.count(1)
+        self._roles: dict[str, RoleIs] = {}
+        self._wanted: dict[str, Wanted] = {}
+        self.added = self.physical("added", NodeAdded)
+        self.removed = self.physical("removed", NodeRemoved)
+        self.hosted = self.physical("hosted", Hosted)
+        self.claimed = self.physical("claimed", Claimed)
+        self.released = self.physical("released", Released)
+        self.filling = self.physical("filling", Filling)
+        self.lapse = self.logical("lapse", Lapse)
+        self.overdue = self.logical("overdue", Overdue)
+        self.opened = {model: self.input(f"opened_{slug}", Opened) for model, slug in models.items()}
+        self.gone = {model: self.input(f"gone_{slug}", tuple[Gone, ...]) for model, slug in models.items()}
+        self.asleep = {
+            model: self.input(f"asleep_{slug}", tuple[Asleep, ...]) for model, slug in models.items()
+        }
+        self.roles = self.output("roles", tuple[RoleIs, ...])
+        self.wanted = self.output("wanted", tuple[Wanted, ...])
+        self._declare(models)
+
+    def _declare(self, models: dict[str, str]) -> None:
+        switches = [self.overdue]
+        self.reaction(self._on_added, on=[self.added], writes=[self.lapse, *switches])
+        self.reaction(self._on_removed, on=[self.removed])
+        self.reaction(self._on_hosted, on=[self.hosted])
+        self.reaction(self._on_claimed, on=[self.claimed], writes=[self.lapse, *switches])
+        self.reaction(self._on_released, on=[self.released])
+        self.reaction(self._on_lapse, on=[self.lapse])
+        self.reaction(self._on_overdue, on=[self.overdue])
+        self.reaction(self._on_filling, on=[self.filling])
+        every: list[Source[Any]] = [
+            *(self.added, self.removed, self.hosted, self.claimed, self.released),
+            *(self.lapse, self.overdue, self.filling),
+        ]
+        for model, slug in models.items():
+            heard: tuple[tuple[str, Input[Any], Any], ...] = (
+                ("gone", self.gone[model], self._on_gone),
+                ("asleep", self.asleep[model], self._on_asleep),
+                ("opened", self.opened[model], self._on_opened),
+            )
+            for what, port, react in heard:
+                self.reaction(partial(react, model, port), on=[port], name=f"on_{what}_{slug}")
+                every.append(port)
+        self.reaction(self._consider, on=every, writes=switches)
+        self.reaction(self._tell, on=every, writes=[self.roles, self.wanted])
+
+    # Nodes and engines come and go
+
+    def _on_added(self, now: Context) -> None:
+        added = now[self.added]
+        tags, known = frozenset(added.tags), self._nodes.get(added.node)
+        if known is not None and known.tags == tags:
+            return
+        node = self._nodes[added.node] = _Node(added.node, tags) if known is None else known
+        node.tags = tags
+        node.claimed, node.near, node.way, node.called_back_at = False, False, None, None
+        node.unsure = "train" in tags
+        node.lent = "rollout" in tags and "train" not in tags
+        self._role(node, "rollout" if node.lent else "idle", "it was added, tagged " + ", ".join(added.tags))
+        for engine in node.engines:
+            self._want(engine, node.lent, f"the tags of {added.node} are {', '.join(added.tags)}")
+        if node.unsure:
+            self._expect(now, node)
+
+    def _on_removed(self, now: Context) -> None:
+        node = self._nodes.pop(now[self.removed].node, None)
+        for engine in node.engines if node is not None else ():
+            self._engines[engine].node = ""
+
+    def _on_hosted(self, now: Context) -> None:
+        hosted = now[self.hosted]
+        before = self._engines.pop(hosted.engine, None)
+        if before is not None and before.node:
+            self._done(now, hosted.engine, self._nodes[before.node])
+            del self._nodes[before.node].engines[hosted.engine]
+        node = self._nodes.get(hosted.node)
+        if node is None:
+            return
+        self._engines[hosted.engine] = _Engine(hosted.node)
+        node.engines[hosted.engine] = None
+        self._want(hosted.engine, node.lent, f"it lives on {hosted.node}, which is {node.role}")
+        if node.way is not None:
+            node.pending.add(hosted.engine)
+
+    def _on_gone(self, model: str, port: Input[tuple[Gone, ...]], now: Context) -> None:
+        for gone in now[port]:
+            engine = self._heard(gone.engine, model)
+            engine.open = engine.asleep = False
+            if gone.removed and not engine.node:
+                del self._engines[gone.engine]
+
+    def _on_asleep(self, model: str, port: Input[tuple[Asleep, ...]], now: Context) -> None:
+        for asleep in now[port]:
+            engine = self._engines.get(asleep.engine)
+            if engine is None:
+                continue  # it was removed
+            engine.model, engine.open, engine.asleep, engine.warm = model, False, True, asleep.warm
+            node = self._nodes.get(engine.node)
+            if node is not None and node.way == "call back":
+                self._done(now, asleep.engine, node)
+
+    def _on_opened(self, model: str, port: Input[Opened], now: Context) -> None:
+        name = now[port].engine
+        engine = self._heard(name, model)
+        engine.open, engine.asleep, engine.warm = True, False, True
+        node = self._nodes.get(engine.node)
+        if node is not None and node.way == "lend":
+            self._done(now, name, node)
+
+    def _heard(self, name: str, model: str) -> _Engine:
+        engine = self._engines.setdefault(name, _Engine())
+        engine.model = model
+        return engine
+
+    # Trainers speak
+
+    def _on_claimed(self, now: Context) -> None:
+        claimed = now[self.claimed]
+        node = self._nodes.get(claimed.node)
+        if node is None or "train" not in node.tags:
+            return
+        self._expect(now, node)
+        if node.claimed:
+            return
+        node.claimed, node.unsure, node.near, node.model = True, False, False, claimed.model
+        node.called_back_at = None
+        if node.way != "call back":
+            self._call_back(now, node, f"the trainer of {claimed.model} claims it")
+
+    def _on_released(self, now: Context) -> None:
+        released = now[self.released]
+        node = self._nodes.get(released.node)
+        if node is not None and "train" in node.tags:
+            node.model = released.model
+            self._free(node, f"the trainer of {released.model} waits")
+
+    def _on_lapse(self, now: Context) -> None:
+        lapse = now[self.lapse]
+        node = self._nodes.get(lapse.node)
+        if node is not None and node.claim == lapse.serial:
+            self._free(node, f"no trainer has spoken for {self._settings.claim_s:g} s")
+
+    def _free(self, node: _Node, reason: str) -> None:
+        had = node.claimed or node.unsure
+        node.claimed = node.unsure = node.near = False
+        node.claim = next(self._serials)
+        if had and node.way is None:
+            self._role(node, "idle", reason)
+
+    def _expect(self, now: Context, node: _Node) -> None:
+        """The trainer has spoken; it is to speak again."""
+        node.claim = next(self._serials)
+        now.schedule(self.lapse, Lapse(node.name, node.claim), after=_ns(self._settings.claim_s))
+
+    def _on_filling(self, now: Context) -> None:
+        filling = now[self.filling]
+        self._filling[filling.model] = filling
+        pace = self._paces.setdefault(filling.model, Pace(self._settings.smooth_s))
+        pace.seen(now.tag.time / SECOND, filling.buffer, filling.groups, filling.size)
+
+    # Switches
+
+    def _call_back(self, now: Context, node: _Node, reason: str) -> None:
+        node.lent = False
+        self._begin(now, node, "call back", reason)
+
+    def _begin(self, now: Context, node: _Node, way: Way, reason: str) -> None:
+        node.way, node.began, node.serial = way, now.tag.time, next(self._serials)
+        node.pending = set()
+        for engine in node.engines:
+            known = self._engines[engine]
+            if (way == "lend" and not known.open) or (way == "call back" and not known.asleep):
+                node.pending.add(engine)
+            self._want(engine, node.lent, reason)
+        node.cold = any(not self._engines[engine].warm for engine in node.pending)
+        if not node.pending:
+            self._end(node, reason)
+            return
+        self._role(node, "switching", reason)
+        now.schedule(self.overdue, Overdue(node.name, node.serial), after=_ns(self._settings.deadline_s))
+
+    def _done(self, now: Context, engine: str, node: _Node) -> None:
+        """An engine has done what its node's switch waits for, or is there no more."""
+        if node.way is None or engine not in node.pending:
+            return
+        node.pending.discard(engine)
+        if not node.pending:
+            seconds = (now.tag.time - node.began) / SECOND
+            mean = node.sleep if node.way == "call back" else node.launch if node.cold else node.wake
+            mean.measured(seconds)
+            self._end(node, f"it took {seconds:.2f} s")
+
+    def _end(self, node: _Node, reason: str) -> None:
+        way, node.way, node.pending = node.way, None, set()
+        role: Role = "rollout" if way == "lend" else "train" if node.claimed else "idle"
+        self._role(node, role, reason)
+
+    def _on_overdue(self, now: Context) -> None:
+        overdue = now[self.overdue]
+        node = self._nodes.get(overdue.node)
+        if node is None or node.way is None or node.serial != overdue.serial:
+            return
+        late = ", ".join(sorted(node.pending))
+        if node.way == "call back":
+            self._end(node, f"{late} did not fall asleep within {self._settings.deadline_s:g} s")
+        elif any(self._engines[engine].open for engine in node.engines):
+            self._end(node, f"{late} did not open within {self._settings.deadline_s:g} s")
+        else:  # it is still on its way, as an engine is that was launched
+            now.schedule(self.overdue, overdue, after=_ns(self._settings.deadline_s))
+
+    # What to do with nodes that no trainer has
+
+    def _consider(self, now: Context) -> None:
+        nodes = [
+            node
+            for node in self._nodes.values()
+            if node.both and node.engines and not (node.claimed or node.unsure)
+        ]
+        awake = _Awake(self._engines, self._nodes) if nodes else None
+        for node in nodes:
+            assert awake is not None
+            if node.lent:
+                self._consider_calling_back(now, node, awake)
+            elif node.way is None:
+                self._consider_lending(now, node, awake)
+
+    def _consider_lending(self, now: Context, node: _Node, awake: _Awake) -> None:
+        models = self._models(node)
+        cold = any(not self._engines[engine].warm for engine in node.engines)
+        called_back = node.called_back_at
+        state = policy.Lendable(
+            wait_s=self._wait_s(node),
+            calls=sum(self._filling[model].running for model in models if model in self._filling),
+            awake=sum(awake.of[model] - awake.on[node.name, model] for model in models),
+            wake_s=(node.launch if cold else node.wake).value,
+            sleep_s=node.sleep.value,
+            called_back_s=math.inf if called_back is None else (now.tag.time - called_back) / SECOND,
+        )
+        verdict = policy.lend(state, self._settings)
+        if verdict.yes:
+            node.lent, node.lent_at, node.near = True, now.tag.time, False
+            self._begin(now, node, "lend", verdict.reason)
+
+    def _consider_calling_back(self, now: Context, node: _Node, awake: _Awake) -> None:
+        staying = sum(awake.of[model] - awake.lent[node.model, model] for model in self._models(node))
+        lent_s = (now.tag.time - node.lent_at) / SECOND
+        state = policy.Lent(self._wait_s(node), staying, node.sleep.value, lent_s)
+        verdict = policy.call_back(state, self._settings)
+        if verdict.yes:
+            node.near, node.called_back_at = True, now.tag.time
+            self._call_back(now, node, verdict.reason)
+
+    def _wait_s(self, node: _Node) -> float:
+        pace = self._paces.get(node.model)
+        return pace.wait_s if pace is not None else math.inf
+
+    def _models(self, node: _Node) -> list[str]:
+        return sorted({self._engines[engine].model for engine in node.engines})
+
+    # What is told
+
+    def _want(self, engine: str, awake: bool, reason: str) -> None:
+        self._wanted[engine] = Wanted(engine, awake, reason)
+
+    def _role(self, node: _Node, role: Role, reason: str) -> None:
+        node.role = role
+        self._roles[node.name] = RoleIs(node.name, role, reason, node.near)
+
+    def _tell(self, now: Context) -> None:
+        if self._roles:
+            why = "; ".join(f"{role.node}: {role.reason}" for role in self._roles.values())
+            now.set(self.roles, tuple(self._roles.values()), why=why)
+        if self._wanted:
+            why = "; ".join(f"{wanted.engine}: {wanted.reason}" for wanted in self._wanted.values())
+            now.set(self.wanted, tuple(self._wanted.values()), why=why)
+        self._roles, self._wanted = {}, {}
+
+
+class _Awake:
+    """Open engines, counted: `of` a model; `on` a node, of a model; `lent`, by a trainer's model, of a model."""
+
+    def __init__(self, engines: dict[str, _Engine], nodes: dict[str, _Node]) -> None:
+        self.of: Counter[str] = Counter()
+        self.on: Counter[tuple[str, str]] = Counter()
+        self.lent: Counter[tuple[str, str]] = Counter()
+        for engine in engines.values():
+            if not engine.open:
+                continue
+            self.of[engine.model] += 1
+            self.on[engine.node, engine.model] += 1
+            node = nodes.get(engine.node)
+            if node is not None and node.both:
+                self.lent[node.model, engine.model] += 1
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * SECOND)
