@@ -30,6 +30,24 @@ def _options() -> None:
 
 
 @app.command()
+def run(
+    cluster: Annotated[Path, typer.Argument(help="A cluster's TOML file.", dir_okay=False)],
+    check: Annotated[
+        bool, typer.Option("--check", help="Only show what would run where; nothing is started.")
+    ] = False,
+) -> None:
+    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/scheduler.md)."""
+    from scheduler.cluster.command import run as run_cluster
+    from scheduler.cluster.errors import ClusterError
+
+    try:
+        status = run_cluster(cluster, check)
+    except ClusterError as error:
+        raise _bad(str(error)) from error
+    raise typer.Exit(status)
+
+
+@app.command()
 def graph(
     program: Annotated[str, typer.Option(help="Which program.")] = "control",
     format: Annotated[Literal["svg", "mermaid"], typer.Option(help="What to write.")] = "svg",

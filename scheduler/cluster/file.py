@@ -1,0 +1,344 @@
+"""The cluster file: one TOML file, every key typed and bounded, unknown keys refused.
+
+Relative paths are taken from the folder in which `scheduler run` is started, as the gateway and the trainer do. No secret has a
+key here: they are in the environment (`HEADGATE_ADMIN_KEY`, Ray's token). What the gateway's and the trainer's own files say is
+not repeated; of these, only what concerns the cluster is read (`GatewayFile`, `check_trainer`).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from scheduler.cluster.errors import BadFile
+from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
+"""Of a node or a group; ids are put behind it, and the whole is an engine's name."""
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
+"""A tag, or a label's value, in the grammar of Ray and Kubernetes."""
+LabelKey = Annotated[
+    str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+MANY = 10_000
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Sized(Section):
+    """A table with a capacity."""
+
+    cpus: float | None = Field(None, ge=0, le=100_000)
+    gpus: int | None = Field(None, ge=0, le=1024)
+    memory_gb: float | None = Field(None, ge=0, le=1_000_000)
+    """GiB."""
+
+    def capacity(self, default: Capacity) -> Capacity:
+        """With the default for what is not said."""
+        return Capacity(
+            default.cpus if self.cpus is None else self.cpus,
+            default.gpus if self.gpus is None else self.gpus,
+            default.memory_gb if self.memory_gb is None else self.memory_gb,
+        )
+
+
+class ClusterTable(Section):
+    """`[cluster]`."""
+
+    name: Name = "headgate"
+    launcher: Literal["local", "ray"] = "local"
+    """`local`: child processes of this machine, and its nodes are parts of it. `ray`: the nodes of a Ray cluster."""
+    dir: Path = Path("runs/cluster")
+    """Logs, one a process."""
+    restarts: int = Field(5, ge=0, le=1000)
+    """Of one process, within `restart_window_s`; then an engine is given up, and without gateway or trainer the cluster ends."""
+    restart_window_s: Seconds = 600.0
+    look_s: float = Field(1.0, ge=0.05, le=60)
+    """How often nodes and engines are looked after."""
+
+
+class GatewayTable(Section):
+    """`[gateway]`: runs where `scheduler run` does."""
+
+    config: Path
+    workers: int = Field(1, ge=1, le=64)
+    start_s: Seconds = 120.0
+    stop_s: Seconds = 60.0
+    """Above its `[server] shutdown_s`: running calls may finish."""
+
+
+class TrainerTable(Sized):
+    """`[trainer]`; capacities are what one rank needs. Without the table, nothing is trained here."""
+
+    config: Path | None = None
+    """A trainer's TOML file; headgate's trainer is one process, so it has one rank."""
+    command: tuple[str, ...] = ()
+    """Instead: any program that follows torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...)."""
+    ranks: int = Field(1, ge=1, le=4096)
+    tags: tuple[Label, ...] = ("train",)
+    env: dict[str, str] = Field({}, repr=False)
+    stop_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.config is None) == (not self.command):
+            raise ValueError("exactly one of `config` and `command` is needed")
+        if self.config is not None and self.ranks > 1:
+            raise ValueError(
+                "headgate's trainer is one process (ranks = 1); more ranks are for a `command` of your own that follows torchrun"
+            )
+        return self
+
+
+class EngineTable(Sized):
+    """`[engine]`; capacities are what one engine needs."""
+
+    command: tuple[str, ...] = ("{python}", "-m", "gateway.cli", "engine", *("--config", "{config}"),
+                                *("--model", "{model}", "--host", "{host}", "--port", "{port}"))  # fmt: skip
+    """`{python}`, `{config}` (the gateway's file), `{model}`, `{host}` and `{port}` are filled in. The default is what `[engine]`
+    of the gateway's file says."""
+    model: str | None = Field(None, min_length=1)
+    """Of the gateway's models; its first, if none is named."""
+    tags: tuple[Label, ...] = ("rollout",)
+    health: str = Field("/health", pattern="^/")
+    """What answers with 200 while an engine is well."""
+    env: dict[str, str] = Field({}, repr=False)
+    start_s: Seconds = 300.0
+    silent_s: Seconds = 60.0
+    """An engine that was well, and then is not for so long, is killed and started anew."""
+    stop_s: Seconds = 20.0
+
+
+class NodeTable(Sized):
+    """`[nodes.NAME]`: a part of this machine (`local`), or one node of the Ray cluster (`ray`)."""
+
+    tags: tuple[Label, ...] = ()
+    zone: Label | None = None
+    hardware: Label | None = None
+    labels: dict[LabelKey, Label] = Field(default_factory=dict)
+    """Ray: more that the node has."""
+    engines: int | None = Field(None, ge=0, le=256)
+    """How many; one if its tags are for engines."""
+    spare: bool = False
+    """The node is used only once `[elastic]` says so, and need not be there."""
+
+
+class GroupTable(Section):
+    """`[[groups]]`: nodes of a Ray cluster that are alike."""
+
+    name: Name
+    tags: tuple[Label, ...] = Field(min_length=1)
+    zone: Label | None = None
+    hardware: Label | None = None
+    labels: dict[LabelKey, Label] = Field(default_factory=dict)
+    engines: int | None = Field(None, ge=0, le=256)
+    count: int = Field(1, ge=0, le=MANY)
+    """So many must be there at the start."""
+    most: int | None = Field(None, ge=1, le=MANY)
+    """No more than so many are used; any number if absent. Nodes may come later."""
+
+
+class RayTable(Section):
+    """`[ray]`."""
+
+    address: str = "auto"
+    """Of a running Ray cluster; `auto` is the one of this machine."""
+    wait_s: Seconds = 60.0
+    """How long nodes may take to be there, and a placement to be made."""
+    open: bool = False
+    """True: a cluster without token authentication is accepted, where whoever reaches it can run anything."""
+
+
+class ElasticTable(Section):
+    """`[elastic]`: spare nodes are used once generation is the bottleneck (StreamRL). Without it, every node is used at once."""
+
+    steps: int = Field(3, ge=1, le=1000)
+    """Training steps in a row that must say so."""
+
+
+class ClusterFile(Section):
+    """The whole file."""
+
+    cluster: ClusterTable = ClusterTable()
+    gateway: GatewayTable
+    trainer: TrainerTable | None = None
+    engine: EngineTable = EngineTable()
+    nodes: dict[Name, NodeTable] = Field(default_factory=dict)
+    groups: tuple[GroupTable, ...] = ()
+    ray: RayTable = RayTable()
+    elastic: ElasticTable | None = None
+
+    @model_validator(mode="after")
+    def _nodes_fit_the_launcher(self) -> Self:
+        local = self.cluster.launcher == "local"
+        if not self.nodes and not self.groups:
+            raise ValueError("[nodes.NAME] is needed" + ("" if local else ", or [[groups]]"))
+        if local and self.groups:
+            raise ValueError(
+                "[[groups]] are of a Ray cluster: name the parts of this machine as [nodes.NAME]"
+            )
+        for name, node in self.nodes.items():
+            if local and node.labels:
+                raise ValueError(f"[nodes.{name}] labels: only the nodes of a Ray cluster have labels")
+            if not local and not node.tags and not node.labels:
+                raise ValueError(f"[nodes.{name}]: tags or labels are needed, to find it in the Ray cluster")
+            if not local and node.capacity(Capacity()) != Capacity():
+                raise ValueError(f"[nodes.{name}] cpus, gpus, memory_gb: Ray knows them; leave them out")
+            if node.spare and self.elastic is None:
+                raise ValueError(f"[nodes.{name}] spare: nothing would ever use it without [elastic]")
+        names = [*self.nodes, *(group.name for group in self.groups)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"[[groups]]: {', '.join(twice)} would mean two")
+        for group in self.groups:
+            if group.most is not None and group.most < group.count:
+                raise ValueError(
+                    f"[[groups]] {group.name}: most = {group.most} is less than count = {group.count}"
+                )
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> ClusterFile:
+        """Reads a TOML file. Raises BadFile."""
+        try:
+            return cls.model_validate(_toml(path))
+        except ValidationError as error:
+            lines = [f"  {'.'.join(map(str, e['loc']))}: {_plain(e['msg'])}" for e in error.errors()]
+            raise BadFile("\n".join([f"{path}:", *(line.replace("  : ", "  ") for line in lines)])) from error
+
+    def wanted(self) -> tuple[Group, ...]:
+        """What nodes there should be."""
+        local = self.cluster.launcher == "local"
+        named = [
+            Group(
+                name,
+                node.tags,
+                node.zone or "",
+                node.hardware or "",
+                {NODE_LABEL: name} if local else node.labels,
+                self._engines(node.engines, node.tags),
+                0 if node.spare else 1,
+            )
+            for name, node in self.nodes.items()
+        ]
+        return (*named, *(self._group(group) for group in self.groups))
+
+    def _group(self, given: GroupTable) -> Group:
+        return Group(
+            given.name,
+            given.tags,
+            given.zone or "",
+            given.hardware or "",
+            given.labels,
+            self._engines(given.engines, given.tags),
+            given.count,
+            given.most or MANY,
+        )
+
+    def _engines(self, given: int | None, tags: tuple[str, ...]) -> int:
+        return int(set(self.engine.tags) <= set(tags)) if given is None else given
+
+    @property
+    def engine_need(self) -> Need:
+        """What one engine needs."""
+        return Need("engines", frozenset(self.engine.tags), self.engine.capacity(Capacity()))
+
+    @property
+    def trainer_need(self) -> Need | None:
+        """What one rank of the trainer needs."""
+        if self.trainer is None:
+            return None
+        return Need("trainer", frozenset(self.trainer.tags), self.trainer.capacity(Capacity()))
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFile:
+    """What the cluster needs to know of a gateway's file; the gateway checks the rest itself."""
+
+    path: Path
+    url: str
+    """Of its calls."""
+    admin_url: str
+    key: str | None
+    """The admin key, where the file has it; or the environment's."""
+    model: str
+
+    @classmethod
+    def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
+        """Raises BadFile, also where the gateway would start engines of its own."""
+        values = _toml(path)
+        server, admin = _table(path, values, "server"), _table(path, values, "admin")
+        models = _table(path, values, "models")
+        trained = [
+            n
+            for n, m in models.items()
+            if isinstance(m, dict) and m.get("train", True) and "upstream" not in m
+        ]
+        name = model or next(iter(trained), None)
+        if name is None or name not in models:
+            raise BadFile(
+                f"{path}: [engine] model of the cluster: no model {model!r}; there are: {', '.join(models)}"
+            )
+        _check_engine(path, name, models[name].get("engine", values.get("engine", {})))
+        if not server.get("port", 8000):
+            raise BadFile(f"{path}: [server] port = 0 leaves the cluster no way to find the gateway")
+        url = _url(server.get("host", "127.0.0.1"), server.get("port", 8000))
+        own = admin.get("port")
+        admin_url = _url(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
+        return cls(
+            path, url, admin_url, admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None, name
+        )
+
+
+def check_trainer(path: Path) -> None:
+    """Raises BadFile if the trainer would start a gateway of its own."""
+    gateway = _table(path, _toml(path), "gateway")
+    if "config" in gateway or "url" not in gateway:
+        raise BadFile(f"{path}: [gateway] url is needed, and no config: the cluster starts the gateway")
+
+
+def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:
+    """Other models' engines are the gateway's own affair."""
+    if engine.get("launch", "vllm") == "external":
+        message = f"'external' does not say how {model}'s engines are started, and the cluster starts them"
+        raise BadFile(f"{path}: [engine] launch: {message}")
+    if engine.get("count", 1) != 0:
+        raise BadFile(
+            f"{path}: [engine] count = 0 is needed: the cluster starts {model}'s engines, on its nodes"
+        )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path}: {error}") from error
+
+
+def _table(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name, {})
+    if not isinstance(table, dict):
+        raise BadFile(f"{path}: {name} is no table")
+    return table
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ").replace(
+        "Extra inputs are not permitted", "there is no such key"
+    )

@@ -1,0 +1,85 @@
+"""The seam between what is to run (`supervisor`) and where it can (`machine`, `ray`).
+
+A launcher knows the nodes that are there and starts processes on them. Whatever it has started ends with `close`, and with this
+process, however that ends. It decides nothing: places come from `tags`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.cluster.tags import Capacity, Place, Seen
+
+SECRET = "HEADGATE_"
+"""What the names of variables begin with that engines have no business with: keys, and where the store is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process to start at a place.
+
+    In `argv` and `env`, `{python}` is the node's interpreter, `{host}` the address at which other nodes find the process and
+    `{port}` a free port there; `{first_host}` and `{first_port}` are those of the first job that is started together with it.
+    """
+
+    place: Place
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    trusted: bool
+    """Whether it sees the node's variables that begin with `SECRET`. None of them is ever sent to a node."""
+    reserve: Capacity
+    """What is its own; nothing where it takes turns with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended."""
+
+    status: int
+    said: str
+    """Its last lines, or what became of its node."""
+
+
+class Running(Protocol):
+    """A process that was started."""
+
+    name: str
+    host: str
+    port: int
+
+    async def wait(self) -> Ended:
+        """Until it ends, or its node is lost."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends it and whatever it started; what is left after `grace_s` is killed."""
+        ...
+
+
+class Launcher(Protocol):
+    """Nodes, and processes on them."""
+
+    async def open(self) -> None:
+        """Comes to the nodes. Raises ClusterError."""
+        ...
+
+    async def seen(self) -> list[Seen]:
+        """The nodes that are there now, always in the same order."""
+        ...
+
+    async def start(self, jobs: Sequence[Job]) -> list[Running]:
+        """Starts all of these or none. Raises ClusterError, or OSError."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of the nodes."""
+        ...
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """`text` with every `{name}` that has a value replaced; other braces stay as they are."""
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text

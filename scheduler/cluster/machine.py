@@ -1,0 +1,98 @@
+"""The nodes of one machine: parts of it that the cluster file names, with child processes on them.
+
+Everything listens on the loopback interface. GPUs are dealt out in the order of the file: a node that says `gpus = 2` has the
+next two.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from scheduler.cluster.file import ClusterFile
+from scheduler.cluster.launch import SECRET, Ended, Job, Running, filled
+from scheduler.cluster.local import LocalProcess, free_port
+from scheduler.cluster.tags import NODE_LABEL, Capacity, Seen
+
+HOST = "127.0.0.1"
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class LocalRunning:
+    """See `Running`."""
+
+    def __init__(self, process: LocalProcess, port: int) -> None:
+        self.name = process.name
+        self.host = HOST
+        self.port = port
+        self.pid = process.pid
+        self._process = process
+
+    async def wait(self) -> Ended:
+        """See `Running`."""
+        return Ended(await self._process.wait(), self._process.tail())
+
+    async def stop(self, grace_s: float) -> None:
+        """See `Running`."""
+        await self._process.stop(grace_s)
+
+
+class LocalLauncher:
+    """See `Launcher`."""
+
+    def __init__(self, file: ClusterFile) -> None:
+        whole = Capacity(float(os.cpu_count() or 1), 0, _memory_gb())
+        self._logs = file.cluster.dir
+        self._nodes: list[Seen] = []
+        self._first_gpu: dict[str, int] = {}
+        gpus = 0
+        for name, node in file.nodes.items():
+            capacity = node.capacity(whole)
+            self._nodes.append(Seen(name, {NODE_LABEL: name}, capacity, HOST))
+            self._first_gpu[name] = gpus
+            gpus += capacity.gpus
+
+    async def open(self) -> None:
+        """See `Launcher`."""
+
+    async def close(self) -> None:
+        """See `Launcher`: each process is stopped by who started it."""
+
+    async def seen(self) -> list[Seen]:
+        """See `Launcher`."""
+        return list(self._nodes)
+
+    async def start(self, jobs: Sequence[Job]) -> list[Running]:
+        """See `Launcher`."""
+        started: list[LocalRunning] = []
+        first = {"first_host": HOST, "first_port": str(free_port())}
+        try:
+            for job in jobs:
+                port = free_port()
+                values = {**first, "python": sys.executable, "host": HOST, "port": str(port)}
+                argv = [filled(part, values) for part in job.argv]
+                env = environment(job, values, os.environ) | self._devices(job)
+                log = self._logs / f"{job.place.name}.log"
+                started.append(LocalRunning(await LocalProcess.start(job.place.name, argv, log, env), port))
+        except BaseException:
+            for running in started:
+                await running.stop(0)
+            raise
+        return list(started)
+
+    def _devices(self, job: Job) -> dict[str, str]:
+        if not job.place.devices:
+            return {}
+        first = self._first_gpu[job.place.node.seen.id]
+        return {DEVICES: ",".join(str(first + device) for device in job.place.devices)}
+
+
+def environment(job: Job, values: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """What a process has in place of what it would inherit."""
+    hidden = {} if job.trusted else {key: "" for key in inherited if key.startswith(SECRET)}
+    return hidden | {key: filled(value, values) for key, value in job.env.items()}
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

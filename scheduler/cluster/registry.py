@@ -1,0 +1,141 @@
+"""Tells the gateway which nodes and engines there are, and asks it how training goes.
+
+Owns one connection pool to the admin API, and the names under which it has put engines there. What the gateway has is compared
+with what it should have, so a gateway that was started anew is told everything again. A gateway that does not answer is asked
+again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+
+from scheduler.cluster.file import GatewayFile
+from scheduler.cluster.kept import Say
+from scheduler.cluster.tags import Node
+
+_ADMIN = "/admin/v1"
+_ANSWER_S = 10.0
+_NO_SUCH_ROUTE = (404, 405)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine is."""
+
+    url: str
+    node: str
+
+
+class Registry:
+    """The admin API of the cluster's gateway."""
+
+    def __init__(self, gateway: GatewayFile, say: Say) -> None:
+        headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
+        self._http = httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, timeout=_ANSWER_S)
+        self._model = gateway.model
+        self._say = say
+        self._ours: dict[str, Address] = {}
+        self._nodes: set[str] = set()
+        self._knows_nodes = True
+        self._refused: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def answers(self, path: str = "/healthz") -> bool:
+        """Whether the gateway is there, or, at `/readyz`, whether it would serve calls."""
+        try:
+            return (await self._http.get(path)).is_success
+        except httpx.HTTPError:
+            return False
+
+    async def update(self, nodes: Sequence[Node], engines: Mapping[str, Address]) -> bool:
+        """Brings the gateway to know these nodes and these engines; whether it does now."""
+        try:
+            await self._update_nodes(nodes)
+            return await self._update_engines(engines)
+        except httpx.HTTPError:
+            return False
+
+    async def status(self) -> dict[str, Any] | None:
+        """How training goes; None: the gateway did not say."""
+        try:
+            answer = await self._http.get(f"{_ADMIN}/status", params={"model": self._model})
+            found: dict[str, Any] = answer.json()
+            return found if answer.is_success else None
+        except (httpx.HTTPError, ValueError):
+            return None
+
+    async def _update_nodes(self, nodes: Sequence[Node]) -> None:
+        if not self._knows_nodes:
+            return
+        answer = await self._http.get(f"{_ADMIN}/nodes")
+        if answer.status_code in _NO_SUCH_ROUTE:
+            self._knows_nodes = False
+            return
+        found = answer.json()
+        rows = found["nodes"] if isinstance(found, dict) else found
+        known = {row["name"]: set(row["tags"]) for row in rows}
+        for node in nodes:
+            if known.get(node.name) != set(node.tags):
+                self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_told(node)))
+        names = {node.name for node in nodes}
+        for gone in self._nodes - names:
+            await self._http.delete(f"{_ADMIN}/nodes/{gone}")
+        self._nodes = names
+
+    async def _update_engines(self, engines: Mapping[str, Address]) -> bool:
+        known = await self._known()
+        gone = [name for name in self._ours if name in known and engines.get(name) != self._ours[name]]
+        # An engine that was started anew elsewhere has the name of the one that died: that one has to be gone first.
+        await asyncio.gather(*(self._remove(name) for name in gone))
+        known = await self._known() if gone else known
+        missing = [name for name in engines if name not in known]
+        await asyncio.gather(*(self._add(name, engines[name]) for name in missing))
+        return not missing and not gone and not self._refused & set(engines)
+
+    async def _known(self) -> dict[str, str]:
+        answer = await self._http.get(f"{_ADMIN}/engines")
+        answer.raise_for_status()
+        return {row["name"]: row["url"] for row in answer.json()["engines"]}
+
+    async def _add(self, name: str, address: Address) -> None:
+        body = {"name": name, "url": address.url, "model": self._model}
+        if self._knows_nodes:
+            body["node"] = address.node
+        if self._check(name, await self._http.post(f"{_ADMIN}/engines", json=body)):
+            self._ours[name] = address
+
+    async def _remove(self, name: str) -> None:
+        answer = await self._http.delete(f"{_ADMIN}/engines/{name}", params={"wait": 5.0})
+        if answer.status_code == 404 or (answer.is_success and answer.json().get("removed")):
+            self._ours.pop(name, None)
+
+    def _check(self, name: str, answer: httpx.Response) -> bool:
+        """Whether it was accepted; what was not is told once."""
+        if answer.is_success:
+            self._refused.discard(name)
+            return True
+        if name not in self._refused:
+            self._refused.add(name)
+            self._say(f"the gateway refuses {name}: {answer.status_code} {answer.text[:300]}")
+        return False
+
+
+def _told(node: Node) -> dict[str, Any]:
+    capacity = node.seen.capacity
+    return {
+        "name": node.name,
+        "tags": sorted(node.tags),
+        "zone": node.group.zone,
+        "hardware": node.group.hardware,
+        "capacity": {"cpus": capacity.cpus, "gpus": capacity.gpus, "memory_gb": round(capacity.memory_gb, 1)},
+    }

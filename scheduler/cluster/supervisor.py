@@ -1,0 +1,374 @@
+"""`scheduler run`: a whole cluster from one file, started, tended and ended.
+
+Owns everything that runs: the gateway, here; engines and the trainer's ranks where `tags` places them. Every look compares what
+should run with what does, so nodes that join and leave, engines that die and a gateway that was started anew are all the same
+case. Invariants: engines are registered with the gateway while they answer and not otherwise; everything ends in the order
+trainer, gateway, engines; nothing is left when `run` is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+
+from scheduler.cluster.errors import ClusterError, Unsatisfied
+from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer
+from scheduler.cluster.growth import Growth
+from scheduler.cluster.kept import Budget, GivenUp, Kept, Say
+from scheduler.cluster.launch import Ended, Job, Launcher, Running
+from scheduler.cluster.local import LocalProcess
+from scheduler.cluster.registry import Address, Registry
+from scheduler.cluster.tags import Assignment, Capacity, Node, Place, assign, check_counts, match, unmatched
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+Show = Callable[[Sequence[Node], Assignment], None]
+
+
+@dataclass(slots=True)
+class Engine:
+    """An engine that should run, and the task that keeps it."""
+
+    place: Place
+    kept: Kept
+    task: asyncio.Task[None]
+
+
+class Supervisor:
+    """`run` is all of it; `check` stops before anything is started."""
+
+    def __init__(self, file: ClusterFile, launcher: Launcher, say: Say, show: Show) -> None:
+        """`say` tells a line, `show` a table of nodes. Raises BadFile if the files that the cluster's names are of no use."""
+        self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
+        if file.trainer is not None and file.trainer.config is not None:
+            check_trainer(file.trainer.config)
+        self._file = file
+        self._launcher = launcher
+        self._say, self._show = say, show
+        self._groups = file.wanted()
+        self._engines: dict[str, Engine] = {}
+        self._names: dict[str, str] = {}
+        self._nodes: list[Node] = []
+        self._assignment = Assignment((), ())
+        self._growth = Growth(file.elastic) if file.elastic is not None else None
+        self._stop = asyncio.Event()
+        self._running: asyncio.Task[int] | None = None
+        self._trouble = ""
+
+    async def check(self) -> None:
+        """Shows what would run where. Raises ClusterError."""
+        await self._launcher.open()
+        try:
+            await self._placed_first()
+            self._show(self._nodes, self._assignment)
+        finally:
+            await self._launcher.close()
+
+    async def run(self) -> int:
+        """Until a signal comes, or the trainer is done: 0. Or until something is of no use any more: 1. Raises ClusterError."""
+        loop = asyncio.get_running_loop()
+        self._running = asyncio.create_task(self._run(), name="cluster")
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            return await self._running
+        except asyncio.CancelledError:
+            return 1
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        """The first ends everything in order; a second one at once."""
+        if self._stop.is_set() and self._running is not None:
+            self._running.cancel()
+        self._stop.set()
+
+    async def _run(self) -> int:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._launcher.close)
+            await self._launcher.open()
+            await self._placed_first()
+            self._show(self._nodes, self._assignment)
+            registry = await stack.enter_async_context(Registry(self.gateway, self._say))
+            http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0))
+            stack.push_async_callback(self._end_engines)
+            if await registry.answers():
+                raise ClusterError(f"something listens at {self.gateway.admin_url} already")
+            gateway = self._kept(stack, self._gateway(registry))
+            tending = self._task(stack, self._tend(registry, http), "tend")
+            training = self._task(stack, self._train(registry), "trainer") if self._file.trainer else None
+            return await self._until({gateway, tending, *([training] if training else [])}, training)
+
+    async def _until(self, tasks: set[asyncio.Task[None]], training: asyncio.Task[None] | None) -> int:
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            self._say("the trainer is done" if training is not None and training.done() else "stopping")
+            return 0
+        except GivenUp as error:
+            self._say(str(error))
+            return 1
+        finally:
+            stop.cancel()
+
+    def _task(self, stack: AsyncExitStack, work: object, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+        stack.push_async_callback(_ended, task)
+        return task
+
+    def _kept(self, stack: AsyncExitStack, kept: Kept) -> asyncio.Task[None]:
+        return self._task(stack, kept.run(), kept.name)
+
+    # What is where
+
+    async def _placed_first(self) -> None:
+        """Waits for the nodes that the file asks for. Raises Unsatisfied, which says what is missing."""
+        deadline = asyncio.get_running_loop().time() + self._wait_s
+        while True:
+            seen = await self._launcher.seen()
+            try:
+                nodes = match(self._groups, seen, self._names, self._spare)
+                check_counts(self._groups, seen, nodes)
+                self._place(nodes)
+                return
+            except Unsatisfied as error:
+                if asyncio.get_running_loop().time() > deadline or self._stop.is_set():
+                    waited = f" (waited {self._wait_s:g} s)" if self._wait_s else ""
+                    raise Unsatisfied(f"{error}{waited}") from error
+            await asyncio.sleep(min(self._file.cluster.look_s, 1.0))
+
+    @property
+    def _wait_s(self) -> float:
+        return self._file.ray.wait_s if self._file.cluster.launcher == "ray" else 0.0
+
+    @property
+    def _spare(self) -> int | None:
+        return None if self._growth is None else self._growth.spare
+
+    def _place(self, nodes: list[Node]) -> None:
+        file = self._file
+        ranks = file.trainer.ranks if file.trainer else 1
+        self._assignment = assign(nodes, file.engine_need, file.trainer_need, ranks)
+        self._nodes = nodes
+        self._names = {node.seen.id: node.name for node in nodes}
+
+    async def _look(self) -> list[Node]:
+        """Sees who joined and who left; what cannot be placed any more is told, and the rest goes on."""
+        seen = await self._launcher.seen()
+        nodes = match(self._groups, seen, self._names, self._spare)
+        joined = sorted({node.name for node in nodes} - set(self._names.values()))
+        left = sorted(set(self._names.values()) - {node.name for node in nodes})
+        if joined or left:
+            told = [
+                f"{', '.join(some)} {verb}" for some, verb in ((joined, "joined"), (left, "left")) if some
+            ]
+            self._say("; ".join(told))
+            self._trouble = ""
+        elif not self._trouble:
+            return nodes
+        try:
+            self._place(nodes)
+            self._show(self._nodes, self._assignment)
+            self._trouble = ""
+        except Unsatisfied as error:
+            self._nodes, self._names = nodes, {node.seen.id: node.name for node in nodes}
+            there = [p for p in self._assignment.engines if p.node.seen.id in self._names]
+            self._assignment = Assignment(tuple(there), self._assignment.ranks)
+            if str(error) != self._trouble:
+                self._say(f"{error}; what is left goes on")
+            self._trouble = str(error)
+        return nodes
+
+    # Engines
+
+    async def _tend(self, registry: Registry, http: httpx.AsyncClient) -> None:
+        """Looks again and again. Raises GivenUp when the last engine is given up."""
+        told = False
+        while True:
+            await self._look()
+            await self._tend_engines(http)
+            known = await registry.update(self._nodes, self._addresses())
+            if known and not told and await registry.answers("/readyz"):
+                told = True
+                self._say(self._where())
+            await self._grow(registry)
+            await asyncio.sleep(self._file.cluster.look_s)
+
+    async def _tend_engines(self, http: httpx.AsyncClient) -> None:
+        wanted = {place.name: place for place in self._assignment.engines}
+        superfluous = [
+            name
+            for name, engine in self._engines.items()
+            if name not in wanted or engine.place.node.seen.id != wanted[name].node.seen.id
+        ]
+        for name in superfluous:
+            await _ended(self._engines.pop(name).task)
+        for name, place in wanted.items():
+            if name not in self._engines:
+                kept = self._engine(place, http)
+                task = asyncio.create_task(kept.run(), name=name)
+                task.add_done_callback(partial(self._on_engine_ended, name))
+                self._engines[name] = Engine(place, kept, task)
+        given_up = [engine for engine in self._engines.values() if engine.task.done()]
+        if self._engines and len(given_up) == len(self._engines):
+            raise GivenUp("every engine is given up; their logs say why")
+
+    def _on_engine_ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._say(f"{task.exception()}")
+
+    async def _end_engines(self) -> None:
+        engines, self._engines = list(self._engines.values()), {}
+        await asyncio.gather(*(_ended(engine.task) for engine in engines))
+
+    def _addresses(self) -> dict[str, Address]:
+        return {
+            name: Address(
+                f"http://{engine.kept.running[0].host}:{engine.kept.running[0].port}", engine.place.node.name
+            )
+            for name, engine in self._engines.items()
+            if engine.kept.up.is_set() and engine.kept.running
+        }
+
+    def _engine(self, place: Place, http: httpx.AsyncClient) -> Kept:
+        engine, shared = self._file.engine, any(rank.node == place.node for rank in self._assignment.ranks)
+        values = {"config": str(self.gateway.path.resolve()), "model": self.gateway.model}
+        argv = tuple(_named(part, values) for part in engine.command)
+        reserve = Capacity() if shared else self._file.engine_need.capacity
+        job = Job(place, argv, engine.env, trusted=False, reserve=reserve)
+
+        async def healthy(running: Running) -> bool:
+            try:
+                return (await http.get(f"http://{running.host}:{running.port}{engine.health}")).is_success
+            except httpx.HTTPError:
+                return False
+
+        return Kept(
+            place.name,
+            partial(self._launcher.start, [job]),
+            self._budget(),
+            self._say,
+            healthy=healthy,
+            start_s=engine.start_s,
+            silent_s=engine.silent_s,
+            stop_s=engine.stop_s,
+        )
+
+    async def _grow(self, registry: Registry) -> None:
+        """One more spare node, if there is one and StreamRL's rule is for it."""
+        if self._growth is None:
+            return
+        seen = await self._launcher.seen()
+        free = unmatched(self._groups, seen, self._nodes)
+        status, now = await registry.status(), asyncio.get_running_loop().time()
+        if status is not None and (why := self._growth.look(now, status, len(self._addresses()), bool(free))):
+            self._say(why)
+
+    # Gateway and trainer
+
+    def _gateway(self, registry: Registry) -> Kept:
+        table = self._file.gateway
+        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(table.config)]
+        argv += ["--workers", str(table.workers)] if table.workers > 1 else []
+        log = self._file.cluster.dir / "gateway.log"
+
+        async def start() -> list[Running]:
+            return [_Here(await LocalProcess.start("gateway", argv, log))]
+
+        return Kept(
+            "gateway",
+            start,
+            self._budget(),
+            self._say,
+            healthy=lambda _running: registry.answers(),
+            start_s=table.start_s,
+            stop_s=table.stop_s,
+        )
+
+    async def _train(self, registry: Registry) -> None:
+        """Keeps the trainer, from when the gateway would serve calls."""
+        table = self._file.trainer
+        assert table is not None
+        while not await registry.answers("/readyz"):  # noqa: ASYNC110
+            await asyncio.sleep(self._file.cluster.look_s)
+        start = partial(self._start_ranks, table)
+        await Kept("trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True).run()
+
+    async def _start_ranks(self, table: TrainerTable) -> Sequence[Running]:
+        here = set(self._names)
+        ranks = self._assignment.ranks
+        if lost := sorted({place.node.name for place in ranks if place.node.seen.id not in here}):
+            raise Unsatisfied(f"node {', '.join(lost)} is gone, and no other is for the trainer")
+        return await self._launcher.start(
+            [self._rank(table, rank, place) for rank, place in enumerate(self._assignment.ranks)]
+        )
+
+    def _rank(self, table: TrainerTable, rank: int, place: Place) -> Job:
+        """torchrun's environment, and which nodes are the trainer's."""
+        ranks = self._assignment.ranks
+        nodes = list(dict.fromkeys(place.node.name for place in ranks))
+        env = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(ranks)),
+            "LOCAL_RANK": str(place.number),
+            "LOCAL_WORLD_SIZE": str(sum(other.node == place.node for other in ranks)),
+            "GROUP_RANK": str(nodes.index(place.node.name)),
+            "MASTER_ADDR": "{first_host}",
+            "MASTER_PORT": "{first_port}",
+            "HEADGATE_TRAIN_NODES": ",".join(nodes),
+        }
+        argv: tuple[str, ...] = table.command
+        if table.config is not None:
+            argv = ("{python}", "-m", "trainer.cli", "run", str(table.config.resolve()))
+        need = self._file.trainer_need
+        assert need is not None
+        return Job(place, argv, env | table.env, trusted=True, reserve=need.capacity)
+
+    def _budget(self) -> Budget:
+        cluster = self._file.cluster
+        return Budget(cluster.restarts, cluster.restart_window_s)
+
+    def _where(self) -> str:
+        gateway, logs = self.gateway, self._file.cluster.dir
+        return (
+            f"{self._file.cluster.name} is up: agents at {gateway.url}/v1, admin API at {gateway.admin_url}/admin/v1/engines,"
+            f" logs in {logs}; ctrl-c ends everything"
+        )
+
+
+class _Here:
+    """The gateway's process, as a `Running`."""
+
+    def __init__(self, process: LocalProcess) -> None:
+        self.name, self.host, self.port = process.name, "127.0.0.1", 0
+        self._process = process
+
+    async def wait(self) -> Ended:
+        """See `Running`."""
+        return Ended(await self._process.wait(), self._process.tail())
+
+    async def stop(self, grace_s: float) -> None:
+        """See `Running`."""
+        await self._process.stop(grace_s)
+
+
+def _named(part: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        part = part.replace("{" + name + "}", value)
+    return part
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Ends a task, and waits until it has."""
+    task.cancel()
+    await asyncio.wait({task})
