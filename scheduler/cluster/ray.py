@@ -1,0 +1,239 @@
+"""The nodes of a Ray cluster: labels are tags, actors hold processes, placement groups keep together what belongs together.
+
+Needs the extra `ray`. Facts that shape this file: a label selector that no node satisfies raises nothing and pends for ever, so
+places are found among the nodes that are there (`tags`), and every placement has a deadline. Each job is bound to its node by
+`ray.io/node-id`. vLLM's control endpoints ask for no key, so engines listen at their node's private address alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfied
+from scheduler.cluster.file import ClusterFile
+from scheduler.cluster.holder import Holder
+from scheduler.cluster.launch import Ended, Job, Running
+from scheduler.cluster.tags import Capacity, Seen
+
+_NODE_ID = "ray.io/node-id"
+_GIB = 2**30
+_MODE, _TOKEN = "RAY_AUTH_MODE", "token"
+_KILL_S = 10.0
+_ANSWER_S = 30.0
+T = TypeVar("T")
+
+
+class RayRunning:
+    """See `Running`."""
+
+    def __init__(self, job: Job, actor: Any, group: Gang, port: int) -> None:
+        self.name = job.place.name
+        self.host = job.place.node.seen.address
+        self.port = port
+        self._node = job.place.node.name
+        self._actor = actor
+        self._group = group
+
+    async def wait(self) -> Ended:
+        """See `Running`."""
+        try:
+            status, said = await self._actor.wait.remote()
+        except RayError as error:
+            return Ended(-9, f"node {self._node} is lost, or what held it there: {_first_line(error)}")
+        return Ended(status, said)
+
+    async def stop(self, grace_s: float) -> None:
+        """See `Running`."""
+        try:
+            await _within(self._actor.stop.remote(grace_s), grace_s + _KILL_S)
+        except (RayError, TimeoutError):
+            pass  # its node is gone, and it with that
+        finally:
+            await asyncio.to_thread(self._group.leave, self._actor)
+
+
+class Gang:
+    """The placement group of a few processes; it is given back with the last of them."""
+
+    def __init__(self, group: PlacementGroup, size: int) -> None:
+        self._group = group
+        self._left = size
+
+    def leave(self, actor: Any) -> None:
+        """Ends an actor."""
+        ray.kill(actor)
+        self._left -= 1
+        if self._left <= 0:
+            remove_placement_group(self._group)
+
+
+class RayLauncher:
+    """See `Launcher`. One at a time in a process, as Ray has one driver."""
+
+    def __init__(self, file: ClusterFile) -> None:
+        self._name = file.cluster.name
+        self._settings = file.ray
+        self._logs = file.cluster.dir.resolve()
+        self._folder = os.getcwd()
+
+    async def open(self) -> None:
+        """See `Launcher`. Raises Refused if there is no such cluster, or if everybody may use it."""
+        address = self._settings.address
+        if not self._settings.open and os.environ.get(_MODE, "").lower() != _TOKEN:
+            raise Refused(
+                f"Ray's token authentication is off, so whoever reaches the cluster may run anything on it: set {_MODE}=token and the"
+                " token (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH) here and on every node, or say [ray] open = true"
+            )
+        try:
+            await asyncio.to_thread(
+                ray.init,
+                address=address,
+                namespace=f"headgate-{self._name}",
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        except (AuthenticationError, RayError, ConnectionError, RuntimeError, ValueError) as error:
+            raise Refused(f"[ray] address: no Ray cluster at {address!r}: {_first_line(error)}") from error
+
+    async def close(self) -> None:
+        """See `Launcher`."""
+        await asyncio.to_thread(ray.shutdown)
+
+    async def seen(self) -> list[Seen]:
+        """See `Launcher`."""
+        rows: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
+        alive = [_seen(row) for row in rows if row["Alive"]]
+        return sorted(alive, key=lambda node: node.id)
+
+    async def start(self, jobs: Sequence[Job]) -> list[Running]:
+        """See `Launcher`. The jobs get what they reserve, in one placement group, or nothing."""
+        for job in jobs:
+            _check_private(job)
+        group = await self._placed(jobs)
+        gang = Gang(group, len(jobs))
+        actors = [_holder(job, group, number) for number, job in enumerate(jobs)]
+        try:
+            return await self._started(jobs, actors, gang)
+        except BaseException as error:
+            for actor in actors:
+                await asyncio.to_thread(gang.leave, actor)
+            if isinstance(error, (RayError, TimeoutError)):
+                names = ", ".join(dict.fromkeys(job.place.node.name for job in jobs))
+                raise NodeLost(f"nothing can be started on {names}: {_first_line(error)}") from error
+            raise
+
+    async def _placed(self, jobs: Sequence[Job]) -> PlacementGroup:
+        bundles = [_resources(job.reserve) for job in jobs]
+        nodes = [{_NODE_ID: job.place.node.seen.id} for job in jobs]
+        group = await asyncio.to_thread(placement_group, bundles, "PACK", bundle_label_selector=nodes)
+        wait_s = self._settings.wait_s
+        if not await asyncio.to_thread(group.wait, wait_s):
+            await asyncio.to_thread(remove_placement_group, group)
+            wants = "; ".join(
+                f"{job.place.name} on {job.place.node.name}: {_told(bundle)}"
+                for job, bundle in zip(jobs, bundles, strict=True)
+            )
+            raise Unsatisfied(f"Ray had no room within {wait_s:g} s (others may use it) for {wants}")
+        return group
+
+    async def _started(self, jobs: Sequence[Job], actors: Sequence[Any], gang: Gang) -> list[Running]:
+        opened = await asyncio.gather(
+            *(
+                _within(actor.open_folder.remote(self._folder), _ANSWER_S + self._settings.wait_s)
+                for actor in actors
+            )
+        )
+        if wrong := [text for text in opened if text]:
+            raise ClusterError(wrong[0])
+        hosts = [job.place.node.seen.address for job in jobs]
+        spare = await _within(actors[0].free_port.remote(hosts[0]), _ANSWER_S)
+        ports = [
+            await _within(actor.free_port.remote(host), _ANSWER_S)
+            for actor, host in zip(actors, hosts, strict=True)
+        ]
+        first = {"first_host": hosts[0], "first_port": str(spare)}
+        await asyncio.gather(
+            *(
+                _within(
+                    actor.start.remote(
+                        job.place.name,
+                        list(job.argv),
+                        _environment(job),
+                        str(self._logs / f"{job.place.name}.log"),
+                        {**first, "host": host, "port": str(port)},
+                        job.trusted,
+                    ),
+                    _ANSWER_S,
+                )
+                for job, actor, host, port in zip(jobs, actors, hosts, ports, strict=True)
+            )
+        )
+        return [
+            RayRunning(job, actor, gang, port) for job, actor, port in zip(jobs, actors, ports, strict=True)
+        ]
+
+
+def _holder(job: Job, group: PlacementGroup, number: int) -> Any:
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+    reserve = job.reserve
+    options: dict[str, Any] = {
+        "num_cpus": reserve.cpus,
+        "num_gpus": reserve.gpus,
+        "memory": int(reserve.memory_gb * _GIB) or None,
+        "scheduling_strategy": strategy,
+        "max_restarts": 0,
+        "max_concurrency": 8,
+    }
+    return ray.remote(Holder).options(**options).remote()
+
+
+def _resources(reserve: Capacity) -> dict[str, float]:
+    """A bundle; Ray takes none that is empty."""
+    found = {"CPU": reserve.cpus, "GPU": float(reserve.gpus), "memory": float(int(reserve.memory_gb * _GIB))}
+    return {name: value for name, value in found.items() if value} or {"CPU": 0.001}
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Where a job takes turns with others Ray has given it no GPU, so it is told which are its own."""
+    if job.place.devices and not job.reserve.gpus:
+        return {**job.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.place.devices))}
+    return dict(job.env)
+
+
+def _check_private(job: Job) -> None:
+    address = ipaddress.ip_address(job.place.node.seen.address)
+    if address.is_global:
+        raise Refused(
+            f"node {job.place.node.name} has the public address {address}: an engine there could be paused, reloaded and read by"
+            " anybody; start Ray with --node-ip-address on a private network"
+        )
+
+
+def _seen(row: dict[str, Any]) -> Seen:
+    resources = row["Resources"]
+    capacity = Capacity(
+        resources.get("CPU", 0.0), int(resources.get("GPU", 0)), resources.get("memory", 0.0) / _GIB
+    )
+    return Seen(row["NodeID"], dict(row["Labels"]), capacity, row["NodeManagerAddress"])
+
+
+async def _within(work: Awaitable[T], limit_s: float) -> T:
+    async with asyncio.timeout(limit_s):
+        return await work
+
+
+def _told(bundle: dict[str, float]) -> str:
+    return ", ".join(f"{value:g} {name}" for name, value in bundle.items())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
