@@ -26,7 +26,7 @@ _BATCH = ("Leased", "BufferReady", "Published", "Ended", "Consume")
 class Moment:
     """Something was told or decided. `value` is its JSON form (`scheduler.program`, `scheduler.policies.staleness_events`).
 
-    Two further types are the timeline's own: `Begins`, a gateway starts; `Works`, a trainer is at something of a `kind` from now.
+    Two types are the timeline's own: `Stops`, the gateway is gone; `Works`, a trainer is at something of a `kind` from now.
     """
 
     at: float
@@ -62,7 +62,8 @@ class _Node:
 
 @dataclass(slots=True)
 class _Trainer:
-    kind: Kind = "idle"
+    kind: Kind | None = None
+    """None: nothing was heard of it."""
     leased: int = -1
     whole: int = -1
     """The newest batch that is complete."""
@@ -79,7 +80,9 @@ class Nodes:
         self._tells_calls = tells_calls
         self._engines: dict[str, _Engine] = {}
         self._calls: dict[str, str] = {}
-        self._trainers: dict[str, _Trainer] = {model: _Trainer() for model in trainers.values()}
+        self._trainers: dict[str, _Trainer] = {
+            model: _Trainer("idle" if model in written else None) for model in trainers.values()
+        }
         self._nodes = {node: _Node(trainer=model) for node, model in trainers.items()}
         self._known: set[str] = set()
 
@@ -93,7 +96,7 @@ class Nodes:
             claims = {node["node"]: next(iter(trained)) for node in tagged} | claims
         homeless = [model for model in trained if model not in claims.values()]
         names = {"trainer" if len(trained) == 1 else f"trainer {model}": model for model in homeless}
-        nodes = cls(claims | names, written, any(m.type == "Demand" for m in moments))
+        nodes = cls(claims | names, written, any(m.type in ("Demand", "Placed") for m in moments))
         for name in names:
             nodes._nodes[name].rollout = False
             nodes._known.add(name)
@@ -111,8 +114,8 @@ class Nodes:
             touched = self._on_node(value)
         elif kind in (*_BATCH, "Works") and moment.model is not None:
             touched = self._on_trainer(moment, moment.model)
-        elif kind == "Begins":
-            touched = self._on_begin()
+        elif kind == "Stops":
+            touched = self._on_stop()
         for name in set(touched):
             node = self._nodes[name]
             doing = self._kind(node)
@@ -142,8 +145,8 @@ class Nodes:
 
     # What happened
 
-    def _on_begin(self) -> set[str]:
-        """A gateway starts: what its predecessor knew of engines is over."""
+    def _on_stop(self) -> set[str]:
+        """The gateway stops, or was killed after this: nothing is known of its engines."""
         for engine in self._engines.values():
             self._rest(engine)
         return {engine.node for engine in self._engines.values()}
@@ -224,14 +227,14 @@ class Nodes:
     # What follows
 
     def _kind(self, node: _Node) -> Kind:
-        trainer = self._trainers.get(node.trainer) if node.trainer else None
-        if node.role in ("switching", "idle"):
+        trains = self._trainers[node.trainer].kind if node.trainer else None
+        if node.role is not None and node.role not in ("rollout", "train"):
             return node.role
-        if trainer is not None and (node.role == "train" or not node.rollout):
-            return trainer.kind
-        if node.role is None and trainer is not None and trainer.kind == "train":
-            return "train"
         if node.role == "train":
+            return trains or "train"
+        if not node.rollout:
+            return trains or "idle"
+        if node.role is None and trains == "train":
             return "train"
         engines = [self._engines[name] for name in node.engines]
         if any(e.phase == "rollout" and (e.calls or not self._tells_calls) for e in engines):
@@ -255,7 +258,7 @@ def _guessed(trainer: _Trainer, heard: str) -> Kind:
         return "switching"
     if heard in ("Ended", "Consume", "Published"):
         return "idle"
-    waits = trainer.kind == "idle" and 0 <= trainer.leased <= trainer.whole
+    waits = trainer.kind in (None, "idle") and 0 <= trainer.leased <= trainer.whole
     return (
         "train"
         if waits and trainer.leased not in {step.number for step in trainer.steps[-1:]}

@@ -107,6 +107,8 @@ def picture(timeline: Timeline, path: Path, title: str) -> None:
             bars = [(i.start_s, i.seconds) for i in timeline.intervals if (i.node, i.kind) == (node, kind)]
             height = _HEIGHTS[kind]
             axes.broken_barh(bars, (row - height / 2, height), color=COLOURS[kind], linewidth=0)
+            if kind == "train":  # told from rollout without its colour
+                axes.broken_barh(bars, (row - 0.03, 0.06), color="white", linewidth=0)
     for step in timeline.steps:
         axes.axvline(step.end_s, color="#5d6675", linewidth=0.6, alpha=0.6)
     axes.set(xlim=(timeline.start_s, timeline.end_s), ylim=(len(nodes) - 0.5, -0.5), xlabel="seconds")

@@ -102,7 +102,7 @@ def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]
     """Every value that was told or decided, by itself."""
     models = {slug: name for name, slug in slugs.items()}
     for run in runs:
-        yield Moment(run.header.start / _NS, {"type": "Begins"})
+        yield Moment(run.header.start / _NS, {})
         for entry in run.entries:
             at = entry.tag.time / _NS
             if not isinstance(entry, Event | Decision):
@@ -113,6 +113,7 @@ def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]
             values: list[Any] = entry.value if isinstance(entry.value, list) else [entry.value]
             for value in values or [{}]:
                 yield Moment(at, value if isinstance(value, dict) else {}, model)
+        yield Moment(run.last.time / _NS, {"type": "Stops"})
 
 
 def _worked(written: Mapping[str, Written]) -> Iterator[Moment]:

@@ -1,0 +1,223 @@
+"""What a recording says of nodes: each rule by example, and all of them together on random stories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.policies.staleness_events import BufferReady, Consume, Leased
+from scheduler.program.calls import Closed, Demand, Left, Opened, Placed
+from scheduler.program.events import Do, Done, Ended, Published
+from scheduler.program.nodes import Asleep, Claimed, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
+from scheduler.timeline import Timeline
+from scheduler.timeline.recorded import BadMetrics, Block, Written, read_metrics, timeline_of
+from tests.unit.program.world import MODEL, World
+from tests.unit.timeline.story import arrives, leaves, recorded
+
+BOTH = ("train", "rollout")
+
+
+def told(timeline: Timeline, node: str) -> str:
+    """`rollout 0-3, idle 3-9`; what only a step's end divides is one."""
+    runs: list[list[Any]] = []
+    for i in timeline.intervals:
+        if i.node == node and runs and runs[-1][0] == i.kind:
+            runs[-1][2] = i.end_s
+        elif i.node == node:
+            runs.append([i.kind, i.start_s, i.end_s])
+    return ", ".join(f"{kind} {start:g}-{end:g}" for kind, start, end in runs)
+
+
+def test_an_engine_that_is_open_but_has_no_call_is_idle() -> None:
+    runs = recorded(
+        (1, Do("e", "launch", 0)),
+        (3, Done("e", "open", 0)),
+        (4, arrives("a")),
+        (4, Placed("a", "e")),
+        (5, Placed("b", "e")),
+        (6, leaves("a")),
+        (7, leaves("b")),
+        (8, Placed("c", "e")),
+        (9, Do("e", "hold", 1)),
+        (10, Demand(left=(Left("c", 5),))),
+        (12, Done("e", "open", 1)),
+        until=14,
+    )
+    timeline = timeline_of(runs)
+    assert (
+        told(timeline, "e")
+        == "idle 0-1, switching 1-3, idle 3-4, rollout 4-7, idle 7-8, rollout 8-9, switching 9-12, idle 12-14"
+    )
+    assert timeline.nodes == ("e",)
+
+
+def test_a_recording_without_calls_takes_an_open_engine_for_busy() -> None:
+    runs = recorded((1, Opened("e", 0)), (4, Closed("e")), (6, Opened("e", 1)), until=8)
+    assert told(timeline_of(runs), "e") == "idle 0-1, rollout 1-4, idle 4-6, rollout 6-8"
+
+
+def test_calls_of_an_engine_that_stops_are_not_its_own_any_more() -> None:
+    runs = recorded(
+        (0, Opened("e", 0)),
+        (1, Placed("a", "e")),
+        (2, Do("e", "quarantine", 0)),
+        (4, Opened("e", 0)),
+        until=6,
+    )
+    assert told(timeline_of(runs), "e") == "idle 0-1, rollout 1-2, idle 2-6"
+
+
+def test_a_lent_node_does_what_its_role_says() -> None:
+    """The life of a node that has both tags: lent, called back, trained on, lent again."""
+    runs = recorded(
+        (0, NodeAdded("t0", BOTH)),
+        (0, Hosted("e", "t0")),
+        (0, RoleIs("t0", "train")),
+        (1, Released("t0", MODEL)),
+        (1, RoleIs("t0", "switching")),
+        (1, Do("e", "wake", 0)),
+        (2, Done("e", "open", 0)),
+        (2, RoleIs("t0", "rollout")),
+        (3, Placed("a", "e")),
+        (7, Claimed("t0", MODEL)),
+        (7, RoleIs("t0", "switching")),
+        (8, leaves("a")),
+        (8, Asleep("e")),
+        (8, RoleIs("t0", "train")),
+        (12, RoleIs("t0", "idle")),
+        until=13,
+    )
+    assert told(timeline_of(runs), "t0") == (
+        "train 0-1, switching 1-2, idle 2-3, rollout 3-7, switching 7-8, train 8-12, idle 12-13"
+    )
+    worked = Written(
+        (Block("idle", 1000.5, 1007), Block("train", 1008, 1010), Block("switching", 1010, 1011))
+    )
+    timeline = timeline_of(runs, {MODEL: worked})
+    assert told(timeline, "t0") == (
+        "idle 0-1, switching 1-2, idle 2-3, rollout 3-7, switching 7-8, train 8-10, switching 10-11, idle 11-13"
+    )
+    assert timeline.train_nodes == {"t0"}
+
+
+def test_a_trainer_without_a_node_is_one() -> None:
+    worked = Written((Block("idle", 1001, 1003), Block("train", 1003.001, 1006)))
+    runs = recorded((0, Opened("e", 0)), (1, Leased(0)), (7, Consume(0)), (8, Leased(1)), until=9)
+    timeline = timeline_of(runs, {MODEL: worked})
+    assert (timeline.nodes, timeline.train_nodes) == (("e", "trainer"), {"trainer"})
+    assert told(timeline, "trainer") == "idle 0-3.001, train 3.001-6, idle 6-9"
+    assert [(step.number, step.end_s) for step in timeline.steps] == [(0, 7.0)]
+
+
+def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
+    runs = recorded(
+        (1, Leased(0)),
+        (3, BufferReady(0)),
+        (5, Published(1)),
+        (6, Ended(1, True)),
+        (6.5, Consume(0)),
+        (7, BufferReady(1)),
+        (8, Leased(1)),
+        (9, Published(2)),
+        until=10,
+    )
+    assert told(timeline_of(runs), "trainer") == (
+        "idle 0-3, train 3-5, switching 5-6, idle 6-8, train 8-9, switching 9-10"
+    )
+
+
+def test_a_node_for_training_alone_is_its_trainers() -> None:
+    worked = Written((Block("train", 1002, 1005),))
+    runs = recorded((0, NodeAdded("t0", ("train",))), (0, Hosted("e", "r0")), (1, Opened("e", 0)), until=6)
+    timeline = timeline_of(runs, {MODEL: worked})
+    assert (timeline.nodes, timeline.train_nodes) == (("r0", "t0"), {"t0"})
+    assert told(timeline, "t0") == "idle 0-2, train 2-5, idle 5-6"
+    assert told(timeline, "r0") == "idle 0-1, rollout 1-6"
+
+
+def test_a_gateway_that_starts_again_knows_of_no_engine() -> None:
+    first = recorded((1, Opened("e", 0)), until=3)
+    second = recorded((1, Opened("e", 0)), until=2)
+    for run in second:
+        moved = [type(e)(type(e.tag)(e.tag.time + 10**10), *list(_rest(e))) for e in run.entries]
+        run.entries[:] = moved
+        object.__setattr__(run.header, "start", run.header.start + 10**10)
+    assert told(timeline_of([*first, *second]), "e") == "idle 0-1, rollout 1-3, idle 3-11, rollout 11-12"
+
+
+def _rest(entry: Any) -> list[Any]:
+    return [getattr(entry, name) for name in entry.__slots__ if name != "tag"]
+
+
+def test_the_real_program_of_one_engine_and_one_update() -> None:
+    """Without nodes: `World` takes a second for each step, and here is no ledger."""
+    world = World().add("a").run(10).publish(1).run(20)
+    world.check_replay()
+    from scheduler.reactor.recording import read
+
+    runs = read(world._file.getvalue().decode().splitlines())
+    assert told(timeline_of(runs), "a").startswith("switching 0-4, rollout 4-10, switching 10-")
+
+
+def test_what_a_trainer_wrote_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    spans = [["publish", 5.0, 6.0], ["idle", 1.0, 2.0], ["checkpoint", 4.0, 5.0]]
+    path.write_text(json.dumps({"time": 7.5, "buffer": 3, "spans": spans}) + "\n")
+    written = read_metrics(path)
+    assert [(b.kind, b.start) for b in written.blocks] == [("idle", 1.0), ("train", 4.0), ("switching", 5.0)]
+    assert [(step.number, step.end_s) for step in written.steps] == [(3, 7.5)]
+    path.write_text("[]\n")
+    with pytest.raises(BadMetrics, match="line 1"):
+        read_metrics(path)
+
+
+def test_unknown_models_are_refused_by_name() -> None:
+    runs = recorded((0, Opened("e", 0)), until=1)
+    with pytest.raises(ValueError, match="no model ghost; it has actor"):
+        timeline_of(runs, model="ghost")
+    with pytest.raises(ValueError, match="no model ghost"):
+        timeline_of(runs, {"ghost": Written()})
+
+
+names = st.sampled_from(["a", "b"])
+nodes = st.sampled_from(["t0", "r0"])
+happenings = st.one_of(
+    st.builds(Opened, names, st.just(0)),
+    st.builds(Closed, names),
+    st.builds(
+        Do, names, st.sampled_from(["launch", "hold", "stop", "quarantine", "sleep", "wake"]), st.just(0)
+    ),
+    st.builds(Done, names, st.sampled_from(["open", "stop", "sleep"]), st.just(0), st.booleans()),
+    st.builds(Placed, st.sampled_from("xyz"), names),
+    st.builds(leaves, st.sampled_from("xyz")),
+    st.builds(NodeAdded, nodes, st.sampled_from([BOTH, ("train",), ("rollout",)])),
+    st.builds(NodeRemoved, nodes),
+    st.builds(Hosted, names, nodes | st.just("")),
+    st.builds(RoleIs, nodes, st.sampled_from(["rollout", "train", "switching", "idle"])),
+    st.builds(Claimed, nodes, st.just(MODEL)),
+    st.builds(Asleep, names),
+    st.builds(Leased, st.integers(0, 3)),
+    st.builds(BufferReady, st.integers(0, 3)),
+    st.builds(Consume, st.integers(0, 3)),
+    st.builds(Published, st.integers(0, 3)),
+)
+stories = st.lists(st.tuples(st.integers(0, 20), happenings), max_size=40).map(
+    lambda found: sorted(found, key=lambda one: one[0])
+)
+blocks = st.lists(st.integers(995, 1025), unique=True, max_size=6).map(
+    lambda at: tuple(Block("train", a, b) for a, b in zip(sorted(at)[::2], sorted(at)[1::2], strict=False))
+)
+
+
+@given(stories, blocks)
+@settings(max_examples=150)
+def test_every_story_is_a_partition(story: list[tuple[float, Any]], work: tuple[Block, ...]) -> None:
+    timeline = timeline_of(recorded(*story, until=21), {MODEL: Written(work)} if work else None)
+    timeline.check()
+    for seconds in timeline.by_kind().values():
+        assert sum(seconds.values()) == pytest.approx(timeline.seconds)
