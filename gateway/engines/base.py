@@ -4,16 +4,20 @@ Invariants that an adapter keeps:
 - `generate` yields every sampled token once, in order, and ends with exactly one chunk that has a finish reason;
 - closing the iterator stops the engine's work on the request;
 - after `pause` has returned no token is sampled until `resume`. With `keep` the open requests stay in the engine and go on at
-  `resume`, under whatever weights were loaded meanwhile; without it each of them has ended or will end with `abort`.
+  `resume`, under whatever weights were loaded meanwhile; without it each of them has ended or will end with `abort`;
+- between `sleep` and `wake` the engine samples nothing, and afterwards it is paused and has weights only once they are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gateway.types import FinishReason, Int32Array, Sampling
+
+Level = Literal[1, 2]
+"""How deep an engine sleeps: 1 keeps its weights in the host's memory, 2 forgets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,14 @@ class Engine(Protocol):
 
     async def label(self, version: int) -> None:
         """Sets the label that the engine puts on what it samples from now on."""
+        ...
+
+    async def sleep(self, level: Level) -> None:
+        """Frees the accelerator's memory, where the engine has an accelerator. Only while paused without any request inside."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes its memory again; then the weights are to be loaded. An engine that is awake is only paused."""
         ...
 
     async def score(self, ids: Sequence[int]) -> list[float]:

@@ -106,6 +106,7 @@ def _vllm_command(
         *("--host", host, "--port", str(port)),
         *("--max-model-len", str(model.max_model_len)),
         "--enable-scale-out",
+        *(() if settings.sleep == "pause" else ("--enable-sleep-mode",)),
         *("--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",

@@ -15,7 +15,8 @@ What SGLang does otherwise than its names suggest, and where that is dealt with:
 - a load with `flush_cache` fails, half done, while requests are frozen in place or have not quite ended: `pause` flushes when
   that can be done, and `load` never does;
 - a new label aborts every request unless it is told not to (`label`);
-- `/health` samples a token, and so says that a paused engine is ill (`healthy`).
+- `/health` samples a token, and so says that a paused engine is ill (`healthy`);
+- memory is released by an idle server alone, and one that has none to release, or has released it, fails at that (`sleep`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.engines.base import GenerateRequest, Level, TokenChunk
 from gateway.engines.http import EngineHTTP, failure
 from gateway.errors import EngineError, EngineUnreachable
 from gateway.types import FinishReason
@@ -47,6 +48,8 @@ class SGLangEngine:
         self.name = name
         self._http = EngineHTTP(name, base_url, silence_s)
         self._paused = False
+        self._asleep: bool | None = None
+        """None: it is not known of a server that was found."""
         self._frozen = True
         """Requests may be frozen in place: that is also so for a server that is found."""
         self._silent: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
@@ -112,6 +115,24 @@ class SGLangEngine:
         """See `Engine`."""
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._http.post("/update_weight_version", body)
+
+    async def sleep(self, level: Level) -> None:
+        """See `Engine`. SGLang has one level, at which the weights are forgotten; it needs `--enable-memory-saver`."""
+        await self._http.post("/release_memory_occupation", {})
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """See `Engine`. A server that is awake fails to wake, which is no news where nobody knew."""
+        try:
+            if self._asleep is not False:
+                await self._http.post("/resume_memory_occupation", {})
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            if self._asleep:
+                raise
+        self._asleep = False
+        await self.pause()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """See `Engine`; one prefill with the prompt's log-probabilities."""

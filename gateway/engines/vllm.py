@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.engines.base import GenerateRequest, Level, TokenChunk
 from gateway.engines.http import EngineHTTP, failure
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable
 from gateway.types import FinishReason, Sampling
@@ -84,6 +84,15 @@ class VLLMEngine:
     async def label(self, version: int) -> None:
         """See `Engine`."""
         await self._http.post("/update_weight_version", {"new_version": str(version)})
+
+    async def sleep(self, level: Level) -> None:
+        """See `Engine`. Without an accelerator vLLM only pauses."""
+        await self._http.post("/sleep", params={"level": str(level), "mode": "abort"})
+
+    async def wake(self) -> None:
+        """See `Engine`. vLLM samples as soon as it is awake, so it is paused at once: nobody asks it for anything yet."""
+        await self._http.post("/wake_up")
+        await self.pause()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """See `Engine`; one prefill with `prompt_logprobs`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.base import Engine, GenerateRequest, TokenChunk
+from gateway.engines.base import Engine, GenerateRequest, Level, TokenChunk
 from gateway.engines.process import EngineProcess
 from gateway.errors import EngineRefused, EngineUnreachable
 from gateway.sections import EngineSettings, ModelSettings
@@ -314,6 +315,43 @@ async def test_the_label_is_on_what_is_sampled_after_it(engine: Engine) -> None:
         await engine.label(version)
         chunks = await answer(engine, ask(f"label-{version}", max_tokens=3))
         assert [chunk.labels for chunk in chunks] == [None] * (len(chunks) - 1) + [((str(version), 3),)]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_sleeping_engine_has_given_everything_back_and_wakes_with_the_weights_that_are_loaded(
+    engine: Engine, models: list[Path], level: Level
+) -> None:
+    before = await engine.score(PROMPT)
+    task, chunks = await begun(engine, ask(f"slept-{level}", max_tokens=LONG))
+    await engine.pause()
+    await asyncio.wait_for(task, PATIENCE_S)
+    assert chunks[-1].finish == "abort"
+    await engine.sleep(level)
+    assert await engine.healthy()
+    late = asyncio.create_task(refused_or_silent(engine, f"late-{level}"), name="late")
+    await asyncio.sleep(0.3)
+    late.cancel()
+    await asyncio.wait({late})
+    assert late.cancelled() or late.exception() is None
+    await engine.wake()
+    await engine.load(str(models[1]))
+    await engine.resume()
+    other = await engine.score(PROMPT)
+    assert sum(abs(a - b) for a, b in zip(before, other, strict=True)) / len(before) > 0.1
+    assert len(ids_of(await answer(engine, ask(f"woken-{level}", max_tokens=3)))) == 3
+    await engine.pause()
+    await engine.wake()  # it is awake: nothing but a pause
+    await engine.load(str(models[0]))
+    await engine.resume()
+    again = await engine.score(PROMPT)
+    assert sum(abs(a - b) for a, b in zip(before, again, strict=True)) / len(before) < 1e-3
+
+
+async def refused_or_silent(engine: Engine, name: str) -> None:
+    """A request to an engine that sleeps: no token comes of it."""
+    with contextlib.suppress(EngineUnreachable):
+        async for chunk in engine.generate(ask(name, max_tokens=3)):
+            assert not chunk.ids
 
 
 async def test_closing_the_iterator_stops_the_work(engine: Engine) -> None:

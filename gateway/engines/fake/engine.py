@@ -9,7 +9,10 @@ With a log (`log`) the log-probabilities are marks that name the sampling.
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
 (no token any more), `load_s` (how long a load takes), `fail_load`, `fail_after` (an error event after so many tokens),
-`logprob_noise`, `sick` (`/health` fails).
+`logprob_noise`, `sick` (`/health` fails), `sleep_s` (how long falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
+
+Asleep it samples nothing, refuses what is asked of it (`refused` counts that), and has forgotten its prefix cache; after level 2
+its weights too, so that it samples what no checkpoint would until one is loaded.
 """
 
 from __future__ import annotations
@@ -45,6 +48,10 @@ class Faults:
     fail_after: int = 0
     logprob_noise: float = 0.0
     sick: bool = False
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
+    fail_sleep: bool = False
+    fail_wake: bool = False
 
 
 @dataclass(slots=True)
@@ -90,6 +97,7 @@ class FakeEngine:
 
     def __init__(self, weights: str, faults: Faults | None = None, log: SampleLog | None = None) -> None:
         self._log = log
+        self.block: Block | None = None
         self._take(weights)
         self.label = "default"
         self._loading = asyncio.Lock()
@@ -97,6 +105,11 @@ class FakeEngine:
         self.sampled = 0
         """Tokens since the start."""
         self.paused = False
+        self.asleep = 0
+        """The level; 0: awake."""
+        self.refused = 0
+        """What was asked of it while it slept."""
+        self.sleeps = 0
         self.prefix_hits = 0
         self.stale_hits = 0
         """Cached blocks that were served although other weights had computed them."""
@@ -141,6 +154,29 @@ class FakeEngine:
                 raise RuntimeError("load failed (fault)")
             if not self.faults.stale_reload:
                 self._take(weights)
+
+    async def sleep(self, level: int) -> None:
+        """Ends what runs, pauses and frees its memory, unless a fault forbids it."""
+        await asyncio.sleep(self.faults.sleep_s)
+        if self.faults.fail_sleep:
+            raise RuntimeError("sleep failed (fault)")
+        self.pause()
+        self.asleep, self.sleeps = level, self.sleeps + 1
+        if level == 2:
+            self.weights_id = "forgotten"
+            self.block = None
+
+    async def wake(self) -> None:
+        """Has its memory again."""
+        await asyncio.sleep(self.faults.wake_s)
+        if self.faults.fail_wake:
+            raise RuntimeError("wake failed (fault)")
+        self.asleep = 0
+
+    def awake(self) -> bool:
+        """Whether it can do what it is asked for; counted if not."""
+        self.refused += self.asleep > 0
+        return not self.asleep
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yields one choice a token, the last with its finish reason."""

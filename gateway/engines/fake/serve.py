@@ -141,7 +141,7 @@ def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tupl
         engine.set_faults(values)
         return 200, {}
     if path == "/fake/state":
-        names = ("running", "sampled", "prefix_hits", "stale_hits")
+        names = ("running", "sampled", "prefix_hits", "stale_hits", "asleep", "sleeps", "refused")
         return 200, {name: getattr(engine, name) for name in names}
     return None
 

@@ -64,7 +64,16 @@ class _Server:
                 return 200, None
             case "/flush_cache":
                 return (200 if await self._flush(float(query.get("timeout", "0"))) else 400), None
+            case "/release_memory_occupation":
+                return await self._release()
+            case "/resume_memory_occupation":
+                if not self._engine.asleep:
+                    return 500, {"error": {"message": "there is no memory to resume"}}
+                await self._engine.wake()
+                return 200, None
             case "/update_weights_from_disk":
+                if not self._engine.awake():
+                    return 500, {"error": {"message": "the memory is released"}}
                 return await self._load(values)
             case "/update_weight_version":
                 if values.get("abort_all_requests", True):
@@ -110,6 +119,15 @@ class _Server:
         self._engine.clear_cache()
         return True
 
+    async def _release(self) -> tuple[int, Any]:
+        if self._engine.running or self._engine.asleep:
+            return 500, {"error": {"message": "the server is not idle, or has released its memory already"}}
+        try:
+            await self._engine.sleep(2)
+        except RuntimeError as error:
+            return 500, {"error": {"message": str(error)}}
+        return 200, None
+
     async def _load(self, values: dict[str, Any]) -> tuple[int, Any]:
         await self._until(lambda: self._paused or not self._admitted)
         try:
@@ -138,6 +156,9 @@ class _Server:
 
     async def respond(self, body: dict[str, Any], send: Send) -> None:
         """A generation."""
+        if not self._engine.awake():
+            await answer(send, 503, {"error": {"message": "the memory is released"}})
+            return
         if not body.get("stream"):
             await answer(send, 200, await self._whole(body))
             return

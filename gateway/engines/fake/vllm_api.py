@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -24,6 +25,9 @@ def create_fake_app(engine: FakeEngine) -> App:
     """A bare ASGI application around one fake engine."""
 
     async def respond(body: dict[str, Any], send: Send) -> None:
+        if not engine.awake():
+            await answer(send, 503, {"error": {"message": "the engine sleeps"}})
+            return
         await (_stream if body.get("stream") else _whole)(engine, body, send)
 
     async def control(path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
@@ -50,7 +54,24 @@ async def _control(
             return 200, {"status": "resumed"}
         case "/is_paused":
             return 200, {"is_paused": engine.paused}
+        case "/sleep":
+            level = int(query.get("level", "1"))
+            if level not in (0, 1, 2):
+                return 422, {"error": {"message": "level must be 0, 1 or 2"}}
+            if level == 0:
+                engine.pause(clear_cache=False)
+                return 200, {"status": "sleeping", "level": 0}
+            return await _tried(engine.sleep(level), {"status": "sleeping", "level": level})
+        case "/wake_up":
+            status, value = await _tried(engine.wake(), {"status": "awake", "tags": None})
+            if status == 200:
+                engine.resume()
+            return status, value
+        case "/is_sleeping":
+            return 200, {"is_sleeping": engine.asleep > 0}
         case "/collective_rpc":
+            if not engine.awake():
+                return 500, {"error": {"message": "the engine sleeps"}}
             try:
                 await engine.load(values["kwargs"]["weights_path"])
             except (RuntimeError, OSError) as error:
@@ -63,6 +84,14 @@ async def _control(
             return 200, {"weight_version": engine.label}
         case _:
             return no_such_path(path)
+
+
+async def _tried(work: Coroutine[Any, Any, None], value: Any) -> tuple[int, Any]:
+    try:
+        await work
+    except RuntimeError as error:
+        return 500, {"error": {"message": str(error)}}
+    return 200, value
 
 
 async def _whole(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
