@@ -35,7 +35,7 @@ from gateway.api.drain import Drain, Draining, stopping
 from gateway.api.errors import error_response
 from gateway.api.figures import Figures
 from gateway.api.forward import Forward, Place
-from gateway.control.callers import AgentKeys
+from gateway.control.callers import agent_keys
 from gateway.errors import BadRequest
 from gateway.services import open_services
 from gateway.settings import Settings
@@ -76,7 +76,10 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     if settings.cluster.url is not None:
         assert settings.cluster.key is not None
         key = settings.cluster.key.get_secret_value()
-        app.add_middleware(Forward, place=partial(_place, app), agents=AgentKeys(settings), key=key)
+        app.add_middleware(
+            Forward, place=partial(_place, app), agents=agent_keys(settings), key=key,
+            wait_s=settings.queue.max_wait_s, limit=settings.server.body_limit_bytes,
+        )  # fmt: skip
     app.add_middleware(Draining, drain=drain)
     app.add_middleware(Door, settings=settings)
     return app

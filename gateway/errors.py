@@ -9,6 +9,7 @@
     ├── Busy                come again after `retry_after` seconds          429
     ├── Unavailable         the same, and it is not the caller's share      503
     │   ├── Fenced          another gateway process decides now             503
+    │   ├── NotBegun        nothing of it was done: ask another process     503
     │   └── BusAway         what is hot is out of reach                     503, never reaches a caller
     ├── UpstreamFailed      an upstream model's API does not answer         502
     │   └── UpstreamTimedOut    the same, in time; names the step           504
@@ -100,6 +101,10 @@ class Unavailable(Busy):
 
 class Fenced(Unavailable):
     """Another gateway process has become the coordinator; this one must not write any more what only the coordinator may."""
+
+
+class NotBegun(Unavailable):
+    """This gateway process does not take the request: nothing of it was done, and another process may be asked at once."""
 
 
 class BusAway(Unavailable):

@@ -31,6 +31,7 @@ from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
 from gateway.control.openings import Openings
 from gateway.control.versions import Versions
 from gateway.engines.address import check_engines
+from gateway.errors import Fenced
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
@@ -299,6 +300,8 @@ async def _tend(duty: Callable[[], Awaitable[None]], every_s: float) -> None:
         await asyncio.sleep(every_s)
         try:
             await duty()
+        except Fenced as error:
+            log.warning("%s: %s", getattr(duty, "__qualname__", duty), error)
         except Exception:
             log.exception("%s failed; it is tried again", getattr(duty, "__qualname__", duty))
 

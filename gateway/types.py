@@ -13,7 +13,7 @@ Invariants of a token tree (`Node`):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Literal
@@ -164,6 +164,26 @@ class Probe:
             if not all(math.isfinite(x) for row in logprobs for x in row):
                 raise ValueError("a probe's log-probabilities must be finite")
         return probe
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeAsked:
+    """An episode that somebody wants to have opened."""
+
+    task_id: str
+    group_id: str | None
+    """None: a group of its own, with a new name."""
+    group_size: int
+    mode: EpisodeMode
+    model: str
+    """A trained one."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    agent: str = ""
+    """Whose key reaches it, beside its own."""
+    opening: str = ""
+    """The name of the request that opens it, under the agent's key; then it has no key of its own."""
+    notice: str = ""
+    """What `why` is to say of how it was opened (`feed/story.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

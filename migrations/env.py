@@ -1,12 +1,13 @@
 """Alembic's entry: migrates over the connection it is given, or to the URL in HEADGATE_STORE_URL.
 
-On PostgreSQL all migrations of a run are one transaction: processes that start together do it one after the other, and none waits
+All migrations of a run are one transaction, and processes that start together do it one after the other. On PostgreSQL none waits
 long for a table that a running process uses.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 
 from alembic import context
 from sqlalchemy import Connection, create_engine, text
@@ -30,7 +31,15 @@ def _run(connection: Connection) -> None:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
             connection.execute(text("SET LOCAL lock_timeout = '2s'"))
             connection.execute(text("SET LOCAL statement_timeout = '15min'"))
+        elif not _in_transaction(connection):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
         context.run_migrations()
+
+
+def _in_transaction(connection: Connection) -> bool:
+    """Whether SQLite has one underway: Python's own begins none for what makes tables."""
+    raw = connection.connection.driver_connection
+    return isinstance(raw, sqlite3.Connection) and raw.in_transaction
 
 
 given = context.config.attributes.get("connection")

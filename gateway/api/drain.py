@@ -1,7 +1,8 @@
 """A gateway process that is being stopped: it takes no new calls, and those that run may finish.
 
 Owns the count of requests under `/v1` that are being answered. Everything else (the admin API, the other gateway processes) is
-served until these have ended, for they may depend on it. Pure ASGI.
+served until these have ended, for they may depend on it. Whoever has no answer by then, a call that waits for a coordinator too,
+is told. Pure ASGI.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
-from gateway.errors import Unavailable, jittered
+from gateway.errors import NotBegun, Unavailable, jittered
 
 _CALLS = ("/v1/", "/e/")
 _AGAIN_S = 1.0
@@ -27,9 +28,9 @@ class Drain:
         self.begun = False
         self.running = 0
         """Calls that are being answered."""
-        self._others: set[asyncio.Timeout] = set()
-        """Requests that are no calls."""
-        self._over = False
+        self.over = False
+        """Nothing is served any more."""
+        self._unanswered: set[asyncio.Timeout] = set()
         self._opening: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._cut = asyncio.Event()
@@ -64,10 +65,11 @@ class Drain:
         return not self.running
 
     def end(self) -> None:
-        """Nothing else is served any more either; who waits for an answer is told."""
-        self._over = True
-        for scope in self._others:
+        """Nothing is served any more; who still waits for an answer is told."""
+        self.over = True
+        for scope in self._unanswered:
             scope.reschedule(0.0)
+        self._unanswered.clear()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -81,21 +83,23 @@ class Drain:
                 self._idle.set()
 
     @contextmanager
-    def other(self) -> Iterator[asyncio.Timeout]:
-        """The scope in which another request is answered; `end` ends it."""
-        scope = asyncio.timeout(0.0 if self._over else None)
-        self._others.add(scope)
+    def waiting(self) -> Iterator[asyncio.Timeout]:
+        """The scope in which a request waits for its answer to begin; `end` ends it, unless it is `answered` by then."""
+        scope = asyncio.timeout(None)
+        self._unanswered.add(scope)
         try:
             yield scope
         finally:
-            self._others.discard(scope)
+            self._unanswered.discard(scope)
+
+    def answered(self, scope: asyncio.Timeout) -> None:
+        """The answer has begun."""
+        self._unanswered.discard(scope)
 
 
-def stopping() -> Unavailable:
+def stopping(kind: type[Unavailable] = Unavailable) -> Unavailable:
     """What is said to who comes while the process is being stopped, and to calls that did not finish in time."""
-    return Unavailable(
-        "this gateway process is being stopped", retry_after=jittered(_AGAIN_S), code="stopping"
-    )
+    return kind("this gateway process is being stopped", retry_after=jittered(_AGAIN_S), code="stopping")
 
 
 class Draining:
@@ -107,15 +111,16 @@ class Draining:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        drain = self._drain
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif not scope["path"].startswith(_CALLS):
-            await self._until_over(scope, receive, send)
-        elif self._drain.begun:
-            await error_response(stopping(), scope["path"])(scope, receive, _last(send))
+        elif scope["path"].startswith(_CALLS) and not drain.begun:
+            with drain.call():
+                await self._until_over(scope, receive, send)
+        elif scope["path"].startswith(_CALLS) or drain.over:
+            await error_response(stopping(NotBegun), scope["path"])(scope, receive, _last(send))
         else:
-            with self._drain.call():
-                await self._app(scope, receive, send)
+            await self._until_over(scope, receive, send)
 
     async def _until_over(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -123,9 +128,10 @@ class Draining:
         async def sending(message: Message) -> None:
             nonlocal started
             started = True
+            self._drain.answered(until)
             await send(message)
 
-        with self._drain.other() as until:
+        with self._drain.waiting() as until:
             try:
                 async with until:
                     await self._app(scope, receive, sending)

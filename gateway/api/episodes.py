@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 from gateway.api.access import Access, Admin, admin, episode_in_reach
 from gateway.api.context import Gateway, bearer
 from gateway.control import retention
-from gateway.control.episodes import key_of
 from gateway.control.live import CALLS
 from gateway.errors import BadRequest, NotFound
+from gateway.keys import key_of
 from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
-from gateway.types import EpisodeMode, Node, TokenFlag
+from gateway.types import EpisodeAsked, EpisodeMode, Node, TokenFlag
 
 router = APIRouter(
     prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
@@ -94,12 +94,12 @@ async def open_episode(
     With the header `Idempotency-Key` (something random, for this episode alone) the request can be sent again when its answer was
     lost: it is answered with the same episode and key, also if the episode is closed by now.
     """
-    asked = body.task_id, body.group_id, body.group_size, body.mode, body.metadata, wait, _model(body, access)
-    episodes, agent = access.gateway.episodes, body.agent or ""
+    place = body.task_id, body.group_id, body.group_size, body.mode, _model(body, access)
+    asked, episodes = EpisodeAsked(*place, body.metadata, body.agent or ""), access.gateway.episodes
     if idempotency_key is None:
-        opened = await episodes.open(*asked, agent)
+        opened = await episodes.open(asked, wait)
     else:
-        opened = await episodes.open_once(key_of(bearer(request), idempotency_key), *asked, agent)
+        opened = await episodes.open_once(key_of(bearer(request), idempotency_key), asked, wait)
     return {
         "episode_id": opened.episode_id,
         "api_key": opened.api_key,

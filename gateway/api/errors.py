@@ -14,9 +14,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from gateway.errors import BadRequest, Busy, Conflict, GatewayError, validation_error
+from gateway.errors import BadRequest, Busy, Conflict, GatewayError, NotBegun, Unavailable, validation_error
 
 log = logging.getLogger(__name__)
+
+NOT_BEGUN = "x-headgate-not-begun"
+"""The header by which another gateway process knows that it may ask somebody else (`NotBegun`)."""
+_PROBE = "/readyz"
+"""Asked every few seconds, by whoever wants to know."""
 
 
 def error_body(error: GatewayError) -> dict[str, Any]:
@@ -60,6 +65,8 @@ def error_response(error: GatewayError, path: str) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, Conflict):
         headers["x-should-retry"] = "false"
+    if isinstance(error, NotBegun):
+        headers[NOT_BEGUN] = "1"
     body = anthropic_error_body(error) if "/v1/messages" in path else error_body(error)
     return Response(orjson.dumps(body), error.status, headers, "application/json")
 
@@ -67,8 +74,15 @@ def error_response(error: GatewayError, path: str) -> Response:
 def refusal(request: Request, error: GatewayError) -> Response:
     """The answer to a request that raised one of our errors, which is counted."""
     if error.status >= 500:
-        log.error("%s %s: %s", request.method, request.url.path, error)
+        log.log(_level(request, error), "%s %s: %s", request.method, request.url.path, error)
     return _counted(request, error)
+
+
+def _level(request: Request, error: GatewayError) -> int:
+    """What will be well again by itself is no error of the gateway's."""
+    if not isinstance(error, Unavailable):
+        return logging.ERROR
+    return logging.INFO if request.url.path == _PROBE else logging.WARNING
 
 
 def _counted(request: Request, error: GatewayError) -> Response:

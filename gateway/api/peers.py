@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
+from gateway.keys import Keyring
 from gateway.peers.follower import LINK
 
 router = APIRouter()
@@ -21,7 +19,7 @@ async def link(wire: WebSocket) -> None:
     key = services.settings.cluster.key
     given = wire.headers.get("authorization", "").removeprefix("Bearer ")
     await wire.accept()
-    if key is None or not hmac.compare_digest(_hash(given), _hash(key.get_secret_value())):
+    if key is None or not Keyring([(key.get_secret_value(), True)]).find(given):
         await wire.close(_NOT_ALLOWED, "the key of [cluster] key is needed")
         return
     if services.hub is None:
@@ -31,7 +29,3 @@ async def link(wire: WebSocket) -> None:
         await services.hub.serve(wire)
     except WebSocketDisconnect:
         return
-
-
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

@@ -1,6 +1,6 @@
 """Who is calling: which episode a request belongs to.
 
-Owns nothing but the agents' keys, as hashes; `episodes` has the episodes. Invariants: a key reaches its own episodes and no other
+Owns nothing but the agents' keys; `episodes` has the episodes. Invariants: a key reaches its own episodes and no other
 one, which does not exist for it, however a request names it (URL, header, or an answer that it continues); an episode's key
 reaches that episode alone; an agent's key (`[agents]`) those that its calls opened and those that were opened for it; a request
 that names none belongs to the episode whose conversation it goes on with, or opens one.
@@ -9,8 +9,6 @@ that names none belongs to the episode whose conversation it goes on with, or op
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from gateway.control.episodes import Episodes
 from gateway.control.live import LiveEpisode
 from gateway.control.openings import Openings
 from gateway.errors import NotAuthenticated, NotFound
+from gateway.keys import Keyring
 from gateway.rollout.replies import RequestKey
 from gateway.settings import Settings
 
@@ -51,7 +50,7 @@ class Callers:
         self._episodes = episodes
         self._conversations = conversations
         self._openings = openings
-        self._keys = AgentKeys(settings)
+        self._keys = agent_keys(settings)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -67,7 +66,7 @@ class Callers:
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
             raise NotAuthenticated(message, code="missing_api_key")
-        if agent := self._keys.holder(key):
+        if agent := self._keys.find(key):
             caller = Caller(key, self._settings.model_of(agent), None, agent)
             if not named:
                 return caller
@@ -153,23 +152,6 @@ class Callers:
         return await self._openings.open(caller.agent, messages, sent, match.notice or notice, trains=trains)
 
 
-class AgentKeys:
-    """The keys of `[agents]`, as hashes."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._agents = {name: _hash(agent.key.get_secret_value()) for name, agent in settings.agents.items()}
-
-    def holder(self, key: str) -> str:
-        """Whose key it is; empty: no agent's. Takes as long whichever it is."""
-        given, found = _hash(key), ""
-        for name, digest in self._agents.items():
-            if hmac.compare_digest(given, digest):
-                found = name
-        return found
-
-    def __bool__(self) -> bool:
-        return bool(self._agents)
-
-
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def agent_keys(settings: Settings) -> Keyring[str]:
+    """The keys of `[agents]`, and whose they are."""
+    return Keyring((agent.key.get_secret_value(), name) for name, agent in settings.agents.items())

@@ -9,9 +9,6 @@ for it, plus what was posted on its calls.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import logging
 import secrets
 import time
@@ -27,13 +24,14 @@ from gateway.control.overdue import OverdueGroups
 from gateway.errors import Conflict, NotAuthenticated, NotFound
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
+from gateway.keys import key_hash
 from gateway.rollout.peers import Peers
 from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
-from gateway.types import EpisodeMode, EpisodeOpened
+from gateway.types import EpisodeAsked, EpisodeOpened
 from scheduler.policies.staleness_events import Drop, Join, Reward
 
 log = logging.getLogger(__name__)
@@ -84,6 +82,7 @@ class Episodes:
                 agent=row["agent"],
                 opening=statements.opener(row["key_hash"]),
                 continued=row["calls"] > 1,
+                version=row["version"],
             )
             if row["state"] == "open":
                 self._live[live.id] = live
@@ -111,100 +110,52 @@ class Episodes:
         """How many episodes are open."""
         return len(self._live)
 
-    async def open(
-        self,
-        task_id: str,
-        group_id: str | None,
-        group_size: int,
-        mode: EpisodeMode,
-        details: dict[str, Any],
-        wait_s: float,
-        model: str,
-        agent: str = "",
-        opening: str = "",
-        notice: str = "",
-        key: str = "",
-    ) -> EpisodeOpened:
-        """Opens an episode of a trained model once its ledger has a slot.
+    async def open(self, asked: EpisodeAsked, wait_s: float, key: str = "") -> EpisodeOpened:
+        """Opens an episode of a trained model once its ledger has a slot. `key`: its own, if it is not to be random.
 
-        `agent`: whose key reaches it, beside its own. `opening`: the name of the request that opens it, under the agent's key;
-        then it has no key of its own. `key`: its own, if it is not to be random. Raises Busy after `wait_s`, Conflict if the
-        group takes no more.
+        Raises Busy after `wait_s`, Conflict if the group takes no more.
         """
-        episode_id = f"ep-{secrets.token_hex(10)}"
-        group_id = group_id or f"{task_id}-{secrets.token_hex(6)}"
-        key = "" if opening else key or f"hg-{secrets.token_urlsafe(24)}"
-        row: dict[str, Any] = {
-            "id": episode_id,
-            "key_hash": statements.opened_by(opening) if opening else key_hash(key),
-            "task_id": task_id,
-            "group_id": group_id,
-            "mode": mode,
-            "model": model,
-            "details": details,
-            "state": "open",
-            "reason": "",
-            "created_at": time.time(),
-            "agent": agent,
-            "notice": notice,
-        }
-        with self._rooms.entering(model, self._live.values()):
-            if mode == "eval":
-                row["version"] = self._ledgers[model].ledger.version
+        key = "" if asked.opening else key or f"hg-{secrets.token_urlsafe(24)}"
+        row = _row(asked, key)
+        with self._rooms.entering(asked.model, self._live.values()):
+            if asked.mode == "eval":
+                row["version"] = self._ledgers[asked.model].ledger.version
                 await self._database.submit(lambda c: statements.insert_episode(c, row))
             else:
-                await self._admission.join(Join(group_id, episode_id, group_size), row, wait_s)
+                join = Join(row["group_id"], row["id"], asked.group_size)
+                await self._admission.join(join, row, wait_s)
         now = time.monotonic()
-        live = LiveEpisode(
-            *(episode_id, task_id, group_id, mode, model, now, now, row["key_hash"]),
-            agent=agent,
-            opening=opening,
-        )
-        self._live[episode_id] = self._by_key[live.key_hash] = live
+        place = row["id"], asked.task_id, row["group_id"], asked.mode, asked.model
+        live = LiveEpisode(*place, now, now, row["key_hash"], agent=asked.agent, opening=asked.opening)
+        live.version = row["version"]
+        self._live[live.id] = self._by_key[live.key_hash] = live
         for recorder in self._recorders:
-            recorder.begin(episode_id)
-        return EpisodeOpened(episode_id, key, f"{self._settings.server.url}/v1", row["version"])
+            recorder.begin(live.id)
+        return self._opened(row, key)
 
-    async def open_once(
-        self,
-        key: str,
-        task_id: str,
-        group_id: str | None,
-        group_size: int,
-        mode: EpisodeMode,
-        details: dict[str, Any],
-        wait_s: float,
-        model: str,
-        agent: str = "",
-    ) -> EpisodeOpened:
+    async def open_once(self, key: str, asked: EpisodeAsked, wait_s: float) -> EpisodeOpened:
         """As `open`, with a key that the request itself tells (`key_of`): sent again, it is answered with the same episode.
 
-        That may be closed by now. Raises Conflict if the key opened an episode of another task, group, mode or model.
+        That may be closed by now. Raises Conflict if the key opened an episode of another task, group, mode, model or agent.
         """
-        hashed, asked = key_hash(key), (task_id, group_id, mode, model, agent)
+        hashed = key_hash(key)
         while True:
             while underway := self._opening.get(hashed):
                 await asyncio.wait({underway})
             row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
             if row is not None:
-                return self._opened_before(row, key, asked)
+                _check_same(row, asked)
+                return self._opened(row, key)
             if hashed not in self._opening:  # somebody else may have asked meanwhile
                 break
         done = self._opening[hashed] = asyncio.get_running_loop().create_future()
         try:
-            return await self.open(
-                task_id, group_id, group_size, mode, details, wait_s, model, agent, key=key
-            )
+            return await self.open(asked, wait_s, key)
         finally:
             del self._opening[hashed]
             done.set_result(None)
 
-    def _opened_before(self, row: dict[str, Any], key: str, asked: tuple[str | None, ...]) -> EpisodeOpened:
-        of = ("task_id", "group_id", "mode", "model", "agent")
-        for name, value in zip(of, asked, strict=True):
-            if value is not None and row[name] != value:
-                message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
-                raise Conflict(message, code="idempotency_key_used", param=name)
+    def _opened(self, row: dict[str, Any], key: str) -> EpisodeOpened:
         return EpisodeOpened(row["id"], key, f"{self._settings.server.url}/v1", row["version"])
 
     def waiting(self, model: str) -> dict[str, int]:
@@ -215,17 +166,17 @@ class Episodes:
         """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode's run is over."""
         return await self.keyed(key_hash(key))
 
-    async def keyed(self, key_hash: str) -> LiveEpisode:
+    async def keyed(self, hashed: str) -> LiveEpisode:
         """The same, by the key's hash."""
-        if live := self._by_key.get(key_hash):
+        if live := self._by_key.get(hashed):
             live.seen_at = time.monotonic()
             return live
-        row = await self._database.read(lambda c: statements.open_by_key(c, key_hash))
+        row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
         if row is None:
             message = "no episode has this key; POST /admin/v1/episodes opens one and answers its key"
             raise NotAuthenticated(message, code="invalid_api_key")
         live = await self._open(row["id"])
-        live.key_hash, self._by_key[key_hash] = key_hash, live
+        live.key_hash, self._by_key[hashed] = hashed, live
         live.seen_at = time.monotonic()
         return live
 
@@ -390,15 +341,27 @@ class Episodes:
         self._by_key.pop(live.key_hash, None)
 
 
-def key_of(credential: str, idempotency_key: str) -> str:
-    """The key of the episode that a request opens which may come again; nobody can tell it without the `credential` it came with.
+def _row(asked: EpisodeAsked, key: str) -> dict[str, Any]:
+    """A new episode as it is stored, but for its version."""
+    return {
+        "id": f"ep-{secrets.token_hex(10)}",
+        "key_hash": statements.opened_by(asked.opening) if asked.opening else key_hash(key),
+        "task_id": asked.task_id,
+        "group_id": asked.group_id or f"{asked.task_id}-{secrets.token_hex(6)}",
+        "mode": asked.mode,
+        "model": asked.model,
+        "details": dict(asked.details),
+        "state": "open",
+        "reason": "",
+        "created_at": time.time(),
+        "agent": asked.agent,
+        "notice": asked.notice,
+    }
 
-    So it need not be stored, and is the same in every process. Where the admin API has no key, it is as secret as the request.
-    """
-    digest = hmac.digest(credential.encode(), f"an episode's key: {idempotency_key}".encode(), "sha256")
-    return f"hg-{base64.urlsafe_b64encode(digest[:24]).decode()}"
 
-
-def key_hash(key: str) -> str:
-    """Keys are long and random, so a plain digest hides them well enough."""
-    return hashlib.sha256(key.encode()).hexdigest()
+def _check_same(row: dict[str, Any], asked: EpisodeAsked) -> None:
+    for name in ("task_id", "group_id", "mode", "model", "agent"):
+        value = getattr(asked, name)
+        if value is not None and row[name] != value:
+            message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
+            raise Conflict(message, code="idempotency_key_used", param=name)

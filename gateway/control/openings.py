@@ -31,6 +31,7 @@ from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.trajectories.conversation import digests
+from gateway.types import EpisodeAsked
 
 _OVER = ("group_full", "group_finished", "group_closed", "size_differs")
 _OWED_S = 60.0
@@ -137,7 +138,8 @@ class Openings:
         task = digests(opening(messages), [])[-1].hex()
         if trains and given.mode == "train":
             return await self._join(place, task, given, model, notice)
-        opened = await self._episodes.open(task, None, 1, "eval", {}, 0.0, model, agent, request, notice)
+        asked = EpisodeAsked(task, None, 1, "eval", model, agent=agent, opening=request, notice=notice)
+        opened = await self._episodes.open(asked, 0.0)
         return await self._episodes.named(opened.episode_id)
 
     async def _join(
@@ -150,14 +152,14 @@ class Openings:
         prefix = f"{agent}-{task}-"
         number = await self._group(prefix, model, given.group_size)
         while True:
-            wait_s = max(0.0, until - time.monotonic())
+            asked = EpisodeAsked(
+                *(task, f"{prefix}{number:08d}", given.group_size, "train", model),
+                agent=agent,
+                opening=request,
+                notice=notice,
+            )
             try:
-                opened = await self._episodes.open(
-                    *(task, f"{prefix}{number:08d}", given.group_size, "train", {}, wait_s, model),
-                    agent=agent,
-                    opening=request,
-                    notice=notice,
-                )
+                opened = await self._episodes.open(asked, max(0.0, until - time.monotonic()))
             except Conflict as error:
                 if error.code not in _OVER:
                     raise

@@ -1,6 +1,6 @@
 """Projects: tenants, each of them a set of models and a key that reaches nothing else.
 
-Owns nothing but the keys of the admin API, as hashes. Invariants: a trained model is in one project at most, and what belongs to
+Owns nothing but the keys of the admin API. Invariants: a trained model is in one project at most, and what belongs to
 it (episodes, groups, batches, leases, versions, engines) is that project's; a frozen or upstream model that no project names is
 there for everybody, and one that several name is for them alone; in an episode no model can be called that its project does not
 reach, and for it such a model does not exist. Without projects every model is within everybody's reach.
@@ -8,10 +8,9 @@ reach, and for it such a model does not exist. Without projects every model is w
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import dataclass
 
+from gateway.keys import Keyring
 from gateway.settings import Settings
 
 
@@ -46,13 +45,13 @@ class Projects:
         self.root = Reach("", tuple(settings.models))
         root = settings.admin.key
         self._open = root is None
-        self._keys = [(hash_of(root.get_secret_value()), self.root)] if root is not None else []
         self._reaches = {
             name: Reach(name, tuple(model for model in settings.models if self._owns(name, model)))
             for name in settings.projects
         }
-        for name, project in settings.projects.items():
-            self._keys.append((hash_of(project.key.get_secret_value()), self._reaches[name]))
+        keys = [(root.get_secret_value(), self.root)] if root is not None else []
+        keys += [(p.key.get_secret_value(), self._reaches[name]) for name, p in settings.projects.items()]
+        self._keys = Keyring(keys)
 
     @property
     def any(self) -> bool:
@@ -61,13 +60,7 @@ class Projects:
 
     def reach(self, key: str) -> Reach | None:
         """What the holder of an admin key reaches; None: it is no admin key. Takes as long whichever it is."""
-        if self._open:
-            return self.root
-        given, found = hash_of(key), None
-        for digest, reach in self._keys:
-            if hmac.compare_digest(given, digest):
-                found = reach
-        return found
+        return self.root if self._open else self._keys.find(key)
 
     def project_of(self, model: str) -> str:
         """The project of a trained model, and so of its episodes; empty: none."""
@@ -89,8 +82,3 @@ class Projects:
     def _owns(self, project: str, model: str) -> bool:
         """A model that several projects share is nobody's to run: its engines carry the calls of all of them."""
         return self._of[model] == {project}
-
-
-def hash_of(key: str) -> bytes:
-    """As keys are kept: they are long and random, so a plain digest hides them well enough, and all have one length."""
-    return hashlib.sha256(key.encode()).digest()

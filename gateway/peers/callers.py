@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.control.callers import Caller
-from gateway.control.episodes import key_hash
 from gateway.control.live import LiveEpisode
 from gateway.errors import NotAuthenticated, NotFound
+from gateway.keys import key_hash
 from gateway.peers.follower import Follower
 from gateway.rollout.replies import RequestKey
 

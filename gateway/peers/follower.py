@@ -204,7 +204,12 @@ class Follower:
         """Does what takes a while beside the link, which must not wait for it."""
         task = asyncio.create_task(work, name=name)
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
     def _welcome(self, message: Message) -> None:
         known = {(slot["model"], slot["name"]) for slot in message["slots"]}
@@ -238,7 +243,7 @@ class Follower:
         live = self.episodes.get(values["id"])
         if live is None:
             place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
-            live = self.episodes[values["id"]] = LiveEpisode(*place, now, now)
+            live = self.episodes[values["id"]] = LiveEpisode(*place, now, now, version=values["version"])
         live.seen_at = now
         if answer is not None and not answer.done():
             answer.set_result(live)

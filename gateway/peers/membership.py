@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Literal
 
 from gateway.bus.base import Bus
-from gateway.errors import Unavailable
+from gateway.errors import Fenced, Unavailable
 from gateway.peers import snapshot
 from gateway.peers.election import Election
 from gateway.peers.follower import Follower
@@ -48,9 +48,13 @@ class Membership:
         """Looks for its place. `lost` is called with what ended it: the process cannot go on."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if task.cancelled() or (error := task.exception()) is None:
+                return
+            if isinstance(error, Fenced):
+                log.warning("this process leaves the cluster: %s", error)
+            else:
                 log.critical("this process leaves the cluster: %s", error, exc_info=error)
-                lost(error)
+            lost(error)
 
         self._listener = asyncio.create_task(self._listen(), name="membership-news")
         self._listener.add_done_callback(ended)

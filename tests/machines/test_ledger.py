@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import select
 
-from gateway.control.episodes import Episodes, key_of
+from gateway.control.episodes import Episodes
 from gateway.errors import GatewayError
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
+from gateway.keys import key_of
 from gateway.settings import Settings
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
-from gateway.types import EpisodeOpened
+from gateway.types import EpisodeAsked, EpisodeOpened
 from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
@@ -116,7 +117,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self, coordinator: Coordinator, again: str, group: str, *, heard: bool, wait_s: float
     ) -> None:
         opened = await coordinator.episodes.open_once(
-            key_of("admin", again), "t", group, 2, "train", {}, wait_s, "m"
+            key_of("admin", again), EpisodeAsked("t", group, 2, "train", "m"), wait_s
         )
         if heard:
             assert self.opened.setdefault(again, opened) == opened, "another episode"

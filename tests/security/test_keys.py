@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-import gateway.control.projects
+import gateway.keys
 from gateway.control.callers import Caller
 from gateway.settings import ConfigError, Settings
 from tests.gateways import settings_for
@@ -115,7 +115,7 @@ async def test_errors_of_a_configuration_quote_no_key(tiny_model: Path, tmp_path
 async def test_admin_keys_are_compared_in_constant_time(
     stage: Tenants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with every key there is, as hashes of one length, whether it is right early, late or never."""
+    """And those of agents: each with every key there is, as hashes of one length, whether it is right early, late or never."""
     compared: list[tuple[bytes, bytes]] = []
 
     def comparing(given: bytes, known: bytes) -> bool:
@@ -125,7 +125,7 @@ async def test_admin_keys_are_compared_in_constant_time(
     class Counting:
         compare_digest = staticmethod(comparing)
 
-    monkeypatch.setattr(gateway.control.projects, "hmac", Counting)
+    monkeypatch.setattr(gateway.keys, "hmac", Counting)
     counts = []
     for key in (ROOT, key_of("ann"), key_of("bob"), "wrong", "", ROOT[:-1]):
         compared.clear()
@@ -134,6 +134,12 @@ async def test_admin_keys_are_compared_in_constant_time(
         assert all(len(given) == len(known) == 32 for given, known in compared)
         counts.append(len(compared))
     assert set(counts) == {3}
+    for key in (agent_key_of("ann"), agent_key_of("bob"), "wrong", ROOT):
+        compared.clear()
+        answer = await stage.gateway.http.get("/v1/chat/completions", headers=bearer(key))
+        assert answer.status_code == (401 if key in ("wrong", ROOT) else 200)
+        assert all(len(given) == len(known) == 32 for given, known in compared)
+        assert len(compared) == 2
 
 
 async def test_keys_open_what_they_are_for_alone(stage: Tenants) -> None:

@@ -1,0 +1,51 @@
+"""Keys: how they are kept, looked up and compared.
+
+Keys are long and random, so a plain digest hides them well enough. Invariant: what is compared are digests of one length, in
+constant time, and with every key there is, so that the time tells nothing of any.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Keyring(Generic[T]):
+    """Some keys, as digests, and what each of them opens."""
+
+    def __init__(self, keys: Iterable[tuple[str, T]]) -> None:
+        self._digests = [(_digest(key.encode()), opened) for key, opened in keys]
+
+    def find(self, key: str | bytes) -> T | None:
+        """What a key opens; None: nothing. Takes as long whichever it is."""
+        given, found = _digest(key.encode() if isinstance(key, str) else key), None
+        for digest, opened in self._digests:
+            if hmac.compare_digest(given, digest):
+                found = opened
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+
+def key_hash(key: str) -> str:
+    """What is stored of an episode's key."""
+    return _digest(key.encode()).hex()
+
+
+def key_of(credential: str, idempotency_key: str) -> str:
+    """The key of the episode that a request opens which may come again; nobody can tell it without the `credential` it came with.
+
+    So it need not be stored, and is the same in every process. Where the admin API has no key, it is as secret as the request.
+    """
+    digest = hmac.digest(credential.encode(), f"an episode's key: {idempotency_key}".encode(), "sha256")
+    return f"hg-{base64.urlsafe_b64encode(digest[:24]).decode()}"
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
