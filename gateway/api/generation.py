@@ -141,7 +141,7 @@ class _Opening:
             details.request_key = key.stored
             call_id = self._id if index == 0 else f"{self._id}-{index}"
             completion = _completion(
-                self._gateway, self._model, self._episode.id, call_id, prompt, details, self.segment
+                self._gateway, self._model, self._episode, call_id, prompt, details, self.segment
             )
             if self._ticket is not None:
                 completion.charge = self._ticket.draw
@@ -196,7 +196,7 @@ def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
 def _completion(
     gateway: Services,
     model: ServedModel,
-    episode_id: str,
+    episode: LiveEpisode,
     call_id: str,
     prompt: Prompt,
     details: TurnDetails,
@@ -211,11 +211,12 @@ def _completion(
         interval=model.pool.pace.interval(asyncio.get_running_loop().time())
         if details.stream
         else WHOLE_INTERVAL,
-        episode_id=episode_id,
+        episode_id=episode.id,
+        version=episode.version if model.name == episode.model else 0,
         max_failures=limits.max_failures,
     )
     return Completion(
-        *(episode_id, call, prompt, details, segment),
+        *(episode.id, call, prompt, details, segment),
         recorder=model.recorder,
         metrics=gateway.metrics,
         grace_s=limits.grace_s,

@@ -45,6 +45,8 @@ class LiveEpisode:
     """What computes its reward."""
     aborted: str = ""
     """Why the ledger gave it up after its run was over."""
+    version: int = 0
+    """Its group's V: no older version may sample its calls of its own model."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""
 

@@ -320,7 +320,7 @@ def apply(slot: Slot, state: str, reason: str, version: int) -> None:
     elif state == "open":
         slot.confirm(version)
     else:
-        if state in ("starting", "draining"):
+        if state in ("starting", "draining", "asleep"):
             slot.evict(reason or f"the engine is {state}")
         slot.state, slot.reason = state, reason  # type: ignore[assignment]
 

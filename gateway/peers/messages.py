@@ -61,6 +61,7 @@ def episode_to_json(live: LiveEpisode) -> Message:
         "group_id": live.group_id,
         "mode": live.mode,
         "model": live.model,
+        "version": live.version,
     }
 
 

@@ -49,12 +49,19 @@ class Call:
         *,
         interval: int = 1,
         episode_id: str = "",
+        version: int = 0,
         max_failures: int = 5,
     ) -> None:
+        """`version`: no older one may sample it (its group's V)."""
         self.call_id = call_id
         self.episode_id = episode_id
         self.prompt = prompt
         self.sampling = sampling
+        self.version = version
+        self.expected = 0
+        """Tokens that it will sample, as predicted; 0: nobody knows."""
+        self.tail = False
+        """It is predicted to be one of the longest."""
         self.turn = Turn(call_id)
         self.top: list[list[tuple[int, float]]] = []
         """The alternatives to each token, if they were asked for."""
@@ -155,7 +162,10 @@ class Call:
                 slot = await self._pool.acquire(self)
                 version = slot.version
                 try:
-                    await self._run(slot)
+                    try:
+                        await self._run(slot)
+                    finally:
+                        self._pool.release(self)
                     if self.finish is None and not self._ending:
                         await self._pool.turn()
                 except EngineError as error:

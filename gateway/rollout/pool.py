@@ -1,7 +1,7 @@
 """A model's engines as the data plane sees them: who may use which, and who waits.
 
 Owns the slots and the calls that run or wait. The pool holds waiting calls itself: nothing is ever queued in an engine that is
-paused. `scheduler.policies.routing` decides which engine a call goes to; the control program, in which state an engine is.
+paused. Which engine a call goes to is the placer's choice (`placing.py`); in which state an engine is, the control program's.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.pace import Pace
+from gateway.rollout.placing import Placer, Seeker, SlotPlacer
 from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
-from scheduler.policies.routing import EngineLoad, choose
 
 if TYPE_CHECKING:
     from gateway.rollout.call import Call
@@ -56,50 +56,108 @@ class EnginePool:
         self.on_dispute: Callable[[Slot, str], None] = lambda _slot, _reason: None
         """Called when an engine that others start says that it runs another version than it should: it was started anew."""
         self._queue = queue
+        self._placer: Placer = SlotPlacer(self)
+        self._seeking: dict[str, Seeker] = {}
         self._changed = asyncio.Event()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        """Calls that wait, first come, first served."""
-        self._turns: deque[asyncio.Future[None]] = deque()
-        """Calls that may look for an engine, a few at each turn of the event loop."""
+        self._patients: deque[asyncio.Future[None]] = deque()
+        """Calls that wait for their own engine."""
+        self._turns: deque[Callable[[], bool]] = deque()
+        """What wakes calls that may go on, a few at each turn of the event loop; answers whether it woke one."""
+        self._waking = False
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
 
     async def acquire(self, call: Call) -> Slot:
-        """An open engine for a call; waits for one.
+        """An open engine for a call, of a version that may sample it; waits for one. `release` is owed for it.
 
         Raises Unavailable when too many wait already (unless the call has begun), or the wait was too long.
         """
-        if slot := self._choose(call):
-            return slot
-        if self.waiting >= self._queue.max_waiting and not call.begun:
-            raise Unavailable(
-                "too many calls wait for an engine ([queue] max_waiting)",
-                retry_after=jittered(5.0),
-                code="queue_full",
-            )
-        self.waiting += 1
         try:
             async with asyncio.timeout(self._queue.max_wait_s):
-                while (slot := self._choose(call)) is None:
-                    await self._wait(call)
-                return slot
+                while True:
+                    if call.patient_until:
+                        await self._own(call)
+                    slot = await self._seek(call)
+                    if slot.state == "open" and slot.version >= call.version:
+                        return slot
+                    self._placer.changed()  # it changed while the call was on its way
+                    self._placer.left(call)
         except TimeoutError as error:
             message = (
                 f"step 'wait for an engine' took more than {self._queue.max_wait_s:g} s: {self.states()}"
             )
             raise Unavailable(message, retry_after=jittered(10.0), code="no_engine") from error
+
+    def release(self, call: Call) -> None:
+        """The call is not in the engine any more that it acquired."""
+        self._placer.left(call)
+
+    async def _seek(self, call: Call) -> Slot:
+        seeker = self._seeking[call.call_id] = Seeker(call)
+        try:
+            self._placer.seek(seeker)
+            return await seeker.found
+        except asyncio.CancelledError:
+            if seeker.found.done() and not seeker.found.cancelled():
+                self._placer.left(call)  # it was given one at the same moment
+            raise
+        finally:
+            self._placer.cease(seeker)
+            self.waiting -= seeker.waits
+            del self._seeking[call.call_id]
+
+    def let_wait(self, seeker: Seeker) -> bool:
+        """There is no engine for a call yet. False: too many wait, and it is refused."""
+        if self.waiting >= self._queue.max_waiting and not seeker.call.begun:
+            refusal = Unavailable(
+                "too many calls wait for an engine ([queue] max_waiting)",
+                retry_after=jittered(5.0),
+                code="queue_full",
+            )
+            seeker.found.set_exception(refusal)
+            return False
+        if not seeker.waits:
+            seeker.waits = True
+            self.waiting += 1
+        return True
+
+    def give(self, seeker: Seeker, engine: str) -> None:
+        """An engine was chosen for a call, which goes on when its turn comes."""
+
+        def go_on() -> bool:
+            if seeker.found.done():
+                return False
+            if (slot := self.slots.get(engine)) is not None:
+                seeker.found.set_result(slot)
+                return True
+            self._placer.left(seeker.call)
+            self._placer.seek(seeker)
+            return False
+
+        self.in_turn(go_on)
+
+    def placed_by(self, placer: Placer | None) -> None:
+        """Who chooses engines from now on; None: this process by itself."""
+        before, self._placer = self._placer, placer or SlotPlacer(self)
+        self._placer.changed()
+        for seeker in before.retire():
+            if not seeker.found.done():
+                self._placer.seek(seeker)
+
+    async def _own(self, call: Call) -> None:
+        """Until the call has waited long enough for its own engine, or need not."""
+        loop = asyncio.get_running_loop()
+        self.waiting += 1
+        try:
+            while self._patient(call):
+                woken: asyncio.Future[None] = loop.create_future()
+                self._patients.append(woken)
+                try:
+                    async with asyncio.timeout_at(call.patient_until):
+                        await woken
+                except TimeoutError:
+                    return
         finally:
             self.waiting -= 1
-
-    async def _wait(self, call: Call) -> None:
-        """Until slots change, or the call has waited long enough for its own."""
-        loop = asyncio.get_running_loop()
-        left, woken = call.patient_until - loop.time(), loop.create_future()
-        self._waiters.append(woken)
-        try:
-            async with asyncio.timeout(left if left > 0 else None):
-                await woken
-        except TimeoutError:
-            return
 
     async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits until something holds of the slots, or the time is up."""
@@ -120,28 +178,43 @@ class EnginePool:
         """Slots have changed: calls that wait look again, a few at a time."""
         self._changed.set()
         self._changed = asyncio.Event()
-        self._take_turns(self._waiters)
-        self._waiters = deque()
+        patients, self._patients = self._patients, deque()
+        for woken in patients:
+            self._wake_in_turn(woken)
+        self._placer.changed()
+
+    def shown(self) -> None:
+        """A slot may not get calls any more, or says something else of itself."""
+        self._placer.changed()
 
     async def turn(self) -> None:
         """Lets a call that was given back go on, behind those that were given back before it."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._take_turns([woken])
+        self._wake_in_turn(woken)
         await woken
 
-    def _take_turns(self, waiters: Iterable[asyncio.Future[None]]) -> None:
-        idle = not self._turns
-        self._turns.extend(waiters)
-        if idle and self._turns:
+    def in_turn(self, wake: Callable[[], bool]) -> None:
+        """Does what wakes a call, a few at each turn of the event loop. `wake` answers whether it woke one."""
+        self._turns.append(wake)
+        if not self._waking:
+            self._waking = True
             asyncio.get_running_loop().call_soon(self._wake)
 
+    def _wake_in_turn(self, woken: asyncio.Future[None]) -> None:
+        def wake() -> bool:
+            if woken.done():
+                return False
+            woken.set_result(None)
+            return True
+
+        self.in_turn(wake)
+
     def _wake(self) -> None:
-        woken = 0
+        woken, self._waking = 0, bool(self._turns)
         while self._turns and woken < _WOKEN_AT_ONCE:
-            if not (waiter := self._turns.popleft()).done():
-                waiter.set_result(None)
-                woken += 1
-        if self._turns:
+            woken += self._turns.popleft()()
+        self._waking = bool(self._turns)
+        if self._waking:
             asyncio.get_running_loop().call_soon(self._wake)
 
     def remember(self, call: Call, slot: Slot) -> None:
@@ -151,32 +224,21 @@ class EnginePool:
         if len(self._cached) > _REMEMBERED:
             self._cached.popitem(last=False)
 
-    def _choose(self, call: Call) -> Slot | None:
-        target = self.slots.get(call.target)
-        if target is not None and target.state == "open":
-            return target
-        if target is not None and target.state == "held" and self._patient(call):
-            return None
-        loads = [
-            EngineLoad(slot.name, slot.streams, self._cached_tokens(call, slot))
-            for slot in self.slots.values()
-            if slot.state == "open"
-        ]
-        name = choose(loads, frozenset(call.avoid))
-        return self.slots[name] if name is not None else None
-
     def _patient(self, call: Call) -> bool:
         """Whether the call still waits for its own engine: not for long, and not while another has less than its share to do."""
-        if call.patient_until <= asyncio.get_running_loop().time():
+        own = self.slots.get(call.target)
+        if own is None or own.state != "held" or call.patient_until <= asyncio.get_running_loop().time():
             return False
         share = len(self.calls) / max(len(self.slots), 1)
         return all(slot.streams >= share for slot in self.slots.values() if slot.state == "open")
 
-    def _cached_tokens(self, call: Call, slot: Slot) -> int:
+    def cached(self, call: Call) -> tuple[str, int]:
+        """The engine that is believed to have tokens of the call cached, and how many; empty: none."""
         known = self._cached.get(call.episode_id)
-        if known is None or (known.slot, known.generation) != (slot.name, slot.generation):
-            return 0
-        return min(known.tokens, call.length)
+        slot = self.slots.get(known.slot) if known is not None else None
+        if known is None or slot is None or known.generation != slot.generation:
+            return "", 0
+        return known.slot, min(known.tokens, call.length)
 
     async def move(self, call_id: str, engine: str | None) -> None:
         """Sends a running or waiting call to another engine. Raises NotFound, or Conflict if it cannot move."""
@@ -188,7 +250,10 @@ class EnginePool:
             raise Conflict(f"engine {engine!r} is not open: {self.states()}", code="engine_not_open")
         found = self.run_of(call_id)
         if found is None:
-            call.target = engine or ""
+            call.target, call.patient_until = engine or "", 0.0
+            if (seeker := self._seeking.get(call_id)) is not None and not seeker.found.done():
+                self._placer.cease(seeker)
+                self._placer.seek(seeker)
             self.notify()
             return
         slot, run = found
@@ -235,7 +300,7 @@ class EnginePool:
     @property
     def ready(self) -> bool:
         """Whether an engine is open, or will be in a moment."""
-        return any(slot.state in ("open", "held") for slot in self.slots.values())
+        return any(slot.state in ("open", "held", "asleep") for slot in self.slots.values())
 
     def states(self) -> str:
         """Every engine's state, for people."""
