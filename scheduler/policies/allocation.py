@@ -1,0 +1,245 @@
+"""How many nodes shall sample and how many train (StreamRL, arXiv 2504.15930, algorithm 1). Pure.
+
+Sampling and training of successive batches overlap, so a step takes as long as the slower of the two. On one site both draw on
+the same nodes: of all x + y <= n the pair with the least max(T_gen(x), T_train(y)). Across two sites each has a pool of its own:
+the slower stage keeps its pool whole, the faster is cut to the fewest nodes that are still not slower. Of two splits that are
+equally fast the cheaper is better, by the cost of a node's hardware.
+
+The paper measures both times; here they are a model: engines' throughput (`throughput.py`) or points that were measured.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.policies.throughput import EngineModel
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step would be if it were not as measured: factors."""
+
+    length: float = 1.0
+    """Of every reply."""
+    training: float = 1.0
+    """Of the time that training takes for a token."""
+
+
+AS_MEASURED = Load()
+
+
+class Stage(Protocol):
+    """Seconds that sampling, or training, of one batch takes."""
+
+    def seconds(self, nodes: int, load: Load) -> float:
+        """On so many nodes, at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A stage that was measured at some numbers of nodes.
+
+    Between two of them node-seconds are taken to be linear, beyond them constant: the work is divided evenly.
+    """
+
+    measured: tuple[tuple[int, float], ...]
+    """(nodes, seconds), by nodes, at least one."""
+    trains: bool = False
+    """It is training; `Load.training` concerns it."""
+
+    def seconds(self, nodes: int, load: Load) -> float:
+        """See `Stage`."""
+        at = bisect_left(self.measured, (nodes, 0.0))
+        right = self.measured[min(at, len(self.measured) - 1)]
+        left = self.measured[max(at - 1, 0)]
+        work = right[0] * right[1]
+        if left[0] < nodes < right[0]:
+            share = (nodes - left[0]) / (right[0] - left[0])
+            work = left[0] * left[1] * (1 - share) + work * share
+        elif nodes < right[0]:
+            work = left[0] * left[1]
+        return work / nodes * load.length * (load.training if self.trains else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Generation by StreamRL's latency of an instance, PTL(BS) * L * ceil(M / BS), with the time of a decode step as PTL.
+
+    The longest reply, sampled alone, is the least that it can take.
+    """
+
+    engine: EngineModel
+    samples: int
+    """Replies of a step."""
+    reply: float
+    """Mean tokens of a reply."""
+    longest: float
+    """Tokens of a step's longest reply."""
+    prompt: float = 0.0
+    """Mean tokens before it."""
+    engines: int = 1
+    """Of one node."""
+    most: int = 256
+    """Replies that an engine samples at once."""
+    factor: float = 1.0
+    """What was measured, over what this says."""
+
+    def seconds(self, nodes: int, load: Load) -> float:
+        """See `Stage`."""
+        each = math.ceil(self.samples / (nodes * self.engines))
+        running = min(each, self.most)
+        reply, longest = self.reply * load.length, self.longest * load.length
+        step_s = self.engine.step_s(running, running * (self.prompt + reply / 2))
+        alone_s = self.engine.step_s(1, self.prompt + longest / 2)
+        return self.factor * max(step_s * reply * math.ceil(each / running), alone_s * longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Forward and backward of a batch, divided evenly, and what every step costs."""
+
+    samples: int
+    reply: float
+    prompt: float
+    token_s: float
+    """Seconds for one token on one node."""
+    fixed_s: float = 0.0
+
+    def seconds(self, nodes: int, load: Load) -> float:
+        """See `Stage`."""
+        tokens = self.samples * (self.prompt + self.reply * load.length)
+        return tokens * self.token_s * load.training / nodes + self.fixed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A kind of node. Speeds are relative to the node that the stages were measured on."""
+
+    cost: float = 1.0
+    generation: float = 1.0
+    training: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Nodes of one kind in one place."""
+
+    nodes: int
+    hardware: Hardware = Hardware()
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """So many nodes sample, so many train."""
+
+    rollout: int
+    train: int
+    generation_s: float
+    training_s: float
+    cost: float
+    """Of the nodes that are used."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return max(self.generation_s, self.training_s)
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """The least is best."""
+        return self.step_s, self.cost, self.rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the two stages may run. `train` None: one pool, which they share."""
+
+    generation: Stage
+    training: Stage
+    rollout: Pool
+    train: Pool | None = None
+
+    def split(self, rollout: int, train: int, load: Load = AS_MEASURED) -> Split:
+        """What this split would take and cost. It need not be possible."""
+        trains = (self.train or self.rollout).hardware
+        return Split(
+            rollout,
+            train,
+            self.generation.seconds(rollout, load) / self.rollout.hardware.generation,
+            self.training.seconds(train, load) / trains.training,
+            rollout * self.rollout.hardware.cost + train * trains.cost,
+        )
+
+    def allows(self, rollout: int, train: int) -> bool:
+        """Whether there are so many nodes."""
+        if self.train is None:
+            return min(rollout, train) >= 1 and rollout + train <= self.rollout.nodes
+        return 1 <= rollout <= self.rollout.nodes and 1 <= train <= self.train.nodes
+
+    def best(self, load: Load = AS_MEASURED) -> Split:
+        """The best split; no other is better by `Split.order`. Raises ValueError if there are too few nodes."""
+        if not self.allows(1, 1):
+            raise ValueError("a split needs a node that samples and one that trains")
+        return min(self._worth_a_look(load), key=lambda split: split.order)
+
+    def _worth_a_look(self, load: Load) -> Iterator[Split]:
+        """For each number of nodes that sample, the fewest that train as fast; where none do, the fastest."""
+        n, m = self.rollout.nodes, self.train.nodes if self.train else self.rollout.nodes - 1
+        training = _records([self.split(1, y, load).training_s for y in range(1, m + 1)])
+        for x in range(1, n + 1 if self.train else n):
+            most = m if self.train else n - x
+            able = training[: bisect_left(training, most + 1, key=lambda record: record[0])]
+            generation_s = self.split(x, 1, load).generation_s
+            at = bisect_left(able, -generation_s, key=lambda record: -record[1])
+            yield self.split(x, able[min(at, len(able) - 1)][0], load)
+
+
+def _records(seconds: Sequence[float]) -> list[tuple[int, float]]:
+    """(nodes, seconds) wherever one more node makes it faster than all fewer did."""
+    found: list[tuple[int, float]] = []
+    for nodes, value in enumerate(seconds, 1):
+        if not found or value < found[-1][1]:
+            found.append((nodes, value))
+    return found
+
+
+def neighbours(site: Site, split: Split) -> list[Split]:
+    """The splits that differ by one node, or by one that changes sides."""
+    moves = [(-1, 1), (-1, 0), (0, -1), (0, 1), (1, 0), (1, -1)]
+    pairs = [(split.rollout + x, split.train + y) for x, y in moves]
+    return [site.split(x, y) for x, y in pairs if site.allows(x, y)]
+
+
+SENSITIVITY: dict[str, Load] = {
+    "length -20%": Load(length=0.8),
+    "length +20%": Load(length=1.2),
+    "training -20%": Load(training=0.8),
+    "training +20%": Load(training=1.2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What a split is worth under another load than the one that it was made for."""
+
+    name: str
+    chosen: Split
+    best: Split
+    """The best under this load."""
+
+    @property
+    def loss(self) -> float:
+        """By which part the chosen split is slower than the best."""
+        return self.chosen.step_s / self.best.step_s - 1.0
+
+
+def sensitivity(site: Site, split: Split) -> list[Sensitivity]:
+    """The split under each load of `SENSITIVITY`."""
+    return [
+        Sensitivity(name, site.split(split.rollout, split.train, load), site.best(load))
+        for name, load in SENSITIVITY.items()
+    ]
