@@ -1,0 +1,162 @@
+"""Places from tags and capacities, and what is said where there is none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.cluster.errors import Unsatisfied
+from scheduler.cluster.tags import (
+    Capacity,
+    Group,
+    Need,
+    Node,
+    Seen,
+    assign,
+    check_counts,
+    match,
+    unmatched,
+)
+
+ENGINE = Need("engines", frozenset({"rollout"}))
+TRAINER = Need("trainer", frozenset({"train"}))
+
+
+def node(name: str, *tags: str, engines: int | None = None, **has: float) -> Node:
+    """A node of its own group."""
+    count = int("rollout" in tags) if engines is None else engines
+    capacity = Capacity(has.get("cpus", 8), int(has.get("gpus", 0)), has.get("memory_gb", 64))
+    return Node(name, Group(name, tags, engines=count), Seen(name, {}, capacity))
+
+
+def seen(*names: str, **labels: str) -> list[Seen]:
+    """Nodes with these labels."""
+    return [Seen(name, labels, Capacity(8, 0, 64)) for name in names]
+
+
+def test_three_topologies_are_three_sets_of_tags() -> None:
+    one = node("one", "rollout", "train", engines=2)
+    colocated = assign([one], ENGINE, TRAINER)
+    assert colocated.roles(one) == "2 engines + trainer rank 0"
+    sampler, learner = node("s", "rollout"), node("l", "train")
+    disaggregated = assign([sampler, learner], ENGINE, TRAINER)
+    assert (disaggregated.roles(sampler), disaggregated.roles(learner)) == ("1 engine", "trainer rank 0")
+    both = node("b", "rollout", "train")
+    mixed = assign([both, sampler], ENGINE, TRAINER)
+    assert (mixed.roles(both), mixed.roles(sampler)) == ("1 engine + trainer rank 0", "1 engine")
+
+
+def test_ranks_go_to_nodes_that_do_nothing_else_first_and_fill_each() -> None:
+    nodes = [node("both", "rollout", "train", gpus=4), node("pure", "train", gpus=4)]
+    need = Need("trainer", frozenset({"train"}), Capacity(gpus=2))
+    found = assign(nodes, ENGINE, need, ranks=3).ranks
+    assert [(place.node.name, place.number, place.devices) for place in found] == [
+        ("pure", 0, (0, 1)),
+        ("pure", 1, (2, 3)),
+        ("both", 0, (0, 1)),
+    ]
+
+
+def test_ranks_that_need_nothing_are_spread_evenly() -> None:
+    found = assign([node("e", "rollout"), node("a", "train"), node("b", "train")], ENGINE, TRAINER, ranks=4)
+    assert [place.node.name for place in found.ranks] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "engine", "trainer", "ranks", "said"),
+    [
+        ([node("a", "train")], ENGINE, None, 1, "no place for an engine: no node has the tag rollout (a: train)"),
+        ([node("a", "rollout")], ENGINE, TRAINER, 1, "no place for the trainer: no node has the tag train (a: rollout)"),
+        ([node("a", "train", engines=1)], ENGINE, None, 1, "node a: engines = 1, but it lacks the tag rollout"),
+        (
+            [node("a", "rollout", engines=3, gpus=2)],
+            Need("engines", frozenset({"rollout"}), Capacity(gpus=1)),
+            None,
+            1,
+            "node a: 3 of engines need 3 gpus (it has 2)",
+        ),
+        (
+            [node("a", "rollout"), node("b", "train", memory_gb=10)],
+            ENGINE,
+            Need("trainer", frozenset({"train"}), Capacity(memory_gb=8)),
+            2,
+            "the trainer has 2 ranks, and there is room for 1 on the nodes tagged train (b: room for 1)",
+        ),
+        (
+            [node("a", "rollout", "h100"), node("b", "train")],
+            Need("engines", frozenset({"rollout", "b200"})),
+            None,
+            1,
+            "node a: engines = 1, but it lacks the tag b200",
+        ),
+        ([], ENGINE, None, 1, "no node is there for the tag rollout"),
+    ],
+)  # fmt: skip
+def test_what_nobody_satisfies_is_named(
+    nodes: list[Node], engine: Need, trainer: Need | None, ranks: int, said: str
+) -> None:
+    with pytest.raises(Unsatisfied) as raised:
+        assign(nodes, engine, trainer, ranks)
+    assert said in str(raised.value)
+
+
+@given(st.data())
+def test_no_node_gets_more_than_it_holds_and_every_rank_a_place(data: st.DataObject) -> None:
+    tags = st.sets(st.sampled_from(["rollout", "train"])).map(lambda found: tuple(sorted(found)))
+    sizes = data.draw(st.lists(st.tuples(tags, st.integers(0, 4)), max_size=5))
+    nodes = [node(f"n{i}", *tags, gpus=gpus) for i, (tags, gpus) in enumerate(sizes)]
+    need = Need("trainer", frozenset({"train"}), Capacity(gpus=data.draw(st.integers(0, 2))))
+    ranks = data.draw(st.integers(1, 6))
+    try:
+        found = assign(nodes, ENGINE, need, ranks)
+    except Unsatisfied:
+        return
+    assert len(found.ranks) == ranks
+    for one in nodes:
+        devices = [device for place in found.ranks if place.node == one for device in place.devices]
+        assert len(devices) == len(set(devices)) <= one.seen.capacity.gpus
+        assert max(devices, default=-1) < one.seen.capacity.gpus
+    assert all("train" in place.node.tags for place in found.ranks)
+    assert all("rollout" in place.node.tags for place in found.engines)
+
+
+def test_groups_that_ask_for_more_choose_first() -> None:
+    groups = [Group("any", ("rollout",), most=9, count=1), Group("both", ("rollout", "train"))]
+    there = [*seen("x", rollout="true", train="true"), *seen("y", rollout="true")]
+    found = {one.name: one.seen.id for one in match(groups, there, {})}
+    assert found == {"both": "x", "any-y": "y"}
+
+
+def test_a_node_stays_in_its_group_and_late_ones_are_used() -> None:
+    groups = [Group("g", ("rollout",), engines=1, count=1, most=2)]
+    first = match(groups, seen("b", rollout="true"), {})
+    kept = {one.seen.id: one.name for one in first}
+    later = match(groups, seen("a", "b", "c", rollout="true"), kept)
+    assert [one.seen.id for one in later] == ["b", "a"], "and no more than `most`"
+    assert [one.seen.id for one in match(groups, seen("a", "c", rollout="true"), kept)] == ["a", "c"]
+
+
+def test_spare_nodes_are_used_only_when_they_may_be() -> None:
+    groups = [Group("g", ("rollout",), engines=1, count=1, most=9)]
+    there = seen("a", "b", "c", rollout="true")
+    none = match(groups, there, {}, spare=0)
+    assert [one.seen.id for one in none] == ["a"]
+    assert [s.id for s in unmatched(groups, there, none)] == ["b", "c"]
+    kept = {one.seen.id: one.name for one in none}
+    assert [one.seen.id for one in match(groups, there, kept, spare=1)] == ["a", "b"]
+    lost = match(groups, seen("b", "c", rollout="true"), kept, spare=0)
+    assert [one.seen.id for one in lost] == ["b"], "a spare takes the place of one that left"
+
+
+def test_a_label_that_no_node_has_is_named() -> None:
+    groups = [Group("h", ("rollout",), hardware="h100", count=2, most=2)]
+    there = [*seen("a", rollout="true", hardware="h100"), *seen("b", rollout="true", hardware="cpu")]
+    with pytest.raises(
+        Unsatisfied, match="needs 2 nodes with the labels rollout=true, hardware=h100, and there are 1"
+    ):
+        check_counts(groups, there, match(groups, there, {}))
+    with pytest.raises(
+        Unsatisfied, match=r"no node has the label train=true\. There is: a \(hardware=h100, rollout"
+    ):
+        check_counts([Group("t", ("train",))], there, [])
