@@ -9,6 +9,7 @@ from scheduler.reactor.clock import Tag
 from scheduler.reactor.elements import Effect, Element, LogicalAction, Output, Reaction, Source, TopologyError
 
 if TYPE_CHECKING:
+    from scheduler.reactor.elements import Body
     from scheduler.reactor.runtime import Runtime
 
 T = TypeVar("T")
@@ -100,13 +101,15 @@ class Context:
 
     # From the runtime
 
-    def open(self) -> None:
-        """The reaction begins."""
+    def run(self, body: Body) -> None:
+        """Runs the reaction, and keeps what it raises."""
         self._sources, self._effects = self.reaction.sources, self.reaction.effects
-
-    def close(self) -> None:
-        """The reaction has returned."""
-        self._sources = self._effects = _NOTHING
+        try:
+            body(self)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._sources = self._effects = _NOTHING
 
     def triggers(self) -> str:
         """Which of its triggers are present, as JSON."""

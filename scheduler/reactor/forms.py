@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,11 +79,12 @@ class _Source:
     def __init__(self) -> None:
         self._names: dict[str, Any] = {
             "write_str": encode_basestring_ascii,
-            "write_float": _write_float,
             "write_int": int.__repr__,
             "TRUE": "true",
             "FALSE": "false",
             "NULL": "null",
+            "N": "n",
+            "NOT_FINITE": {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"},
         }
         self._lines: list[str] = []
         self._tables: list[str] = []
@@ -151,7 +151,9 @@ class _Source:
             return "NULL"
         if declared is bool:
             return f"(TRUE if {v} else FALSE)"
-        if declared in (str, int, float):
+        if declared is float:
+            return f"(r if N not in (r := repr({v})) else NOT_FINITE[r])"
+        if declared in (str, int):
             return f"write_{declared.__name__}({v})"
         return f"{self._once(self._text_function, declared)}({v})"
 
@@ -163,6 +165,9 @@ class _Source:
             told = f"{{{self._name({(type(arg), arg): json.dumps(arg) for arg in args})}[type(v), v]}}"
         elif is_union(declared):
             told = f"{{{self._table(self._first_text, args)}[type(v)](v)}}"
+        elif origin is tuple and is_open(args) and args[0] in (int, float):
+            self._text_numbers(name)
+            return
         elif origin is tuple and is_open(args):
             told = f'[{{",".join([{self.text(args[0], "item")} for item in v])}}]'
         elif origin is tuple:
@@ -174,6 +179,14 @@ class _Source:
                 members.append(f"{_quoted(field)}:{{{self.text(of, f'v.{field}')}}}")
             told = "{{" + ",".join(members) + "}}"
         self.function(name, f"return f'{told}'")
+
+    def _text_numbers(self, name: str) -> None:
+        """`repr` writes a list of numbers at once, and as JSON does if all of them are finite."""
+        self.function(
+            name,
+            "r = repr([*v]).replace(' ', '')",
+            "return r if N not in r else '[' + ','.join([NOT_FINITE.get(w, w) for w in map(repr, v)]) + ']'",
+        )
 
     def _first_text(self, name: str, arms: Sequence[Any]) -> None:
         lines = [f"if {self.fits(arm, 'v')}: return {self.text(arm, 'v')}" for arm in arms[:-1]]
@@ -221,13 +234,6 @@ def _classes(declared: Any) -> tuple[type, ...]:
     if opaque(declared) is not None:
         return (declared.__origin__,)
     return (get_origin(declared) or declared,)
-
-
-def _write_float(value: float) -> str:
-    """As `json.dumps` does it; a float may be an int."""
-    if type(value) is int or math.isfinite(value):
-        return repr(value)
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
 def _quoted(name: str) -> str:

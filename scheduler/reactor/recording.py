@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
 from json.encoder import encode_basestring_ascii
@@ -172,22 +172,23 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
     raise ValueError(f"no line of a recording: {line}")
 
 
-# Writing: what a runtime does at every tag, so these write the text of a line without the objects above
+# Writing: what a runtime does at every tag, so it writes lines as text, not by the objects above
 
 
-def event_line(tag: Tag, action: PhysicalAction[Any], value: str) -> str:
-    """The line of an `Event`; `value` is JSON."""
-    return f'{{"tag":[{tag[0]},{tag[1]}],"action":{action.quoted},"value":{value}}}'
+def event_line(tag: str, action: PhysicalAction[Any], value: str) -> str:
+    """The line of an `Event`; `tag` and `value` are JSON."""
+    return f'{{"tag":{tag},"action":{action.quoted},"value":{value}}}'
 
 
-def decision_line(
-    tag: Tag, port: Output[Any], value: str, reaction: Reaction, triggers: str, why: str
-) -> str:
-    """The line of a `Decision`; `value` and `triggers` are JSON."""
-    return (
-        f'{{"tag":[{tag[0]},{tag[1]}],"port":{port.quoted},"value":{value},"reaction":{reaction.quoted},'
-        f'"triggers":{triggers},"why":{encode_basestring_ascii(why)}}}'
-    )
+def decision_lines(
+    tag: str, reaction: Reaction, triggers: str, sent: Iterable[tuple[Output[Any], Any, str, str]]
+) -> list[str]:
+    """The lines of what a reaction sent at one tag: port, value, its JSON, and why; `tag` and `triggers` are JSON."""
+    head, tail = f'{{"tag":{tag},"port":', f',"reaction":{reaction.quoted},"triggers":{triggers},"why":'
+    return [
+        f'{head}{port.quoted},"value":{text}{tail}{encode_basestring_ascii(why)}}}'
+        for port, _, text, why in sent
+    ]
 
 
 class Recorder(Protocol):
@@ -196,11 +197,8 @@ class Recorder(Protocol):
     def begin(self, program: Program, start: int) -> None:
         """The run starts."""
 
-    def write(self, line: str) -> None:
-        """Something happened, or was decided, at the current tag."""
-
-    def flush(self, tag: Tag) -> bool:
-        """The tag is complete, or failed. Answers whether there is still somebody who records."""
+    def write(self, tag: Tag, lines: Sequence[str]) -> bool:
+        """The tag is complete, or failed, and this happened and was decided. Answers whether to go on recording."""
 
 
 class Recording:
@@ -218,7 +216,6 @@ class Recording:
         self._limit = limit
         self._on_full = on_full
         self._size = 0
-        self._lines: list[str] = []
         self._last: Tag | None = None
         self.full = False
         """Whether it ended because it was long enough."""
@@ -245,21 +242,15 @@ class Recording:
     def begin(self, program: Program, start: int) -> None:
         """See `Recorder`."""
         header = Header(program.name, self._settings, program.digest(), start)
-        self.write(json.dumps(header.to_json(), separators=(",", ":")))
-        self._save()
+        self._save([line(header)])
 
-    def write(self, line: str) -> None:
-        """See `Recorder`."""
-        self._lines.append(line)
-
-    def flush(self, tag: Tag) -> bool:
+    def write(self, tag: Tag, lines: Sequence[str]) -> bool:
         """See `Recorder`."""
         self._last = tag
-        if self._lines:
-            self._save()
+        if lines:
+            self._save(lines)
         if self._limit is not None and self._size >= self._limit and not self.full:
-            self.write(json.dumps(Full(tag, self._size).to_json(), separators=(",", ":")))
-            self._save()
+            self._save([line(Full(tag, self._size))])
             self.full = True
             self._on_full()
         return not self.full
@@ -269,16 +260,19 @@ class Recording:
         if self._file.closed:
             return
         if self._last is not None and not self.full:
-            self.write(json.dumps(End(self._last).to_json(), separators=(",", ":")))
-            self._save()
+            self._save([line(End(self._last))])
         self._file.close()
 
-    def _save(self) -> None:
-        left = memoryview(("\n".join(self._lines) + "\n").encode())
-        self._lines.clear()
+    def _save(self, lines: Sequence[str]) -> None:
+        left = memoryview(("\n".join(lines) + "\n").encode())
         self._size += len(left)
         while left:
             left = left[self._file.write(left) :]
+
+
+def line(entry: Header | Entry) -> str:
+    """One entry as it stands in a recording."""
+    return json.dumps(entry.to_json(), separators=(",", ":"))
 
 
 def _ends_whole(file: FileIO) -> bool:

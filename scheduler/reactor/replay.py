@@ -9,7 +9,7 @@ again by the reactions that made them, and only their descriptions are compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -119,12 +119,9 @@ class _Memory:
     def begin(self, program: Program, start: int) -> None:
         """Nothing to say."""
 
-    def write(self, line: str) -> None:
+    def write(self, tag: Tag, lines: Sequence[str]) -> bool:
         """Keeps it."""
-        self.entries.append(entry_from_json(json.loads(line)))
-
-    def flush(self, tag: Tag) -> bool:
-        """Nothing to do."""
+        self.entries += [entry_from_json(json.loads(line)) for line in lines]
         return True
 
 

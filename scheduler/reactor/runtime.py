@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import json
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -25,7 +24,7 @@ from typing import Any, TypeVar
 from scheduler.reactor.clock import SECOND, Clock, Tag, VirtualClock
 from scheduler.reactor.context import Context, refuse
 from scheduler.reactor.elements import STARTUP, Output, PhysicalAction, Reaction, Source, TopologyError
-from scheduler.reactor.recording import Failure, Late, Recorder, decision_line, event_line
+from scheduler.reactor.recording import Failure, Late, Recorder, decision_lines, event_line, line
 from scheduler.reactor.topology import Program
 from scheduler.reactor.workers import Workers
 
@@ -48,9 +47,11 @@ class Runtime:
         self.program = program
         self.clock = clock
         self.tag = Tag(-1)
+        self._next, self._at = Tag(-1, 1), ""
         self.present: dict[Source[Any] | Output[Any], Any] = {}
         self.wake: Callable[[], None] = _nothing
         self._recording = recording
+        self._lines: list[str] = []
         self._workers = Workers(workers, program.name) if workers else None
         self._observers: dict[Output[Any], list[Observer]] = {}
         self._observed: list[tuple[Output[Any], Any]] = []
@@ -156,19 +157,19 @@ class Runtime:
     # One tag
 
     def _run(self, tag: Tag) -> None:
-        self.tag = tag
+        self.tag, self._next, self._at = tag, tag.after(0), f"[{tag.time},{tag.microstep}]"
         self.present.clear()
-        recording = self._recording
         try:
             for source, value in self._events.pop(tag).items():
-                if recording is not None and isinstance(source, PhysicalAction):
-                    recording.write(event_line(tag, source, source.form.text(value)))
+                if isinstance(source, PhysicalAction) and self._recording is not None:
+                    self._lines.append(event_line(self._at, source, source.form.text(value)))
                 self._arrive(source, value)
             for level in self._levels:
                 if level:
                     self._run_level(level)
         finally:
-            if recording is not None and not recording.flush(tag):
+            lines, self._lines = self._lines, []
+            if self._recording is not None and not self._recording.write(tag, lines):
                 self._recording = None
         if self._observed:
             self._tell(tag)
@@ -204,34 +205,29 @@ class Runtime:
         """Runs a reaction, perhaps in another thread; what comes of it is in its context."""
         reaction = context.reaction
         context.queued = False
-        context.late = reaction.late is not None and self._is_late(reaction)
-        body = reaction.late if context.late and reaction.late is not None else reaction.body
-        context.open()
-        try:
-            body(context)
-        except BaseException as error:
-            context.error = error
-        finally:
-            context.close()
+        if reaction.late is None:
+            context.run(reaction.body)
+        else:
+            context.late = self._is_late(reaction)
+            context.run(reaction.late if context.late else reaction.body)
 
     def _apply(self, context: Context) -> None:
         """Does what a reaction wrote, and raises what it raised."""
-        if context.late and self._recording is not None:
-            self._recording.write(_line(Late(self.tag, context.reaction.path)))
+        if context.late:
+            self._lines.append(line(Late(self.tag, context.reaction.path)))
         if context.sent:
             self._send(context)
-        for action, value, after in context.scheduled:
-            self._put_free(action, value, after)
-        context.scheduled.clear()
+        if context.scheduled:
+            for action, value, after in context.scheduled:
+                self._put_free(action, value, after)
+            context.scheduled.clear()
         if context.error is not None:
             self._fail(context, context.error)
 
     def _send(self, context: Context) -> None:
-        recording, reaction = self._recording, context.reaction
-        triggers = context.triggers() if recording is not None else ""
-        for port, value, text, why in context.sent:
-            if recording is not None:
-                recording.write(decision_line(self.tag, port, text, reaction, triggers, why))
+        if self._recording is not None:
+            self._lines += decision_lines(self._at, context.reaction, context.triggers(), context.sent)
+        for port, value, _, _ in context.sent:
             for target, after in self._connected.get(port, ()):
                 if after is None:
                     self._arrive(target, value)
@@ -242,10 +238,8 @@ class Runtime:
         context.sent.clear()
 
     def _fail(self, context: Context, error: BaseException) -> None:
-        context.error = None
         error.add_note(f"in reaction {context.reaction.path} at {self.tag}")
-        if self._recording is not None:
-            self._recording.write(_line(Failure(self.tag, context.reaction.path, type(error).__name__)))
+        self._lines.append(line(Failure(self.tag, context.reaction.path, type(error).__name__)))
         raise error
 
     def _tell(self, tag: Tag) -> None:
@@ -274,7 +268,7 @@ class Runtime:
             events[source] = value
 
     def _put_free(self, source: Source[Any], value: Any, after: int) -> None:
-        tag = self.tag.after(after)
+        tag = self.tag.after(after) if after else self._next
         while source in self._events.get(tag, ()):
             tag = tag.after(0)
         self._put(source, value, tag)
@@ -301,10 +295,6 @@ async def drive(runtime: Runtime) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await woken.wait()
-
-
-def _line(entry: Late | Failure) -> str:
-    return json.dumps(entry.to_json(), separators=(",", ":"))
 
 
 def _nothing() -> None:

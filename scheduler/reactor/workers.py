@@ -27,6 +27,8 @@ class Workers:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Does all jobs, and returns when the last has ended. They must not raise."""
+        if not jobs:
+            return
         shared = _Jobs(jobs)
         for _ in range(min(len(self._threads), len(jobs) - 1)):
             self._lists.put(shared)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.reactor import codec
+from scheduler.reactor import Opaque, codec
+from scheduler.reactor.forms import form
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,15 @@ class Listed:
 
 
 LEAVES = st.builds(Leaf, st.integers(), st.floats(allow_nan=False) | st.integers(-5, 5), st.booleans())
+Buffer = Annotated[bytearray, Opaque(lambda buffer: f"{len(buffer)} bytes")]
+
+
+@dataclass(frozen=True)
+class Frame:
+    number: int
+    pixels: Buffer | None
+
+
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6)
 TWIGS = st.recursive(
     st.builds(
@@ -157,3 +167,47 @@ def test_the_description_changes_with_the_fields() -> None:
     assert codec.describe(Leaf) == "Leaf(n:int,x:float,on:bool)"
     assert codec.describe(Twig).endswith("pair:(int,str),twigs:(Twig,...))")
     assert codec.describe(Literal["a", 1] | None) == "'a'|1|None"
+
+
+NUMBERS = st.floats() | st.integers()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(NUMBERS, max_size=4).map(tuple),
+    NUMBERS,
+    TEXT,
+    st.booleans(),
+    st.sampled_from(["é", '"', 3, False, None]),
+)
+def test_the_text_is_what_json_would_write(
+    numbers: tuple[float, ...], one: float, text: str, yes: bool, named: Any
+) -> None:
+    declared = tuple[
+        tuple[float, ...], float | None, str | tuple[int, ...], bool, Literal["é", '"', 3, False, None]
+    ]
+    value = (numbers, one, text, yes, named)
+    codec.check(value, declared)
+    plain = [list(numbers), one, text, yes, named]
+    assert form(declared).text(value) == json.dumps(plain, separators=(",", ":"))
+
+
+def test_arms_of_one_class_are_told_apart() -> None:
+    declared = tuple[int, ...] | tuple[str, bool] | Literal["a", 1]
+    assert form(declared).text(("a", True)) == '["a",true]'
+    assert form(declared).text((1, 2)) == "[1,2]"
+    for wrong in ((1, "a"), True, "b", 2):
+        assert not form(declared).fits(wrong)
+
+
+def test_an_opaque_value_goes_through_unseen() -> None:
+    frame = Frame(1, bytearray(7))
+    codec.check(frame, Frame)
+    assert codec.to_json(frame, Frame) == {"type": "Frame", "number": 1, "pixels": {"opaque": "7 bytes"}}
+    assert codec.describe(Frame) == "Frame(number:int,pixels:opaque bytearray|None)"
+    assert not codec.recorded(tuple[Frame, ...])
+    assert codec.recorded(Twig)
+    with pytest.raises(TypeError, match="expected"):
+        codec.check(Frame(1, b"7"), Frame)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not recorded"):
+        codec.from_json({"opaque": "7 bytes"}, Buffer)

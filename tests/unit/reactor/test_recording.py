@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from scheduler.reactor import (
     MILLISECOND,
     SECOND,
+    STARTUP,
     BadRecording,
+    Context,
+    Opaque,
     Program,
+    Reactor,
     Recording,
     ReplayReport,
     Runtime,
     Tag,
+    TopologyError,
     VirtualClock,
     replay,
 )
-from scheduler.reactor.recording import Decision, Event, Late, read
+from scheduler.reactor.recording import Decision, Event, Full, Late, read
 from tests.unit.reactor.toys import Again, Fleet, Log, Lost, toy
 
 
@@ -273,3 +279,102 @@ def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         Recording.open(tmp_path / "r", {"path": tmp_path})
     assert not (tmp_path / "r").exists()
+
+
+# A recording that is long enough
+
+
+def limited(path: Path, limit: int, events: int = 6) -> tuple[list[int], int]:
+    """A run whose recording has a limit; answers what was counted in it, and how often it was said that it is full."""
+    program, said, seen = toy({}), [], []
+    fleet, log = program.reactors
+    assert isinstance(fleet, Fleet)
+    assert isinstance(log, Log)
+    recording = Recording.open(path, {}, limit, on_full=lambda: said.append(path.stat().st_size))
+    runtime = Runtime(program, VirtualClock(), recording)
+    runtime.observe(log.count, lambda _, value: seen.append(value))
+    runtime.start()
+    for number in range(events):
+        runtime.inject(fleet.lost, Lost(f"e{number}"))
+        runtime.run_until(number * SECOND)
+    recording.close()
+    assert recording.full == bool(said)
+    return seen, len(said)
+
+
+def test_a_recording_ends_at_its_limit_and_the_program_goes_on(tmp_path: Path) -> None:
+    whole, _ = limited(tmp_path / "whole", 10**9)
+    assert limited(tmp_path / "r", 1200) == (whole, 1)
+    lines = (tmp_path / "r").read_text().splitlines()
+    size = len(("\n".join(lines[:-1]) + "\n").encode())
+    assert 1200 <= size < 1800
+    assert json.loads(lines[-1]) == {"tag": json.loads(lines[-2])["tag"], "full": size}
+    assert (tmp_path / "whole").read_text().splitlines()[: len(lines) - 1] == lines[:-1]
+    report = replay(tmp_path / "r", toy)
+    assert report.equal
+    assert report.runs[0].run.full
+    assert isinstance(report.runs[0].run.entries[-1], Full)
+    assert not replay_lines([*lines[:-2], lines[-1]]).equal, "up to its end nothing may be missing"
+
+
+def test_every_run_of_a_file_has_the_limit_for_itself(tmp_path: Path) -> None:
+    for _ in range(2):
+        limited(tmp_path / "r", 1200)
+    report = replay(tmp_path / "r", toy)
+    assert [run.run.full for run in report.runs] == [True, True]
+    assert len({run.events for run in report.runs}) == 1
+
+
+def test_a_header_alone_may_reach_the_limit(tmp_path: Path) -> None:
+    limited(tmp_path / "r", 1)
+    assert [json.loads(line).get("full") is None for line in (tmp_path / "r").read_text().splitlines()] == [
+        True,
+        False,
+    ]
+    assert replay(tmp_path / "r", toy).equal
+
+
+# What is not recorded
+
+Buffer = Annotated[bytearray, Opaque(lambda buffer: f"crc32 {zlib.crc32(buffer)}")]
+
+
+def painter(settings: dict[str, Any]) -> Program:
+    """Makes a buffer at its start, and paints in it whenever it hears of a color."""
+    reactor, declared = Reactor("painter"), Buffer
+    color = reactor.physical("color", int)
+    canvas = reactor.logical("canvas", declared)
+    shown = reactor.output("shown", declared)
+    kept = bytearray(settings["size"])
+
+    def paint(now: Context) -> None:
+        kept[now.get(color) or 0] += 1
+        now.schedule(canvas, bytearray(kept))
+
+    reactor.reaction(paint, on=[STARTUP, color], writes=[canvas])
+    reactor.reaction(lambda now: now.set(shown, now[canvas]), on=[canvas], writes=[shown], name="show")
+    return Program("painter", [reactor]).seal()
+
+
+def test_opaque_values_are_made_again_and_compared_by_their_description(tmp_path: Path) -> None:
+    program = painter({"size": 5})
+    recording = Recording.open(tmp_path / "r", {"size": 5})
+    runtime = Runtime(program, VirtualClock(), recording)
+    runtime.start()
+    for color in (1, 4, 1):
+        runtime.inject(program.elements["painter.color"], color)  # type: ignore[arg-type]
+        runtime.run_until(runtime.tag.time + 1)
+    recording.close()
+    lines = (tmp_path / "r").read_text().splitlines()
+    assert next(json.loads(line)["value"] for line in lines if '"port"' in line) == {
+        "opaque": f"crc32 {zlib.crc32(bytes([1, 0, 0, 0, 0]))}"
+    }
+    assert replay_lines(lines, painter).decisions == 4
+    assert replay_lines(lines, painter).equal
+    assert not replay_lines(lines, lambda _: painter({"size": 6})).equal
+
+
+def test_an_event_from_outside_cannot_be_opaque() -> None:
+    declared: Any = tuple[Buffer, ...]
+    with pytest.raises(TopologyError, match="opaque"):
+        Reactor("a").physical("event", declared)
