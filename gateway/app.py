@@ -23,6 +23,7 @@ from gateway.api import (
     health,
     messages,
     models,
+    nodes,
     peers,
     responses,
     staleness,
@@ -67,7 +68,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     app.state.drain = drain = Drain()
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
-    for module in (episodes, batches, staleness, weights, engines, health, peers, cluster):
+    for module in (episodes, batches, staleness, weights, engines, nodes, health, peers, cluster):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(express.Express)

@@ -422,6 +422,69 @@ class BusSettings(Section):
     """How long what a dead process has logged of its calls is kept for their retries."""
 
 
+class NodeSettings(Section):
+    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/scheduler.md)."""
+
+    tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
+    tag is a description."""
+    zone: str = Field("", max_length=64)
+    hardware: str = Field("", max_length=64)
+    capacity: dict[Name, float] = Field({}, max_length=64)
+    """Such as `{ gpus = 8 }`; only shown."""
+    engines: int = Field(0, ge=0, le=256)
+    """To start there, as `[engine]` says; they are called NAME-0, NAME-1, ..."""
+    urls: tuple[str, ...] = ()
+    """Instead, engines that are there already."""
+    model: str | None = None
+    """Which model its engines run; the first trained one, if none is named."""
+
+    @model_validator(mode="after")
+    def _engines_can_be(self) -> Self:
+        if self.engines and self.urls:
+            raise ValueError("`engines` are started, `urls` are there already: one of the two")
+        if (self.engines or self.urls) and "rollout" not in self.tags:
+            raise ValueError("engines need the tag 'rollout': without it they would never wake")
+        return self
+
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """One for each engine: where it is, or None if it is to be started."""
+        return self.urls or (None,) * self.engines
+
+
+class LendingSettings(Section):
+    """`[lending]`: nodes with the tags `rollout` and `train`, which sample while their trainer waits (docs/scheduler.md)."""
+
+    enabled: bool = True
+    """False: their engines never wake."""
+    margin_s: float = Field(1.0, ge=0, le=3600)
+    """By how much the predicted wait must exceed the measured cost of the switch; and how much earlier than that a node is called
+    back."""
+    min_stay_s: float = Field(5.0, ge=0, le=3600)
+    """The shortest time for which a node is lent, unless its trainer claims it; and between a call back and the next loan."""
+    deadline_s: float = Field(30.0, ge=0.2, le=3600)
+    """How long a trainer waits for its node at most. An engine that does not sleep after half of it is killed."""
+    claim_s: float = Field(30.0, ge=0.5, le=3600)
+    """How long a trainer that has a node may say nothing before it is lent again; and how long a node is left alone at the
+    gateway's start, unless its trainer speaks."""
+    smooth_s: float = Field(10.0, ge=0.1, le=3600)
+    """How far back the measured speed reaches by which it is predicted how long a trainer will wait."""
+    pinned_s: float | None = Field(None, ge=0, le=3600)
+    """How long a call that cannot move may go on in an engine that is put to sleep; a quarter of `deadline_s`, if not given."""
+
+    @model_validator(mode="after")
+    def _pinned_calls_end_in_time(self) -> Self:
+        if self.grace_s > self.deadline_s / 2:
+            raise ValueError("pinned_s must be no more than half of deadline_s: then the engine is killed")
+        return self
+
+    @property
+    def grace_s(self) -> float:
+        """`pinned_s`, or what stands for it."""
+        return self.deadline_s / 4 if self.pinned_s is None else self.pinned_s
+
+
 class FeedSettings(Section):
     """`[feed]`: leases."""
 

@@ -28,6 +28,7 @@ from gateway.control.conversations import Conversations
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost, ModelEngines, Sure
 from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
+from gateway.control.nodes import Nodes
 from gateway.control.openings import Openings
 from gateway.control.versions import Versions
 from gateway.engines.address import check_engines
@@ -47,6 +48,7 @@ from gateway.peers.membership import Membership
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.handover import Handover
 from gateway.rollout.pace import Pace
+from gateway.rollout.peers import NoPeers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies
 from gateway.rollout.slot import Slot
@@ -139,7 +141,9 @@ async def open_control(
         stack.push_async_callback(host.close)
         for name, ledger in ledgers.items():
             ledger.hosted(host.program.ledgers[name].rule, partial(host.decide, name))
+        nodes = Nodes(settings, host, ledgers, hub or NoPeers())
         host.start()
+        nodes.begin()
         if hub is not None:
             hub.on_trouble = partial(_look_into, host)
         opened = [
@@ -156,13 +160,18 @@ async def open_control(
         for model in opened:
             stack.push_async_callback(model.versions.close)
         waits = hub is None
-        await asyncio.gather(*(m.versions.start(settings.engine_of(m.name), wait=waits) for m in opened))
+        await asyncio.gather(
+            *(
+                m.versions.start(settings.engine_of(m.name), wait=waits, on_nodes=nodes.slots(m.name))
+                for m in opened
+            )
+        )
         openings = Openings(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
-        stack.enter_context(_deciding(services, opened, Control(host, episodes, callers, fence, hub)))
+        stack.enter_context(_deciding(services, opened, Control(host, episodes, callers, fence, hub, nodes)))
         log.info("ready: %s", settings.server.url)
         stack.push_async_callback(host.close)  # first of all: engines are another coordinator's then
-        await stack.enter_async_context(_tended(services, host, episodes, database))
+        await stack.enter_async_context(_tended(services, host, episodes, nodes, database))
         yield
 
 
@@ -234,7 +243,9 @@ def _engines(services: Services, hub: Hub | None, sure: Sure | None) -> dict[str
     settings, found = services.settings, {}
     for model in services.models:
         engine = settings.engine_of(model.name)
-        steps = EngineSteps(model.pool, model.settings, engine, settings.update, hub, sure)
+        steps = EngineSteps(
+            model.pool, model.settings, engine, settings.update, hub, sure, settings.lending.grace_s
+        )
         found[model.name] = ModelEngines(model.pool, steps, engine)
     return found
 
@@ -268,7 +279,7 @@ async def _open_model(
 
 @asynccontextmanager
 async def _tended(
-    services: Services, host: ControlHost, episodes: Episodes, database: Database
+    services: Services, host: ControlHost, episodes: Episodes, nodes: Nodes, database: Database
 ) -> AsyncIterator[None]:
     """What the coordinator does without being asked."""
     settings = services.settings
@@ -278,6 +289,7 @@ async def _tended(
         asyncio.create_task(_tend(partial(_show, services), snapshot.EVERY_S), name="tend-snapshot"),
         asyncio.create_task(_tend(episodes.sweep, _TEND_EVERY_S), name="tend-episodes"),
         asyncio.create_task(_tend(host.tend, _TEND_EVERY_S), name="tend-engines"),
+        asyncio.create_task(_tend(nodes.tend, _TEND_EVERY_S), name="tend-nodes"),
         asyncio.create_task(_tend(host.check_health, health_s), name="check-health"),
         asyncio.create_task(_tend(old, settings.retention.every_s), name="tend-retention"),
     ]

@@ -14,6 +14,7 @@ import os
 import tomllib
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,9 +29,11 @@ from gateway.sections import (
     EpisodeSettings,
     FeedSettings,
     GraderSettings,
+    LendingSettings,
     LimitsSettings,
     ModelSettings,
     Name,
+    NodeSettings,
     ProjectSettings,
     QueueSettings,
     RetentionSettings,
@@ -40,6 +43,8 @@ from gateway.sections import (
     StalenessSettings,
     StoreSettings,
     UpdateSettings,
+    is_public,
+    public_engine,
 )
 
 ENVIRONMENT = {
@@ -82,6 +87,8 @@ class Settings(Section):
     cluster: ClusterSettings = ClusterSettings()
     update: UpdateSettings = UpdateSettings()
     queue: QueueSettings = QueueSettings()
+    nodes: dict[Name, NodeSettings] = Field(default_factory=dict)
+    lending: LendingSettings = LendingSettings()
     feed: FeedSettings = FeedSettings()
     control: ControlSettings = ControlSettings()
 
@@ -179,12 +186,36 @@ class Settings(Section):
     @model_validator(mode="after")
     def _engines_are_not_shared(self) -> Self:
         engines = [self.engine_of(name) for name, model in self.models.items() if model.upstream is None]
-        urls = [url for engine in engines for url in engine.places if url is not None]
+        places = [*(place for engine in engines for place in engine.places)]
+        places += [place for node in self.nodes.values() for place in node.places]
+        urls = [url for url in places if url is not None]
         if shared := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(
                 f"an engine runs one model: give each of several a [models.NAME.engine] ({shared[0]})"
             )
         return self
+
+    @model_validator(mode="after")
+    def _nodes_have_engines_that_can_be(self) -> Self:
+        for name, node in self.nodes.items():
+            model = self.model_on(name)
+            if model not in self.models or self.models[model].upstream is not None:
+                raise ValueError(f"[nodes.{name}] model: {model!r} is no model on engines")
+            engine = self.engine_of(model)
+            if node.engines and engine.launch == "external":
+                raise ValueError(
+                    f"[nodes.{name}] engines: the engines of {model!r} are external, so nothing can be started: name their `urls`"
+                )
+            if name in self.models and node.places:
+                raise ValueError(f"[nodes.{name}]: its engines would be named like those of the model {name!r}")
+            for url in node.urls:
+                if not engine.allow_public and is_public(urlsplit(url).hostname or ""):
+                    raise ValueError(f"[nodes.{name}] urls: {public_engine(url)}")
+        return self
+
+    def model_on(self, node: str) -> str:
+        """The model that the engines of a node run."""
+        return self.nodes[node].model or self.model_name
 
     @property
     def model_name(self) -> str:

@@ -16,6 +16,7 @@ from gateway.control.host import ControlHost
 from gateway.control.limits import Limits
 from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
+from gateway.control.nodes import Nodes
 from gateway.errors import BadRequest, Unavailable
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
@@ -41,6 +42,7 @@ class Control:
     fence: int
     hub: Hub | None
     """The other gateway processes; None: it is alone."""
+    nodes: Nodes
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ class AddBody(BaseModel):
     model: str | None = None
     name: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     url: str | None = Field(None, pattern="^https?://", max_length=1024)
+    node: str | None = Field(None, max_length=64)
+    """Where it lives; while the node is not lent, it sleeps."""
 
 
 class MoveBody(BaseModel):
@@ -61,9 +63,9 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
     name = body.name or f"{model.name}-{secrets.token_hex(3)}"
     if any(name in other.pool.slots for other in gateway.models):
         raise Conflict(f"there is an engine {name!r} already", code="engine_exists")
-    slot = Slot(name, body.url)
+    slot = Slot(name, body.url, body.node or "")
     gateway.host.add(model.name, slot)
-    await model.pool.until(lambda: slot.state == "open" or slot.given_up, wait)
+    await model.pool.until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
     return slot.describe(model.name)
 
 
@@ -97,15 +99,20 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
     """Raises BadRequest for what the key may not ask for: a URL is an address that this gateway would speak to."""
     settings = access.gateway.settings
     if not access.reach.everything:
-        for param, given in (("url", body.url), ("name", body.name)):
+        for param, given in (("url", body.url), ("name", body.name), ("node", body.node)):
             if given is not None:
-                message = f"{param}: engines' addresses and names are given under the root key alone"
+                message = f"{param}: engines' addresses, names and nodes are given under the root key alone"
                 raise BadRequest(message, code="root_key_needed", param=param)
         most = settings.limits.project.engines
         if len(model.pool.slots) >= most:
             message = f"the model {model.name!r} has {most} engines ([limits.project] engines)"
             raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
     engine = settings.engine_of(model.name)
+    if body.node is not None:
+        tags = access.gateway.decides.nodes.one(body.node).given.tags
+        if "rollout" not in tags:
+            message = f"the node {body.node!r} has not the tag 'rollout' (it has {', '.join(tags)})"
+            raise Conflict(message, code="node_not_for_rollout")
     if body.url is not None and not engine.allow_public:
         await check_private(body.url)
 

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from gateway.api.context import Control, Services
 from gateway.api.drain import Drain
 from gateway.control.models import LocalModel, TrainedModel
+from gateway.control.nodes import ROLES, Nodes
 from gateway.feed.ledger import StoredLedger
 
 _ROLES = ("alone", "coordinator", "follower", "starting")
@@ -40,6 +41,7 @@ class Figures(Collector):
             models = self._services.models.decided()
             trained = [model for model in models if isinstance(model, TrainedModel)]
             yield from _control(self._services.control, trained)
+            yield from _nodes(self._services.control.nodes)
             yield from _versions(models)
             yield from _ledgers(trained)
 
@@ -90,6 +92,18 @@ def _control(control: Control, models: Sequence[TrainedModel]) -> Iterator[Metri
         yield _one("followers", "Processes that are linked to the coordinator", len(control.hub.describe()))
     waiting = [((model.name,), sum(control.episodes.waiting(model.name).values())) for model in models]
     yield _gauge("waiting_episodes", "Episodes that wait for a slot", ("model",), waiting)
+
+
+def _nodes(nodes: Nodes) -> Iterator[Metric]:
+    now = [((n.name, role), role == n.role) for n in nodes.nodes.values() for role in ROLES]
+    yield _gauge("node_role", "1 for what a node does", ("node", "role"), now)
+    spent = CounterMetricFamily(
+        "headgate_node_seconds", "Seconds for which a node did what", labels=("node", "role")
+    )
+    for node in nodes.nodes.values():
+        for role, seconds in node.spent().items():
+            spent.add_metric((node.name, role), seconds)
+    yield spent
 
 
 def _versions(models: Sequence[LocalModel]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ Where a method takes a `model`, None is the gateway's first trained one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import httpx
@@ -214,9 +215,11 @@ class GatewayClient:
         url: str | None = None,
         model: str | None = None,
         wait_s: float = 0.0,
+        node: str | None = None,
     ) -> dict[str, Any]:
-        """Adds an engine: the one at `url`, or a child process of the gateway; waits up to `wait_s` until it is open."""
-        body = {"name": name, "url": url, "model": model}
+        """Adds an engine: the one at `url`, or a child process of the gateway; waits up to `wait_s` until it is open, or, on a
+        `node` that is not lent, asleep."""
+        body = {"name": name, "url": url, "model": model, "node": node}
         return await self._json("POST", "/engines", json=body, params={"wait": wait_s}, wait_s=wait_s)
 
     async def remove_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
@@ -230,6 +233,44 @@ class GatewayClient:
     async def move_call(self, call_id: str, engine: str | None = None) -> None:
         """Sends a call to another engine: to `engine`, or to any; it goes on there from its last token."""
         await self._json("POST", f"/calls/{call_id}/move", json={"engine": engine})
+
+    # Nodes
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Every node: name, tags, zone, hardware, capacity, role, reason, near, claimed_by, engines, and seconds by role."""
+        return (await self._json("GET", "/nodes"))["nodes"]
+
+    async def node(self, name: str) -> dict[str, Any]:
+        """One node."""
+        return await self._json("GET", f"/nodes/{name}")
+
+    async def add_node(
+        self,
+        name: str,
+        tags: Sequence[str],
+        zone: str = "",
+        hardware: str = "",
+        capacity: Mapping[str, float] | None = None,
+    ) -> dict[str, Any]:
+        """Adds a node, or gives one that is there other tags."""
+        words = {"zone": zone, "hardware": hardware, "capacity": dict(capacity or {})}
+        return await self._json("POST", "/nodes", json={"name": name, "tags": list(tags), **words})
+
+    async def remove_node(self, name: str) -> dict[str, Any]:
+        """Removes a node; its engines are drained and stopped."""
+        return await self._json("DELETE", f"/nodes/{name}")
+
+    async def claim(self, node: str, wait_s: float = 0.0, model: str | None = None) -> dict[str, Any]:
+        """Says that a trainer wants a node, or still has it; its `role` is `train` once it is the trainer's.
+
+        Waits up to `wait_s` for that. `claim_s` in the answer is how long the trainer may then say nothing.
+        """
+        body = {"model": model, "wait_s": wait_s}
+        return await self._json("POST", f"/nodes/{node}/claim", json=body, wait_s=wait_s)
+
+    async def release(self, node: str, model: str | None = None) -> dict[str, Any]:
+        """Says that a trainer waits, so that its node may be lent."""
+        return await self._json("POST", f"/nodes/{node}/release", json={"model": model})
 
     # How the gateway is asked
 

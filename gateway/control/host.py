@@ -26,6 +26,7 @@ from scheduler.policies.staleness_events import Command
 from scheduler.policies.staleness_events import Event as LedgerEvent
 from scheduler.program import ControlProgram, ledger
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed
+from scheduler.program.nodes import Hosted
 from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sure = Callable[[], Awaitable[None]]
 _SICK_AFTER = 3
-_FLEET_STEPS = ("launch", "stop", "drain")
+_FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 
 
 @dataclass(slots=True)
@@ -83,9 +84,10 @@ class ControlHost:
         for name, rule in (ledgers or {}).items():
             described[name]["ledger"] = ledger.described(settings.staleness_of(name).rule, rule)
         self._answers: dict[str, list[Command] | ValueError] = {}
-        self.program = ControlProgram({"models": described})
+        whole = {"models": described, "lending": lending_settings(settings)}
+        self.program = ControlProgram(whole)
         path = settings.control.recording
-        self._recording = Recording.open(path, {"models": described}) if path else None
+        self._recording = Recording.open(path, whole) if path else None
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
@@ -158,6 +160,8 @@ class ControlHost:
     def add(self, model: str, slot: Slot) -> None:
         """One more engine."""
         self.models[model].pool.slots[slot.name] = slot
+        if slot.node:
+            self._runtime.inject(self.program.lending.hosted, Hosted(slot.name, slot.node))
         self._runtime.inject(self.program.fleets[model].added, Added(slot.name))
 
     def remove(self, model: str, engine: str) -> None:
@@ -326,6 +330,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
         "fleet": {
             "start_s": engine.start_s + 5.0,
             "drain_s": update.hold_s,
+            "sleep_s": settings.lending.deadline_s / 2,
             "max_restarts": engine.max_restarts,
             "window_s": engine.restart_window_s,
             "insist": engine.launch == "external" and settings.cluster.url is not None,
@@ -339,6 +344,11 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
             "resume_s": update.resume_s,
         },
     }
+
+
+def lending_settings(settings: Settings) -> dict[str, Any]:
+    """What the control program is told of lending."""
+    return settings.lending.model_dump(exclude={"pinned_s"})
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gateway.store.database import Database
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
 
+_SETTLED = ("open", "asleep")
 log = logging.getLogger(__name__)
 
 
@@ -48,8 +50,9 @@ class Versions:
         self._revivals: dict[int, asyncio.Task[None]] = {}
         self._engines.on_revival = self._on_revival
 
-    async def start(self, settings: EngineSettings, *, wait: bool) -> None:
-        """Starts the engines with the newest live version. `wait`: until they are open, or raises EngineError if one cannot be.
+    async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
+        """Starts the engines with the newest live version. `wait`: until they are open or sleep, or raises EngineError if one
+        cannot be. `on_nodes`: those that live on nodes, beside the others.
 
         Engines that are known already, because this process followed another one, are taken over.
         """
@@ -60,6 +63,10 @@ class Versions:
         for i, url in enumerate(settings.places):
             name = f"{self.model}-{i}"
             self._host.add(self.model, known.pop(name) if name in known else Slot(name, url))
+        for slot in on_nodes:
+            before = known.pop(slot.name, slot)
+            before.node = slot.node
+            self._host.add(self.model, before)
         for slot in known.values():
             self._host.add(self.model, slot)
         if wait:
@@ -76,7 +83,7 @@ class Versions:
     async def _opened(self) -> None:
         """Waits until no engine is about to be opened. Raises EngineError if one of them was given up."""
         slots = self._engines.pool.slots.values()
-        await self._engines.pool.until(lambda: all(s.state == "open" or s.given_up for s in slots), None)
+        await self._engines.pool.until(lambda: all(s.state in _SETTLED or s.given_up for s in slots), None)
         for slot in slots:
             if slot.given_up:
                 raise EngineError(f"{slot.name} cannot be used: {slot.reason}")

@@ -20,7 +20,7 @@ from gateway.errors import EngineUnreachable
 if TYPE_CHECKING:
     from gateway.rollout.call import Call
 
-SlotState = Literal["starting", "open", "held", "quarantined", "draining", "dead"]
+SlotState = Literal["starting", "open", "held", "quarantined", "draining", "asleep", "dead"]
 
 
 class Run:
@@ -44,8 +44,10 @@ class Run:
 class Slot:
     """An engine, as the data plane sees it."""
 
-    def __init__(self, name: str, url: str | None = None) -> None:
+    def __init__(self, name: str, url: str | None = None, node: str = "") -> None:
         self.name = name
+        self.node = node
+        """Where the engine lives, if that is a node that has a name."""
         self.external_url = url
         """Where the engine is, if this gateway does not start it."""
         self.owned = False
@@ -201,4 +203,5 @@ class Slot:
             "restarts": self.restarts,
             "pid": process.pid if process else None,
             "url": self.url,
+            "node": self.node or None,
         }

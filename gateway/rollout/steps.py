@@ -7,13 +7,14 @@ Owns the reports of what each step took.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.engines.base import Engine
+from gateway.engines.base import Engine, Level
 from gateway.engines.process import EngineProcess, connect
 from gateway.errors import EngineError, ProbeFailed
 from gateway.rollout.peers import NoPeers, Peers
@@ -28,6 +29,7 @@ from scheduler.program.events import Do, Step
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.2
+_LEVELS: dict[str, Level] = {"level1": 1, "level2": 2}
 _REMEMBERED = 256
 
 
@@ -70,10 +72,12 @@ class EngineSteps:
         update: UpdateSettings,
         peers: Peers | None = None,
         sure: Callable[[], Awaitable[None]] | None = None,
+        pinned_s: float = 5.0,
     ) -> None:
         """`peers`: the other gateway processes; an external engine may then come later than the gateway.
 
         `sure` raises if this process may not be the coordinator any more; a step of several commands asks it in between.
+        `pinned_s`: how long requests that cannot move may go on in an engine that is put to sleep.
         """
         self._sure = sure or _sure
         self._pool = pool
@@ -81,6 +85,8 @@ class EngineSteps:
         self._peers = peers or NoPeers()
         self._model = model
         self._settings = engine
+        self._level = _LEVELS.get(engine.sleep)
+        self._pinned_s = pinned_s
         self._update = update
         self._weights: dict[int, Weights] = {}
         self._reports: dict[tuple[str, int], UpdateReport] = {}
@@ -98,6 +104,8 @@ class EngineSteps:
             "resume": self._resume,
             "probe": self._probe,
             "open": self._open,
+            "sleep": self._sleep,
+            "wake": self._wake,
         }
 
     def know(self, weights: Weights) -> None:
@@ -169,8 +177,12 @@ class EngineSteps:
                 await self._sure()
                 await step(slot, weights)
             return
-        await engine.pause()
+        await (engine.pause() if self._level is None else engine.wake())
         await self._settle(slot, weights)
+        await self._renew(engine, weights)
+
+    async def _renew(self, engine: Engine, weights: Weights) -> None:
+        """Weights for a paused engine that has no request."""
         await self._sure()
         await engine.load(weights.path)
         await engine.label(
@@ -189,6 +201,35 @@ class EngineSteps:
         while self.runs(slot)[0] and slot.engine is not None:
             await self._give_back_movable(slot)
             await self._a_moment(slot)
+
+    async def _sleep(self, slot: Slot, weights: Weights) -> None:
+        """What runs goes on elsewhere; what cannot move has `pinned_s`, and is cut then, as if its engine had died."""
+        slot.state, slot.reason = "asleep", "its node is not lent"
+        slot.evict("it is put to sleep while its weights change")
+        await self._shown(slot)
+        if slot.engine is None and slot.external_url is None:
+            return  # it has no process
+        engine = slot.engine = slot.engine or connect(
+            slot.name, slot.external_url or "", self._settings.api, watched=True
+        )
+        await self._handback(slot, weights)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pinned_s):
+                while self.runs(slot)[1]:
+                    await self._a_moment(slot)
+        await engine.pause()
+        await self._settle(slot, weights)
+        if self._level is not None:
+            await self._sure()
+            await engine.sleep(self._level)
+
+    async def _wake(self, slot: Slot, weights: Weights) -> None:
+        """The newest weights in any case: what it had may be older, or forgotten."""
+        slot.state, slot.reason = "held", "it wakes"
+        await self._shown(slot)
+        engine = _engine(slot)
+        await (engine.pause() if self._level is None else engine.wake())
+        await self._renew(engine, weights)
 
     # The weights change
 

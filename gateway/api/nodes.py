@@ -1,0 +1,99 @@
+"""`/admin/v1/nodes`: machines with tags, and trainers that claim theirs and release them (docs/scheduler.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.access import Access, Admin, admin
+from gateway.control.nodes import Nodes
+from gateway.errors import BadRequest
+from gateway.sections import Name, NodeSettings
+
+router = APIRouter(prefix="/admin/v1", tags=["Nodes"], dependencies=[Depends(admin)])
+
+
+class NodeBody(BaseModel):
+    """A node; `train` and `rollout` among its tags say what it is for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    zone: str = Field("", max_length=64)
+    hardware: str = Field("", max_length=64)
+    capacity: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = Field({}, max_length=64)
+
+
+class TrainerBody(BaseModel):
+    """Which model's trainer speaks; without a name, the first trained one's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+
+
+class ClaimBody(TrainerBody):
+    """A claim, and how long its answer may wait for the node."""
+
+    wait_s: float = Field(0.0, ge=0, le=3600)
+
+
+@router.get("/nodes")
+async def list_nodes(access: Admin) -> dict[str, Any]:
+    """Every node: tags, role, engines, seconds by role since this gateway decides."""
+    nodes = _nodes(access)
+    return {"nodes": [nodes.describe(node) for node in nodes.nodes.values()]}
+
+
+@router.get("/nodes/{name}")
+async def get_node(name: str, access: Admin) -> dict[str, Any]:
+    """One node."""
+    nodes = _nodes(access)
+    return nodes.describe(nodes.one(name))
+
+
+@router.post("/nodes")
+async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
+    """Adds a node, or gives one that is there other tags. Doing it twice is doing it once."""
+    nodes = _nodes(access)
+    given = NodeSettings.model_validate(body.model_dump(exclude={"name"}))
+    return nodes.describe(nodes.add(body.name, given))
+
+
+@router.delete("/nodes/{name}")
+async def remove_node(name: str, access: Admin) -> dict[str, Any]:
+    """Removes a node; its engines are drained, so that their calls go on elsewhere, and stopped."""
+    nodes = _nodes(access)
+    described = nodes.describe(nodes.one(name))
+    nodes.remove(name)
+    return {**described, "removed": True}
+
+
+@router.post("/nodes/{name}/claim")
+async def claim_node(name: str, body: ClaimBody, access: Admin, response: Response) -> dict[str, Any]:
+    """A trainer wants its node: 200 when it has it, 202 while its engines fall asleep (then ask again).
+
+    To be repeated while it is used, within `claim_s` of the answer: a trainer that says nothing has it no more.
+    """
+    nodes = _nodes(access)
+    model = access.trained(body.model).name
+    node = await nodes.claim(name, model, body.wait_s)
+    response.status_code = 200 if node.role == "train" else 202
+    return {**nodes.describe(node), "claim_s": nodes.claim_s}
+
+
+@router.post("/nodes/{name}/release")
+async def release_node(name: str, body: TrainerBody, access: Admin) -> dict[str, Any]:
+    """A trainer waits for its batch; its node may be lent."""
+    nodes = _nodes(access)
+    return nodes.describe(nodes.release(name, access.trained(body.model).name))
+
+
+def _nodes(access: Access) -> Nodes:
+    """Nodes are shared by all models, so they are the root key's. Raises BadRequest."""
+    if not access.reach.everything:
+        raise BadRequest("nodes are reached with the root key alone", code="root_key_needed")
+    return access.gateway.decides.nodes

@@ -1,0 +1,224 @@
+"""Nodes as the gateway knows them: their tags, whose they are, and for how long they have done what.
+
+Tells the control program what happens to nodes, and once a second how full the batches are; which node is lent it decides
+(`scheduler.program.lending`). Owns who claimed which node, and the seconds by role since this process decides. Nodes that came by
+the admin API are known until this process ends, as engines are that came so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from gateway.control.host import ControlHost
+from gateway.errors import Conflict, NotFound
+from gateway.feed.ledger import StoredLedger
+from gateway.rollout.peers import Peers
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.sections import NodeSettings
+from gateway.settings import Settings
+from scheduler.program.nodes import Claimed, Filling, NodeAdded, NodeRemoved, Released, Role, RoleIs
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node, and what it does."""
+
+    name: str
+    given: NodeSettings
+    role: Role = "idle"
+    reason: str = ""
+    near: bool = False
+    """It was called back because its trainer's batch is nearly whole."""
+    holder: str = ""
+    """The model whose trainer has claimed it."""
+    since: float = field(default_factory=time.monotonic)
+    seconds: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
+
+    def is_now(self, told: RoleIs) -> None:
+        """The control program has decided."""
+        now = time.monotonic()
+        self.seconds[self.role] += now - self.since
+        self.role, self.reason, self.near, self.since = told.role, told.reason, told.near, now
+        if told.role in ("idle", "rollout"):
+            self.holder = ""
+
+    def spent(self) -> dict[Role, float]:
+        """Seconds by role, up to now."""
+        return {
+            role: s + (time.monotonic() - self.since if role == self.role else 0.0)
+            for role, s in self.seconds.items()
+        }
+
+    @property
+    def lendable(self) -> bool:
+        """Whether it has both tags."""
+        return {"rollout", "train"} <= set(self.given.tags)
+
+
+class Nodes:
+    """All nodes. Make it before the host starts, and call `begin` after that."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        host: ControlHost,
+        ledgers: Mapping[str, StoredLedger],
+        peers: Peers,
+    ) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.claim_s = settings.lending.claim_s
+        self._settings = settings
+        self._host = host
+        self._ledgers = ledgers
+        self._peers = peers
+        self._changed = asyncio.Event()
+        host.observe(host.program.lending.roles, self._on_roles)
+
+    def begin(self) -> None:
+        """The nodes of the configuration are there."""
+        for name, given in self._settings.nodes.items():
+            self.add(name, given)
+
+    def slots(self, model: str) -> list[Slot]:
+        """The engines of a model that the configuration puts on nodes."""
+        return [
+            Slot(f"{name}-{i}", url, name)
+            for name, given in self._settings.nodes.items()
+            if self._settings.model_on(name) == model
+            for i, url in enumerate(given.places)
+        ]
+
+    # Nodes
+
+    def add(self, name: str, given: NodeSettings) -> Node:
+        """One more node; or other tags and words for one that is there, whose engines stay."""
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node(name, given)
+        node.given = given
+        self._tell(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
+        return node
+
+    def remove(self, name: str) -> Node:
+        """A node leaves: its engines are drained and stopped. Raises NotFound."""
+        node = self.one(name)
+        for model, slot in self.engines(name):
+            self._host.remove(model, slot.name)
+        del self.nodes[name]
+        self._tell(self._host.program.lending.removed, NodeRemoved(name))
+        self._notify()
+        return node
+
+    def one(self, name: str) -> Node:
+        """A node. Raises NotFound."""
+        if (node := self.nodes.get(name)) is None:
+            raise NotFound(f"no node {name!r}", code="no_node")
+        return node
+
+    def engines(self, name: str) -> list[tuple[str, Slot]]:
+        """The engines on a node, each with its model."""
+        pools = {model: engines.pool for model, engines in self._host.models.items()}
+        return [
+            (model, slot)
+            for model, pool in pools.items()
+            for slot in pool.slots.values()
+            if slot.node == name
+        ]
+
+    # Trainers
+
+    async def claim(self, name: str, model: str, wait_s: float) -> Node:
+        """A trainer wants its node, or still has it; waits up to `wait_s` until it is the trainer's.
+
+        Raises NotFound, also if the node leaves meanwhile, and Conflict if it is not for trainers or another one has it.
+        """
+        node = self._trainers(name, model)
+        node.holder = model
+        self._tell(self._host.program.lending.claimed, Claimed(name, model))
+        await self._until(lambda: node.role == "train" or self.nodes.get(name) is not node, wait_s)
+        self.one(name)
+        return node
+
+    def release(self, name: str, model: str) -> Node:
+        """A trainer waits and has no use for its node. Raises NotFound and Conflict, as `claim`."""
+        node = self._trainers(name, model)
+        node.holder = ""
+        self._tell(self._host.program.lending.released, Released(name, model))
+        return node
+
+    def _trainers(self, name: str, model: str) -> Node:
+        node = self.one(name)
+        if "train" not in node.given.tags:
+            message = f"the node {name!r} has not the tag 'train' (it has {', '.join(node.given.tags)})"
+            raise Conflict(message, code="node_not_for_training")
+        if node.holder not in ("", model):
+            message = f"the trainer of {node.holder!r} has the node {name!r}"
+            raise Conflict(message, code="node_claimed")
+        return node
+
+    # What is told, and heard
+
+    async def tend(self) -> None:
+        """Once a second, where it matters: how full the batches are that trainers wait for."""
+        if not any(node.lendable for node in self.nodes.values()):
+            return
+        for model, engines in self._host.models.items():
+            ledger = self._ledgers.get(model)
+            buffer = groups = size = 0
+            if ledger is not None:
+                buffer = ledger.ledger.consumed
+                rows = [row for row in ledger.ledger.buffers() if row.buffer == buffer]
+                groups, size = sum(row.occupied for row in rows), self._settings.staleness_of(model).batch
+            running = self._calls(model, engines.pool)
+            self._tell(
+                self._host.program.lending.filling, Filling(model, buffer, min(groups, size), size, running)
+            )
+
+    def _calls(self, model: str, pool: EnginePool) -> int:
+        elsewhere = sum(self._peers.runs(model, slot)[0] for slot in pool.slots)
+        return len(pool.calls) + elsewhere + self._peers.waiting(model)
+
+    def _tell(self, action: Any, value: Any) -> None:
+        self._host.tell(action, value, now=True)
+
+    def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
+        for role in told:
+            if (node := self.nodes.get(role.node)) is not None:
+                node.is_now(role)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def describe(self, node: Node) -> dict[str, Any]:
+        """For the admin API."""
+        given = node.given
+        return {
+            "name": node.name,
+            "tags": list(given.tags),
+            "zone": given.zone,
+            "hardware": given.hardware,
+            "capacity": given.capacity,
+            "role": node.role,
+            "reason": node.reason,
+            "near": node.near,
+            "claimed_by": node.holder or None,
+            "engines": [slot.name for _, slot in self.engines(node.name)],
+            "seconds": {role: round(s, 3) for role, s in node.spent().items()},
+        }
