@@ -344,8 +344,9 @@ class UpdateSettings(Section):
     mode: Literal["abort", "keep"] = "abort"
     """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
     engine."""
-    order: Literal["rolling", "together"] = "rolling"
-    """One engine after the other, or all at once."""
+    order: Literal["rolling", "together", "pull"] = "rolling"
+    """One engine after the other; all at once; or `pull`: a version is live as soon as one engine runs it, and the others come to
+    it when they have little to do, or a call waits that they are too old for (`[routing]`)."""
     clear_cache: bool = True
     """False (for `keep`): frozen requests go on with what older weights computed, and their tokens are flagged STALE_KV."""
     patience_s: float = Field(0.0, ge=0, le=3600)
@@ -388,6 +389,8 @@ class ControlSettings(Section):
 
     recording: Path | None = Path("runs/control.jsonl")
     """What happened and what was decided, for `scheduler replay`."""
+    recording_mb: float = Field(1024.0, gt=0, le=1_000_000)
+    """A run's recording ends at this size; the gateway goes on, and a replay ends there."""
 
 
 class ClusterSettings(Section):
@@ -420,6 +423,49 @@ class BusSettings(Section):
     so much later."""
     log_s: float = Field(60.0, ge=1, le=3600)
     """How long what a dead process has logged of its calls is kept for their retries."""
+
+
+class RoutingSettings(Section):
+    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/scheduler.md, Where a call goes)."""
+
+    rule: Literal["cached", "gain"] = "cached"
+    """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
+    mu: float = Field(0.05, ge=0, lt=1)
+    """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
+    tails: bool = False
+    """Engines of their own for calls that are predicted to be among the longest."""
+    slots: int = Field(64, ge=1, le=65_536)
+    """Calls that run at once in an engine, as far as `tails` is concerned."""
+    running_below: int = Field(2, ge=1, le=65_536)
+    """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
+    rate_below: float = Field(0.0, ge=0, le=1)
+    """And so is one that samples less than this share of what engines sample on average."""
+    pull_at_once: float = Field(0.25, ge=0, le=1)
+    """The share of the engines that may pull together; one always may."""
+    migrate: bool = False
+    """Calls move out of engines with long queues, and from fast engines to slow ones."""
+    waiting_above: int = Field(2, ge=0, le=65_536)
+    """So many calls may wait in an engine's own queue before some move."""
+    gap_above: float = Field(2.0, ge=1, le=1000)
+    """The fastest engine samples so many times more than the slowest before calls move,"""
+    gap_until: float = Field(1.2, ge=1, le=1000)
+    """and they move until it is below this."""
+    moves_at_once: int = Field(16, ge=1, le=65_536)
+    """The most calls that move in one second."""
+    k1: float = Field(1e-7, ge=0, le=1)
+    """What is believed of engines until it has been measured, in seconds: a step's time for each token in the cache,"""
+    k2: float = Field(5e-3, ge=0, le=100)
+    """for the batch at least,"""
+    k3: float = Field(1e-4, ge=0, le=100)
+    """for each running call,"""
+    k4: float = Field(5e-3, gt=0, le=100)
+    """and in any case."""
+
+    @model_validator(mode="after")
+    def _gap_closes(self) -> Self:
+        if self.gap_until > self.gap_above:
+            raise ValueError("gap_until must not exceed gap_above: calls would move to and fro")
+        return self
 
 
 class NodeSettings(Section):

@@ -90,6 +90,7 @@ def replay(
         "decisions": report.decisions,
         "equal": report.equal,
         "graph_changed": report.graph_changed,
+        "full": sum(run.run.full for run in report.runs),
     }
     typer.echo(json.dumps(summary))
     raise typer.Exit(0 if report.equal else 1)
@@ -127,6 +128,39 @@ def timeline(
     typer.echo(json.dumps({**report.summary(found), **files}))
 
 
+@app.command()
+def plan(
+    profile: Annotated[Path | None, typer.Argument(help="A profile in TOML (docs/scheduler.md).")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Instead of a profile: a recording, or a run's folder.")
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="With --run: a trainer's metrics.jsonl, or MODEL=FILE.")
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option(help="With --run: only one of the recording's runs, from 1.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=2, help="With --run: for so many nodes, instead of the run's.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for plan.png.")] = None,
+) -> None:
+    """The best split of nodes between rollout and training, and how much it depends on. Exit status 2: nothing to plan from."""
+    from scheduler.planning import command
+    from scheduler.planning.profile import BadProfile
+    from scheduler.timeline.report import BadRun
+
+    if (profile is None) == (run is None):
+        raise _bad("give a profile, or a run with --run: one of the two")
+    if profile is not None and (metrics or number is not None or nodes is not None):
+        raise _bad("--metrics, --number and --nodes are for --run; a profile says all of it itself")
+    try:
+        summary = command.plan(profile, run, metrics or (), number, nodes, out)
+    except (BadProfile, BadRun) as error:
+        raise _bad(str(error)) from error
+    typer.echo(json.dumps(summary))
+
+
 def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
     from scheduler.program import PROGRAMS
 
@@ -155,6 +189,10 @@ def _show(report: RunReport, title: str) -> None:
     for tag, name, what, why in rows:
         at = _since(report.run, tag.time) + (f" +{tag.microstep}" if tag.microstep else "")
         typer.echo(f"{at:>14}  {name:<{width}}  {what}" + (f"\n{'':>16}{why}" if why else ""))
+    if report.run.full:
+        typer.echo(
+            f"its recording ends at {_since(report.run, report.run.last.time)}: it was full ([control] recording_mb)"
+        )
     if report.difference is None:
         typer.echo(f"equal: {len(report.decisions)} decisions were made again, bit for bit")
     else:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.errors import EngineError, Unavailable
@@ -87,7 +88,9 @@ class ControlHost:
         whole = {"models": described, "lending": lending_settings(settings)}
         self.program = ControlProgram(whole)
         path = settings.control.recording
-        self._recording = Recording.open(path, whole) if path else None
+        limit_mb = settings.control.recording_mb
+        on_full = partial(_report_full, path, limit_mb)
+        self._recording = Recording.open(path, whole, int(limit_mb * 1e6), on_full) if path else None
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
@@ -156,6 +159,7 @@ class ControlHost:
         """The newest live version of a model, at the gateway's start."""
         self._runtime.inject(self.program.fleets[model].begun, Begun(version))
         self._runtime.inject(self.program.updates[model].begun, Begun(version))
+        self._runtime.inject(self.program.placements[model].begun, Begun(version))
 
     def add(self, model: str, slot: Slot) -> None:
         """One more engine."""
@@ -343,12 +347,41 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
             "probe_s": update.probe_s,
             "resume_s": update.resume_s,
         },
+        "placement": placement_settings(settings),
+    }
+
+
+def placement_settings(settings: Settings) -> dict[str, Any]:
+    """What the control program is told of routing."""
+    routing = settings.routing
+    names = ("rule", "mu", "tails", "slots")
+    return {
+        **{name: getattr(routing, name) for name in names},
+        "engine": {name: getattr(routing, name) for name in ("k1", "k2", "k3", "k4")},
+        "sync": {
+            "running_below": routing.running_below,
+            "rate_below": routing.rate_below,
+            "at_once": routing.pull_at_once,
+        },
+        "migration": {
+            "on": routing.migrate,
+            "waiting_above": routing.waiting_above,
+            "gap_above": routing.gap_above,
+            "gap_until": routing.gap_until,
+            "at_once": routing.moves_at_once,
+        },
     }
 
 
 def lending_settings(settings: Settings) -> dict[str, Any]:
     """What the control program is told of lending."""
     return settings.lending.model_dump(exclude={"pinned_s"})
+
+
+def _report_full(path: Path | None, limit_mb: float) -> None:
+    log.warning(
+        "the recording %s ends here: this run's part has %g MB ([control] recording_mb)", path, limit_mb
+    )
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scheduler.policies.staleness_events import event_from_json
 from scheduler.program import PROGRAMS, ControlProgram
 from scheduler.reactor import replay
@@ -36,6 +38,23 @@ async def test_the_ledgers_decisions_are_recorded_and_made_again_over_a_restart(
         ["Consumed", "Occupied", "BufferReady"],
     ]
     assert ledger_after(report.runs[1].run) == kept
+
+
+async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "control.jsonl"
+    control = {"recording": str(path), "recording_mb": 0.008}
+    values = settings_for(tiny_model, tmp_path, control=control, staleness={"batch": 64, "eta": 0})
+    async with run_gateway(values) as gateway:
+        for number in range(40):
+            await gateway.open("t", group_id=f"g{number}")
+    assert 8_000 < path.stat().st_size < 16_000
+    assert "control.jsonl ends here: this run's part has 0.008 MB ([control] recording_mb)" in caplog.text
+    report = replay(path, PROGRAMS["control"])
+    assert report.equal
+    assert report.runs[0].run.full
+    assert len(decisions_of(report.runs[0].run)) < 40
 
 
 def decisions_of(run: Run) -> list[str]:

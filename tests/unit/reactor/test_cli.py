@@ -15,7 +15,7 @@ from scheduler.cli import app
 from scheduler.reactor import Program
 from scheduler.reactor.draw import duration, mermaid, svg
 from tests.unit.reactor.test_properties import SPEC
-from tests.unit.reactor.test_recording import record
+from tests.unit.reactor.test_recording import limited, record
 from tests.unit.reactor.toys import build, toy
 
 
@@ -41,6 +41,7 @@ def test_a_folder_with_an_equal_recording(tmp_path: Path) -> None:
         "decisions": 6,
         "equal": True,
         "graph_changed": False,
+        "full": 0,
     }
     assert lines[0] == "run 1 of 1: toy, 2 events from outside"
     assert lines[1] == "    0.000 s +1  fleet.commands   Do(e0 stop)"
@@ -48,6 +49,15 @@ def test_a_folder_with_an_equal_recording(tmp_path: Path) -> None:
     assert any("1.000 s  fleet.commands" in line for line in lines)
     assert any("log.on_commands  missed its deadline" in line for line in lines)
     assert lines[-2] == "equal: 6 decisions were made again, bit for bit"
+
+
+def test_a_recording_that_was_full_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    limited(path, 1200)
+    status, output, _ = call("replay", path)
+    assert status == 0
+    assert output.splitlines()[-3] == "its recording ends at 1.000 s: it was full ([control] recording_mb)"
+    assert json.loads(output.splitlines()[-1])["full"] == 1
 
 
 def test_a_difference_is_shown(tmp_path: Path) -> None:
