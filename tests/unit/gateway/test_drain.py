@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from gateway.api.drain import Drain, Draining
 
@@ -40,6 +41,7 @@ async def test_a_call_that_runs_is_waited_for_and_a_new_one_is_refused() -> None
             refused = await http.post(path)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
             assert refused.headers["connection"] == "close"
+            assert refused.headers["x-headgate-not-begun"]
         anthropic = await http.post("/v1/messages")
         assert anthropic.json()["error"]["type"] == "overloaded_error"
         app.may.set()
@@ -78,6 +80,55 @@ async def test_who_waits_for_something_else_is_told_at_the_end() -> None:
         answer = await poll
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
         assert (await http.get("/admin/v1/lease")).status_code == 503
+
+
+async def test_a_call_without_an_answer_is_told_at_the_end_and_one_that_is_being_answered_goes_on() -> None:
+    waits, drain = App(), Drain()
+    sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def streams(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["path"] != "/v1/streams":
+            return await waits(scope, _receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        sent.set()
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    async with client(streams, drain) as http:  # type: ignore[arg-type]
+        call = asyncio.create_task(http.post("/v1/chat/completions"))
+        stream = asyncio.create_task(http.post("/v1/streams"))
+        await asyncio.gather(waits.asked.wait(), sent.wait())
+        drain.begin()
+        assert not await drain.ended(0.0)
+        drain.end()
+        answer = await call
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "x-headgate-not-begun" not in answer.headers  # nobody knows what it has done
+        go_on.set()
+        assert (await stream).content == b"whole"
+        assert drain.running == 0
+
+
+async def test_an_app_that_runs_out_of_time_by_itself_is_no_end() -> None:
+    async def late(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise TimeoutError("its own")
+
+    async with client(late, Drain()) as http:  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError, match="its own"):
+            await http.get("/admin/v1/lease")
+
+
+async def test_a_call_that_fails_is_over() -> None:
+    async def fail(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise RuntimeError("it failed")
+
+    drain = Drain()
+    async with client(fail, drain) as http:  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError):
+            await http.post("/v1/chat/completions")
+    drain.begin()
+    assert await drain.ended(3600.0)
 
 
 async def test_a_start_that_is_not_done_is_cancelled() -> None:
