@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -184,18 +184,25 @@ class Site:
         """The best split; no other is better by `Split.order`. Raises ValueError if there are too few nodes."""
         if not self.allows(1, 1):
             raise ValueError("a split needs a node that samples and one that trains")
-        return min(self._worth_a_look(load), key=lambda split: split.order)
+        training = self._training_records(load)
+        counts = range(1, self.rollout.nodes + (self.train is not None))
+        return min((self._best_with(x, training, load) for x in counts), key=lambda split: split.order)
 
-    def _worth_a_look(self, load: Load) -> Iterator[Split]:
-        """For each number of nodes that sample, the fewest that train as fast; where none do, the fastest."""
-        n, m = self.rollout.nodes, self.train.nodes if self.train else self.rollout.nodes - 1
-        training = _records([self.split(1, y, load).training_s for y in range(1, m + 1)])
-        for x in range(1, n + 1 if self.train else n):
-            most = m if self.train else n - x
-            able = training[: bisect_left(training, most + 1, key=lambda record: record[0])]
-            generation_s = self.split(x, 1, load).generation_s
-            at = bisect_left(able, -generation_s, key=lambda record: -record[1])
-            yield self.split(x, able[min(at, len(able) - 1)][0], load)
+    def best_with(self, rollout: int, load: Load = AS_MEASURED) -> Split:
+        """The best split in which so many nodes sample."""
+        return self._best_with(rollout, self._training_records(load), load)
+
+    def _best_with(self, rollout: int, training: Sequence[tuple[int, float]], load: Load) -> Split:
+        """The fewest nodes that train as fast as so many sample; where none do, the fewest that are fastest."""
+        most = self.train.nodes if self.train else self.rollout.nodes - rollout
+        able = training[: bisect_left(training, most + 1, key=lambda record: record[0])]
+        generation_s = self.split(rollout, 1, load).generation_s
+        at = bisect_left(able, -generation_s, key=lambda record: -record[1])
+        return self.split(rollout, able[min(at, len(able) - 1)][0], load)
+
+    def _training_records(self, load: Load) -> list[tuple[int, float]]:
+        most = self.train.nodes if self.train else self.rollout.nodes - 1
+        return _records([self.split(1, y, load).training_s for y in range(1, most + 1)])
 
 
 def _records(seconds: Sequence[float]) -> list[tuple[int, float]]:

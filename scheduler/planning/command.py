@@ -1,0 +1,59 @@
+"""What `scheduler plan` does: reads, plans, and shows."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scheduler.planning import measured, report
+from scheduler.planning.profile import BadProfile, Profile
+from scheduler.timeline.report import runs_of, timeline_from
+
+_WIDTH = 150
+"""Columns of a table where stdout is no terminal."""
+
+
+def plan(
+    profile: Path | None,
+    run: Path | None,
+    metrics: Sequence[str],
+    number: int | None,
+    nodes: int | None,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Shows a plan for a profile, or for a run, and answers it as JSON. Raises BadProfile or BadRun."""
+    if run is not None:
+        timeline = timeline_from(run, number, metrics, steps=True)
+        site, basis = measured.site_of(runs_of(run, number), timeline, nodes)
+        sites = {run.resolve().name: site}
+    else:
+        assert profile is not None
+        sites, basis = Profile.load(profile).sites_to_try(), [f"the profile {profile}"]
+    try:
+        plans = report.plans_of(sites)
+    except ValueError as error:
+        raise BadProfile(str(error)) from error
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    for one in plans:
+        table = Table(*report.HEADER, title=one.name, title_justify="left")
+        for row in report.rows(one):
+            table.add_row(*row)
+        console.print(table)
+    for line in basis:
+        console.print(f"from: {line}", highlight=False, soft_wrap=True)
+    return report.summary(plans, basis) | (_drawn(plans[0], out) if out else {})
+
+
+def _drawn(best: report.Plan, out: Path) -> dict[str, str]:
+    """Without matplotlib there is no picture."""
+    out.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(ImportError):
+        report.picture(best, out / "plan.png")
+        return {"png": str(out / "plan.png")}
+    return {}

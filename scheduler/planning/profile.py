@@ -1,0 +1,176 @@
+"""What a plan is made from: a TOML file, every key typed and bounded, unknown keys refused; docs/scheduler.md has an example."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
+from scheduler.policies.throughput import EngineModel
+
+Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Nodes = Annotated[int, Field(ge=1, le=100_000)]
+Measured = Annotated[dict[Nodes, Positive], Field(min_length=1)]
+
+
+class BadProfile(Exception):
+    """No plan can be made of it; the message names what is wrong."""
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class WorkSettings(Section):
+    """`[batch]`: one training batch. Needed where a stage is a model and was not measured at numbers of nodes."""
+
+    samples: int = Field(ge=1, le=10**9)
+    """Replies."""
+    prompt_tokens: NotNegative = 0.0
+    """Mean tokens before a reply."""
+    reply_tokens: Positive
+    """Mean tokens of a reply."""
+    longest_tokens: NotNegative = 0.0
+    """Tokens of the longest reply of a batch."""
+
+
+class GenerationSettings(Section):
+    """`[generation]`: seconds measured at numbers of nodes, or the coefficients of an engine."""
+
+    seconds: Measured | None = None
+    """`{ 1 = 410.0, 2 = 212.5 }`: nodes, and how long a batch takes on them."""
+    k1: NotNegative | None = None
+    k2: NotNegative | None = None
+    k3: NotNegative | None = None
+    k4: NotNegative | None = None
+    """See `scheduler.policies.throughput`: seconds of a decode step, by cached token, least, by call, and always."""
+    engines: int = Field(1, ge=1, le=1024)
+    """Of one node."""
+    max_running: int = Field(256, ge=1, le=1_000_000)
+    """Replies that an engine samples at once."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        given = [k is not None for k in (self.k1, self.k2, self.k3, self.k4)]
+        if any(given) == (self.seconds is not None) or any(given) != all(given):
+            raise ValueError("either `seconds`, or all of k1, k2, k3 and k4")
+        return self
+
+
+class TrainingSettings(Section):
+    """`[training]`: seconds measured at numbers of nodes, or the time of a token and of a step."""
+
+    seconds: Measured | None = None
+    """`{ 1 = 300.0, 2 = 160.0 }`: nodes, and how long a batch takes on them."""
+    token_s: Positive | None = None
+    """Seconds for one token on one node."""
+    fixed_s: NotNegative = 0.0
+    """What every step costs, on however many nodes."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.token_s is None) == (self.seconds is None):
+            raise ValueError("either `seconds`, or `token_s`")
+        return self
+
+
+class HardwareSettings(Section):
+    """`[hardware.NAME]`: a kind of node, beside the one on which the stages were measured."""
+
+    cost: Positive = 1.0
+    generation: Positive = 1.0
+    """How much faster it samples."""
+    training: Positive = 1.0
+
+
+class SiteSettings(Section):
+    """`[sites.NAME]`: nodes of one kind in one place."""
+
+    nodes: Nodes
+    hardware: str | None = None
+
+
+class Profile(Section):
+    """The whole file. One site shares its nodes between the stages; of two, each does one, and both ways are tried."""
+
+    batch: WorkSettings | None = None
+    generation: GenerationSettings
+    training: TrainingSettings
+    hardware: dict[str, HardwareSettings] = {}
+    sites: Annotated[dict[str, SiteSettings], Field(min_length=1, max_length=2)]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        modelled = self.generation.seconds is None or self.training.seconds is None
+        if modelled and self.batch is None:
+            raise ValueError("`[batch]` is needed, unless both stages have `seconds`")
+        for name, site in self.sites.items():
+            if site.hardware is not None and site.hardware not in self.hardware:
+                raise ValueError(f"sites.{name}.hardware: there is no [hardware.{site.hardware}]")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Reads a file. Raises BadProfile."""
+        try:
+            return cls.parse(tomllib.loads(path.read_text()), str(path))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise BadProfile(f"{path}: {error}") from error
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], source: str = "profile") -> Profile:
+        """Checks values as they come from TOML. Raises BadProfile, which names every wrong key."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+            raise BadProfile("\n".join([f"{source}:", *lines])) from error
+
+    def sites_to_try(self) -> dict[str, Site]:
+        """By what a plan calls them."""
+        pools = {name: self._pool(site) for name, site in self.sites.items()}
+        stages = self._generation(), self._training()
+        if len(pools) == 1:
+            ((name, pool),) = pools.items()
+            return {name: Site(*stages, pool)}
+        (first, one), (second, other) = pools.items()
+        return {
+            f"rollout in {first}, training in {second}": Site(*stages, one, other),
+            f"rollout in {second}, training in {first}": Site(*stages, other, one),
+        }
+
+    def _pool(self, site: SiteSettings) -> Pool:
+        kind = self.hardware[site.hardware] if site.hardware else HardwareSettings()
+        return Pool(site.nodes, Hardware(kind.cost, kind.generation, kind.training))
+
+    def _generation(self) -> Stage:
+        given, batch = self.generation, self.batch
+        if given.seconds is not None:
+            return Points(tuple(sorted(given.seconds.items())))
+        assert batch is not None and None not in (given.k1, given.k2, given.k3, given.k4)
+        try:
+            engine = EngineModel(given.k1 or 0.0, given.k2 or 0.0, given.k3 or 0.0, given.k4 or 0.0)
+        except ValueError as error:
+            raise BadProfile(f"generation: {error}") from error
+        return Sampling(
+            engine,
+            samples=batch.samples,
+            reply=batch.reply_tokens,
+            longest=batch.longest_tokens,
+            prompt=batch.prompt_tokens,
+            engines=given.engines,
+            most=given.max_running,
+        )
+
+    def _training(self) -> Stage:
+        given, batch = self.training, self.batch
+        if given.seconds is not None:
+            return Points(tuple(sorted(given.seconds.items())), trains=True)
+        assert batch is not None and given.token_s is not None
+        return Training(batch.samples, batch.reply_tokens, batch.prompt_tokens, given.token_s, given.fixed_s)

@@ -1,0 +1,114 @@
+"""A plan: the best split of each way to divide the work, its neighbours, and what it is worth under other loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scheduler.policies.allocation import SENSITIVITY, Sensitivity, Site, Split, neighbours, sensitivity
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to divide the work, at its best."""
+
+    name: str
+    site: Site
+    best: Split
+    neighbours: list[Split]
+    sensitivity: list[Sensitivity]
+
+
+def plans_of(sites: Mapping[str, Site]) -> list[Plan]:
+    """The plan of each, the best first. Raises ValueError if there are too few nodes."""
+    found = []
+    for name, site in sites.items():
+        best = site.best()
+        found.append(Plan(name, site, best, neighbours(site, best), sensitivity(site, best)))
+    return sorted(found, key=lambda plan: plan.best.order)
+
+
+HEADER = (
+    "rollout + train",
+    "generation s",
+    "training s",
+    "step s",
+    *SENSITIVITY,
+    "cost",
+    "steps/h for cost 1",
+)
+
+
+def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """The best split, its neighbours, and what would be best under each load."""
+    for split in [plan.best, *plan.neighbours]:
+        under = [plan.site.split(split.rollout, split.train, load).step_s for load in SENSITIVITY.values()]
+        yield (
+            f"{split.rollout} + {split.train}" + (" (best)" if split is plan.best else ""),
+            *(f"{value:.2f}" for value in (split.generation_s, split.training_s, split.step_s, *under)),
+            f"{split.cost:.2f}",
+            f"{3600 / split.step_s / split.cost:.2f}",
+        )
+    under_best = [
+        f"{one.best.step_s:.2f} ({one.best.rollout} + {one.best.train})" for one in plan.sensitivity
+    ]
+    yield ("the best there", "", "", f"{plan.best.step_s:.2f}", *under_best, "", "")
+
+
+def summary(plans: list[Plan], basis: list[str]) -> dict[str, Any]:
+    """All plans as JSON, the best first."""
+    return {
+        "best": _split(plans[0].best) | {"site": plans[0].name},
+        "sensitivity": {
+            one.name: {
+                "step_s": round(one.chosen.step_s, 3),
+                "best": _split(one.best),
+                "loss": round(one.loss, 4),
+            }
+            for one in plans[0].sensitivity
+        },
+        "neighbours": [_split(split) for split in plans[0].neighbours],
+        "others": [_split(plan.best) | {"site": plan.name} for plan in plans[1:]],
+        "basis": basis,
+    }
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {
+        "rollout": split.rollout,
+        "train": split.train,
+        "step_s": round(split.step_s, 3),
+        "generation_s": round(split.generation_s, 3),
+        "training_s": round(split.training_s, 3),
+        "cost": round(split.cost, 3),
+    }
+
+
+def picture(plan: Plan, path: Path) -> None:
+    """Writes a PNG: a step's seconds by the number of nodes that sample. Needs matplotlib; raises ImportError without it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    site, most = plan.site, plan.site.rollout.nodes - (plan.site.train is None)
+    counts = sorted(
+        {1 + round(i * (most - 1) / 400) for i in range(401)} if most > 400 else range(1, most + 1)
+    )
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, load in {"as measured": None, **SENSITIVITY}.items():
+        splits = [site.best_with(x, load) if load else site.best_with(x) for x in counts]
+        style = {"linewidth": 2.2, "color": "#1f2430"} if load is None else {"linewidth": 1.1, "alpha": 0.8}
+        axes.plot(counts, [split.step_s for split in splits], label=name, **style)
+    axes.plot(
+        plan.best.rollout, plan.best.step_s, "o", color="#c77a12", markersize=9, label="the plan", zorder=5
+    )
+    axes.set(xlabel="nodes that sample", ylabel="seconds of a step, the other nodes training", ylim=(0, None))
+    axes.set_ylim(0, 4 * plan.best.step_s)
+    axes.set_title(f"{plan.name}: {plan.best.rollout} sample, {plan.best.train} train", loc="left")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
