@@ -1,0 +1,48 @@
+"""verl fully asynchronous: a window of samples between two updates, streamed to the trainer, with partial rollout.
+
+Source: verl's recipe fully_async_policy (its README and fully_async_rollouter.py). `staleness_threshold` beyond a batch
+may be underway; the trainer takes samples in the order in which they finish, `require_batches` mini-batches at a time (4
+of 16: quarters of what is trained between two updates); at an update (`trigger_parameter_sync_step` such takes) engines
+are interrupted, load by NCCL while the trainer waits, and go on with what they had (`partial_rollout`). Log-probabilities
+are the rollout's (`use_rollout_log_probs`), so `recompute` is False.
+
+Left out: validation runs (`test_freq`). With threshold 0 it is verl's "stream off policy pipeline". Knobs:
+staleness_threshold, less than 1 and 0.5 in its figures; here the scenario's eta unless `threshold` is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.policies.rules import StalenessRule
+from scheduler.policies.rules.verl import Verl
+from scheduler.policies.staleness import LedgerSettings
+from scheduler.simulate.baselines.plain import Plain
+
+if TYPE_CHECKING:
+    from scheduler.simulate.scenario import Scenario
+
+
+class VerlAsync(Plain):
+    """A window, first finished, first trained."""
+
+    name = "verl_async"
+    stream = 4
+    recompute = False
+
+    def __init__(self, threshold: float | None = None) -> None:
+        self._threshold = threshold
+
+    def rule(self, scenario: Scenario) -> StalenessRule:
+        """verl's window, of a fraction of a batch where a threshold is given."""
+        threshold = scenario.eta if self._threshold is None else self._threshold
+        return _Window(LedgerSettings(eta=scenario.eta, batch=scenario.batch, min_members=1), threshold)
+
+
+class _Window(Verl):
+    def __init__(self, settings: LedgerSettings, threshold: float) -> None:
+        super().__init__(settings)
+        self._ahead = int(settings.batch * threshold)
+
+    def quota(self) -> int:
+        """`int(B * (1 + threshold))`, less what the counter would say."""
+        return self.budget(1) + self._ahead

@@ -1,0 +1,241 @@
+"""An inference engine in closed form: events are admissions and ends of calls, never tokens.
+
+A decode step of n calls with kv tokens in the cache takes k1 * kv + max(k2, k3 * n) + k4 seconds (papers.md section 3;
+StaleFlow, arXiv 2601.12784) and gives each running call one token. While the same calls run, kv grows by n a step, so s
+steps take
+
+    span(s) = s * (max(k2, k3 * n) + k4) + k1 * (s * kv + n * s * (s - 1) / 2),
+
+and the step that is underway at any moment is the root of a quadratic. Owns its calls and its own clock, `at`: the boundary of
+steps that is the present or the next one. Invariants:
+- whatever is done to the engine takes effect at a boundary: a step that has begun ends, as in vLLM;
+- the cache never holds more than `capacity` tokens after a step, unless one call alone needs more;
+- a call that is admitted has its missing tokens prefilled first, and the others wait meanwhile (no chunked prefill);
+- a call is admitted if all running ones could then sample `HEADROOM` tokens each; alone in an engine it is always admitted;
+- when the next step would not fit, the call that was admitted last goes back to the head of the queue, its cache lost (vLLM's
+  preemption by recomputation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+from scheduler.policies.throughput import EngineModel
+
+HEADROOM = 256
+"""Steps that must fit into the cache for a call to be admitted. Without it a call that was preempted would come back at once, for
+a step. (vLLM leaves a hundredth of its blocks free, SGLang a share of what running calls may still sample.)"""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request for tokens; `done` of `want` are sampled, not counting those of the present stay in an engine."""
+
+    owner: Any
+    prompt: int
+    want: int
+    done: int = 0
+    cached: int = 0
+    """Tokens of prompt and done that the engine has in its cache already, when it is added."""
+    start: int = -1
+    """The engine's count of steps when it was admitted; -1: it waits."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of its prompt and of what was sampled before its present stay."""
+        return self.prompt + self.done
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCosts:
+    """What an engine can, and what that takes."""
+
+    model: EngineModel
+    prefill_s: float
+    """For each token of a prompt."""
+    capacity: int
+    """Tokens in the cache."""
+    slots: int
+    """Calls that run at once."""
+
+
+class Engine:
+    """The calls of one engine."""
+
+    def __init__(self, costs: EngineCosts) -> None:
+        self.costs = costs
+        self.at = 0.0
+        self.steps = 0
+        self.kv = 0
+        self.prefilled = 0
+        """Tokens that were ever prefilled."""
+        self.preempted = 0
+        """Calls that ever lost their cache to others."""
+        self.waiting: deque[Call] = deque()
+        self._running: dict[Call, None] = {}
+        self._ends: list[tuple[int, int, Call]] = []
+        self._serial = 0
+
+    # What it holds
+
+    @property
+    def running(self) -> int:
+        """Calls that sample."""
+        return len(self._running)
+
+    @property
+    def load(self) -> int:
+        """Calls that sample or wait."""
+        return len(self._running) + len(self.waiting)
+
+    def calls(self) -> Iterator[Call]:
+        """Those that run, in order of admission, then those that wait."""
+        yield from self._running
+        yield from self.waiting
+
+    def sampled(self, call: Call) -> int:
+        """Tokens of the call, up to the boundary `at`."""
+        return call.done + (self.steps - call.start if call.start >= 0 else 0)
+
+    def rate(self) -> float:
+        """Tokens a second, now."""
+        return self.costs.model.rate(len(self._running), self.kv)
+
+    # Time
+
+    def advance(self, now: float) -> None:
+        """Goes to the first boundary that is not before `now`. No end of a call may lie before that: see `next_event`."""
+        if now <= self.at:
+            return
+        if not self._running:
+            self.at = now
+            return
+        self._step(min(self._steps_until(now - self.at), self._until_event()))
+
+    def next_event(self) -> float | None:
+        """When a call ends or the cache is full, if nothing is done before; None if nothing runs."""
+        return self.at + self._span(self._until_event()) if self._running else None
+
+    def settle(self, now: float) -> list[Call]:
+        """Runs to the event that is due at `now` and answers the calls that end there, with `done` as large as `want`."""
+        if self._running and now >= self.at:
+            self._step(self._until_event())
+        ended = list(self._ended())
+        if not ended and self._running and self._full():
+            self._preempt()
+        else:
+            self._fill()
+        return ended
+
+    # Calls come and go
+
+    def add(self, now: float, call: Call) -> None:
+        """The call begins as soon as there is room."""
+        assert call.want > call.done
+        self.advance(now)
+        call.start = -1
+        self.waiting.append(call)
+        self._fill()
+
+    def remove(self, now: float, call: Call) -> None:
+        """The call is taken out, with what was sampled up to the boundary in its `done`."""
+        self.advance(now)
+        if call.start < 0:
+            self.waiting.remove(call)
+        else:
+            self._leave(call)
+        self._fill()
+
+    def drain(self, now: float) -> list[Call]:
+        """Takes every call out."""
+        self.advance(now)
+        calls = list(self.calls())
+        for call in [*self._running]:
+            self._leave(call)
+        self.waiting.clear()
+        self._ends.clear()
+        return calls
+
+    # Inside
+
+    def _step(self, steps: int) -> None:
+        self.at += self._span(steps)
+        self.steps += steps
+        self.kv += steps * len(self._running)
+
+    def _span(self, steps: int) -> float:
+        model, n = self.costs.model, len(self._running)
+        flat = max(model.k2, model.k3 * n) + model.k4
+        return steps * flat + model.k1 * (steps * self.kv + n * steps * (steps - 1) / 2)
+
+    def _steps_until(self, seconds: float) -> int:
+        """The least number of steps that take at least so long."""
+        model, n = self.costs.model, len(self._running)
+        a = model.k1 * n / 2
+        b = model.step_s(n, self.kv) - a
+        # The root of a s^2 + b s - seconds in the form that does not cancel.
+        root = 2 * seconds / (b + math.sqrt(b * b + 4 * a * seconds))
+        steps = max(math.ceil(root), 1)
+        while steps > 1 and self._span(steps - 1) >= seconds:
+            steps -= 1
+        while self._span(steps) < seconds:
+            steps += 1
+        return steps
+
+    def _until_event(self) -> int:
+        while self._gone(self._ends[0]):
+            heappop(self._ends)
+        return max(0, min(self._ends[0][0] - self.steps, self._room()))
+
+    def _room(self) -> int:
+        """Steps that fit into the cache."""
+        n = len(self._running)
+        return self._ends[0][0] - self.steps if n == 1 else (self.costs.capacity - self.kv) // n
+
+    def _full(self) -> bool:
+        return len(self._running) > 1 and self.kv + len(self._running) > self.costs.capacity
+
+    def _ended(self) -> Iterator[Call]:
+        while self._ends and (self._gone(self._ends[0]) or self._ends[0][0] <= self.steps):
+            entry = heappop(self._ends)
+            if not self._gone(entry):
+                self._leave(entry[2])
+                yield entry[2]
+
+    def _gone(self, entry: tuple[int, int, Call]) -> bool:
+        end, _, call = entry
+        return call not in self._running or call.start + call.want - call.done != end
+
+    def _leave(self, call: Call) -> None:
+        del self._running[call]
+        call.done += self.steps - call.start
+        call.start = -1
+        self.kv -= call.context
+
+    def _preempt(self) -> None:
+        call = next(reversed(self._running))
+        self._leave(call)
+        call.cached = 0
+        self.preempted += 1
+        self.waiting.appendleft(call)
+
+    def _fill(self) -> None:
+        costs = self.costs
+        while self.waiting and len(self._running) < costs.slots:
+            call, n = self.waiting[0], len(self._running)
+            if n and self.kv + call.context + HEADROOM * (n + 1) > costs.capacity:
+                return
+            self.waiting.popleft()
+            fresh = max(call.context - call.cached, 0)
+            self.at += fresh * costs.prefill_s
+            self.prefilled += fresh
+            call.start, call.cached = self.steps, 0
+            self.kv += call.context
+            self._running[call] = None
+            self._serial += 1
+            heappush(self._ends, (self.steps + call.want - call.done, self._serial, call))

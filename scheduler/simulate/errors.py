@@ -1,0 +1,15 @@
+"""What can go wrong in a simulation, for whoever called it."""
+
+from __future__ import annotations
+
+
+class SimulationError(Exception):
+    """The root: the message names what to change."""
+
+
+class ScenarioError(SimulationError):
+    """A scenario, a coefficient or a recorded workload is not what it should be."""
+
+
+class Stalled(SimulationError):
+    """Nothing can happen any more and the last batch was not trained: a policy waits for ever."""

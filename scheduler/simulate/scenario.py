@@ -1,0 +1,191 @@
+"""A scenario: SCENARIO.toml, typed and bounded. What a policy may not choose; the same for all of them.
+
+gpus = 128                # all of them
+gpu = "H800"              # a kind of coefficients.toml
+model = "7B"              # likewise
+engine_gpus = 1           # of one engine (tensor parallel)
+train_share = 0.5         # of the GPUs, where rollout and training are apart; 0: balanced, in eighths, by the cost models
+sites = 1                 # 2: engines and trainer are apart, and weights travel between sites
+batch = 64                # groups
+group = 16                # episodes
+eta = 1                   # the bound on staleness that every asynchronous policy gets
+batches = 10              # of which the first `warmup` are not counted
+warmup = 3
+prompt = 500              # tokens
+likeness = 0.5            # correlation of lengths within a group
+recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
+
+[lengths]                 # see workload.Lengths
+[turns]                   # see workload.Turns
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from scheduler.simulate.engine import EngineCosts
+from scheduler.simulate.errors import ScenarioError
+from scheduler.simulate.hardware import (
+    TrainerCosts,
+    TransferCosts,
+    engine_costs,
+    trainer_costs,
+    transfer_costs,
+)
+from scheduler.simulate.recorded import read
+from scheduler.simulate.workload import Lengths, Recorded, Stated, Turns, Workload
+
+_EIGHTHS = 8
+_DRAWN = 64
+"""Groups that the balance between rollout and training is computed from."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LengthsTable(_Table):
+    """See `workload.Lengths`."""
+
+    kind: Literal["lognormal", "tail", "constant"] = "lognormal"
+    median: float = Field(1000.0, ge=1, le=1e6)
+    sigma: float = Field(0.9, ge=0, le=3)
+    longest: int = Field(28000, ge=1, le=1_000_000)
+    growth: float = Field(0.0, ge=-0.5, le=1.0)
+
+
+class TurnsTable(_Table):
+    """See `workload.Turns`."""
+
+    mean: float = Field(1.0, ge=1, le=100)
+    most: int = Field(1, ge=1, le=200)
+    result: int = Field(200, ge=1, le=100_000)
+    wait_s: float = Field(0.0, ge=0, le=3600)
+
+
+class Scenario(_Table):
+    """One scenario."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+    name: str = ""
+    gpus: int = Field(ge=2, le=20_000)
+    gpu: str = "H800"
+    model: str = "7B"
+    engine_gpus: int = Field(1, ge=1, le=64)
+    slots: int = Field(0, ge=0, le=4096)
+    """Calls that one engine runs at once; 0: as in coefficients.toml."""
+    train_share: float = Field(0.0, ge=0, lt=1)
+    sites: Literal[1, 2] = 1
+    batch: int = Field(ge=1, le=100_000)
+    group: int = Field(16, ge=1, le=1024)
+    eta: int = Field(1, ge=0, le=64)
+    batches: int = Field(10, ge=1, le=1000)
+    warmup: int = Field(3, ge=0)
+    prompt: int = Field(500, ge=1, le=1_000_000)
+    likeness: float = Field(0.5, ge=0, le=1)
+    lengths: LengthsTable = LengthsTable()
+    turns: TurnsTable = TurnsTable()
+    recorded: Path | None = None
+    trainer_costs: TrainerCosts | None = None
+    """In place of what coefficients.toml gives: for validation."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a file. Raises ScenarioError that names it and what is wrong."""
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            if "recorded" in table:
+                table["recorded"] = path.parent / table["recorded"]
+            return cls(**{"name": path.stem, **table})
+        except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
+            raise ScenarioError(f"{path}: {error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ScenarioError(
+                f"{path}: {where}: {first['msg']}" if where else f"{path}: {first['msg']}"
+            ) from error
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.warmup >= self.batches:
+            raise ValueError(f"warmup ({self.warmup}) must be less than batches ({self.batches})")
+        if self.gpus % self.engine_gpus or self.gpus < 2 * self.engine_gpus:
+            raise ValueError(
+                f"gpus ({self.gpus}) must be a multiple of engine_gpus ({self.engine_gpus}), at least twice it"
+            )
+        if self.workload(0).longest > self.engine.capacity:
+            raise ValueError(
+                f"a context of {self.workload(0).longest} tokens does not fit into an engine's cache of {self.engine.capacity}"
+            )
+        return self
+
+    @cached_property
+    def engine(self) -> EngineCosts:
+        """Of each engine."""
+        return engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
+
+    @cached_property
+    def trainer(self) -> TrainerCosts:
+        """Of the trainer."""
+        return self.trainer_costs or trainer_costs(self.model, self.gpu)
+
+    def transfers(self, train_gpus: int) -> TransferCosts:
+        """Of weights from a trainer of so many GPUs."""
+        return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
+
+    def workload(self, seed: int) -> Workload:
+        """The groups, for that seed."""
+        if self.recorded is not None:
+            return Recorded(read(self.recorded), seed)
+        lengths, turns = Lengths(**self.lengths.model_dump()), Turns(**self.turns.model_dump())
+        return Stated(seed, self.group, self.batch, lengths, turns, self.prompt, self.likeness)
+
+    @cached_property
+    def contexts(self) -> tuple[float, float]:
+        """P50 and P90 of the tokens of an episode, as a profile of the first groups would show them."""
+        return float(np.quantile(self._profile[1], 0.5)), float(np.quantile(self._profile[1], 0.9))
+
+    @cached_property
+    def _profile(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sampled tokens, and all tokens, of each episode of the first groups."""
+        episodes = [turns for n in range(_DRAWN) for turns in self.workload(0).task(n).episodes]
+        sampled = [sum(turn.sampled for turn in turns) for turns in episodes]
+        context = [sum(turn.prompt + turn.sampled for turn in turns) for turns in episodes]
+        return np.array(sampled), np.array(context)
+
+    @cached_property
+    def train_gpus(self) -> int:
+        """The trainer's, where rollout and training are apart: whole engines' worth."""
+        share = self.train_share or self._balanced()
+        engines = round(self.gpus * share / self.engine_gpus)
+        return min(max(engines, 1), self.gpus // self.engine_gpus - 1) * self.engine_gpus
+
+    def _balanced(self) -> float:
+        """The eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
+
+        Rollout is taken to run with all slots of every engine full, or all calls of a batch spread evenly, whichever is less.
+        """
+        sampled, context = (float(np.mean(tokens)) for tokens in self._profile)
+        calls = self.batch * len(self._profile[0]) / _DRAWN
+
+        def slower(eighths: int) -> float:
+            train = self.gpus * eighths / _EIGHTHS
+            engines = max((self.gpus - train) / self.engine_gpus, 1.0)
+            running = max(min(self.engine.slots, calls * (self.eta + 1) / 2 / engines), 1.0)
+            rollout = (
+                calls * sampled / (engines * self.engine.model.rate(round(running), running * context / 2))
+            )
+            return max(
+                rollout,
+                self.trainer.seconds(calls * context, max(round(train), 1), False) + self.trainer.step_s,
+            )
+
+        return min(range(1, _EIGHTHS), key=slower) / _EIGHTHS

@@ -1,0 +1,543 @@
+"""A cluster in virtual time: engines, one trainer, groups of samples, and a policy that decides.
+
+Owns what is true: where each sample is, what each engine runs, how far the trainer is, and the clock. Events are ends of
+calls, ends of switches and steps, answers of tools, and a second's tick for policies that want one; never tokens.
+Everything is decided by the seed, the scenario and the policy: two runs are equal to the last bit. Invariants:
+- a sample is in one place: an engine, held, with a tool, on its way to an engine that opens, or over;
+- an engine samples with the version that it was last given, and is open, loading, asleep or on its way between the two;
+- the trainer trains buffer `rule.consumed` and nothing else, and only groups that occupy it;
+- every sampled token is trained, wasted or underway at the end (`Meter`), once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness_events import (
+    AbortEpisode,
+    Command,
+    Consume,
+    Event,
+    GroupDropped,
+    Join,
+    Leased,
+    MemberDropped,
+    Publish,
+    Refuse,
+    Reward,
+    Skipped,
+)
+from scheduler.simulate.engine import Call, Engine
+from scheduler.simulate.errors import Stalled
+from scheduler.simulate.meter import Meter
+from scheduler.simulate.policy import Layout, Policy
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.workload import Turn, Workload
+
+HostState = Literal["open", "loading", "asleep", "switching"]
+TrainerState = Literal["waiting", "claiming", "training", "trained", "blocked"]
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """An engine and the GPUs it lives on."""
+
+    name: str
+    number: int
+    gpus: int
+    engine: Engine
+    shared: bool
+    """The trainer works on its GPUs too."""
+    state: HostState = "open"
+    version: int = 0
+    kept: list[Sample] = field(default_factory=list)
+    """Samples that go on here once it is open."""
+    serial: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """An episode."""
+
+    name: str
+    group: Group
+    turns: tuple[Turn, ...]
+    at: int = 0
+    """The turn that it is in."""
+    call: Call = field(init=False)
+    host: Host | None = None
+    since: int = 0
+    """Tokens of its call when it came to its host."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Versions, and how many tokens each sampled."""
+    cached_at: tuple[int, int] | None = None
+    """The number of the engine that has its turns in its cache, and the version that it ran."""
+    over: bool = False
+    dropped: bool = False
+    """It is trained in no case, whatever becomes of its group."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of the whole conversation, so far: what the trainer computes on."""
+        return self.call.context
+
+    @property
+    def tokens(self) -> int:
+        """That were sampled, without those of its present stay."""
+        return sum(n for _, n in self.spans)
+
+    @property
+    def predicted(self) -> float:
+        """How hard a ranker takes its task to be: 0.5 is the median, 1 the hardest."""
+        return self.group.predicted
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A group: its samples, and the version that it was started under."""
+
+    name: str
+    version: int
+    predicted: float
+    samples: list[Sample] = field(default_factory=list)
+    cached_at: set[tuple[int, int]] = field(default_factory=set)
+    """Engines and their versions that have its prompt in their cache."""
+
+
+class World:
+    """One run. `run()` it; the policy calls the verbs."""
+
+    def __init__(self, scenario: Scenario, policy: Policy, workload: Workload) -> None:
+        self.scenario, self.policy, self.workload = scenario, policy, workload
+        self.now = 0.0
+        self.layout: Layout = policy.layout(scenario)
+        self.rule: StalenessRule = policy.rule(scenario)
+        self.transfers = scenario.transfers(self.layout.train_gpus)
+        self.trainer: TrainerState = "waiting"
+        self.arrived = 0
+        """The newest version that engines can have."""
+        self.held: deque[Sample] = deque()
+        self.hosts = self._made()
+        self.meter = Meter(scenario, self.layout, len(self.hosts))
+        self.groups: dict[str, Group] = {}
+        self._samples: dict[str, Sample] = {}
+        self._numbers = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._touched: dict[Host, None] = {}
+        self._homeless: list[Sample] = []
+        self._room = self._look = True
+        self._woken: dict[Host, None] = {}
+        self._trained: list[str] = []
+        self._loads: list[tuple[int, int]] = [(0, host.number) for host in self.hosts]
+        heapify(self._loads)
+
+    # The loop
+
+    def run(self, progress: Callable[[int, float], None] = lambda _batch, _now: None) -> Meter:
+        """Trains the scenario's batches. `progress` is told of each, and of the time. Raises Stalled if nothing can go on."""
+        batches = self.scenario.batches
+        if self.policy.ticks:
+            self._after(1.0, self._second)
+        self._calm()
+        done = 0
+        while self.rule.consumed < batches:
+            if not self._events or (self.policy.ticks and len(self._events) == 1 and self._stands()):
+                raise Stalled(self._where())
+            self.now, _, happen = heappop(self._events)
+            happen()
+            while (
+                self._events and self._events[0][0] == self.now
+            ):  # engines that open together are one choice
+                heappop(self._events)[2]()
+            self._calm()
+            if self.rule.consumed > done:
+                done = self.rule.consumed
+                progress(done, self.now)
+        self.meter.end(self.now, self._underway(), self.hosts)
+        return self.meter
+
+    # Verbs: groups and samples
+
+    def room(self) -> int:
+        """How many groups could start now."""
+        return self.rule.free_slots()
+
+    def start_group(self) -> Group | None:
+        """Starts the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold."""
+        task = self.workload.task(self._numbers)
+        group = Group(f"g{self._numbers}", self.rule.version, task.predicted)
+        size = len(task.episodes)
+        for i, turns in enumerate(task.episodes):
+            sample = Sample(f"{group.name}.{i}", group, turns)
+            told = self._tell(Join(group.name, sample.name, size))
+            if any(isinstance(command, Refuse) for command in told):
+                return None
+            sample.call = Call(sample, turns[0].prompt, turns[0].sampled)
+            group.samples.append(sample)
+            self._samples[sample.name] = sample
+        self.groups[group.name] = group
+        self._numbers += 1
+        return group
+
+    def route(self, sample: Sample, host: Host) -> None:
+        """The sample goes to an engine that is open, or goes on there as soon as it is."""
+        assert sample.host is None and not sample.over
+        sample.host = host
+        if host.state == "open":
+            self._enter(sample, host)
+        else:
+            host.kept.append(sample)
+
+    def hold(self, sample: Sample) -> None:
+        """The sample waits until an engine opens (or the policy takes it from `held`)."""
+        self.held.append(sample)
+
+    def move(self, sample: Sample, host: Host) -> None:
+        """The sample leaves its engine and goes on in another; its prompt is prefilled again there."""
+        if self._take_out(sample):
+            self._turn_over(sample)
+        else:
+            self.route(sample, host)
+
+    def least_loaded(self) -> Host | None:
+        """The open engine with the fewest calls; among equals the first. None if none is open."""
+        while self._loads:
+            load, number = self._loads[0]
+            host = self.hosts[number]
+            if host.state == "open" and host.engine.load == load:
+                return host
+            heappop(self._loads)
+        return None
+
+    def last_host(self, sample: Sample) -> Host | None:
+        """The open engine that has the sample's conversation in its cache, under the version that it runs; None: no engine."""
+        if sample.cached_at is None or not sample.at:
+            return None
+        host = self.hosts[sample.cached_at[0]]
+        return host if host.state == "open" and host.version == sample.cached_at[1] else None
+
+    def open_hosts(self) -> list[Host]:
+        """Engines that take calls."""
+        return [host for host in self.hosts if host.state == "open"]
+
+    # Verbs: engines and nodes
+
+    def sync(self, host: Host, seconds: float, keep: bool = True) -> None:
+        """An open engine loads the newest weights. Its calls go on there afterwards (`keep`), or are given to the policy now."""
+        assert host.state == "open"
+        version = self.arrived
+        self._close(host, "loading", keep)
+        self._after(seconds, lambda: self._opened(host, version))
+
+    def claim(self, hosts: Iterable[Host], seconds: float) -> None:
+        """Open engines go to sleep, and then their GPUs are the trainer's; their calls are given to the policy. When no engine
+        is on its way any more, `on_ready` is asked again."""
+        self.trainer = "claiming"
+        for host in hosts:
+            assert host.state == "open" and host.shared
+            self._close(host, "switching", keep=False)
+            self._after(seconds, lambda host=host: self._asleep(host))  # type: ignore[misc]
+
+    def release(self, hosts: Iterable[Host], seconds: float) -> None:
+        """Engines that sleep wake up with the newest weights."""
+        version = self.arrived
+        for host in hosts:
+            assert host.state == "asleep"
+            host.state = "switching"
+            self._touch(host)
+            self._after(seconds, lambda host=host: self._opened(host, version))  # type: ignore[misc]
+
+    # Verbs: the trainer
+
+    def ready(self) -> int:
+        """Groups of the batch that the trainer could begin with now; 0 while it may not."""
+        buffer = self.rule.consumed
+        there = len(self.rule.entries(buffer))
+        if self.rule.complete(buffer):
+            return there - len(self._trained)
+        parts = self.policy.stream
+        part = -(-self.scenario.batch // parts) if parts else 0
+        fresh = there - len(self._trained)
+        return fresh // part * part if parts else 0
+
+    def train(self) -> None:
+        """The trainer begins with what is ready."""
+        assert self.trainer in ("waiting", "claiming") and self.ready()
+        assert all(host.state == "asleep" for host in self.hosts if host.shared) or not self.layout.both
+        buffer = self.rule.consumed
+        if not self._trained:
+            self._tell(Leased(buffer))
+        names = self.rule.entries(buffer)[len(self._trained) :][: self.ready()]
+        self._trained += names
+        tokens = sum(s.context for name in names for s in self.groups[name].samples if not s.dropped)
+        seconds = self.scenario.trainer.seconds(tokens, self.layout.train_gpus, self.policy.recompute)
+        self._trainer_is("training")
+        self._after(seconds, self._part_done)
+
+    def publish(self, blocked_s: float, delay_s: float = 0.0) -> None:
+        """The step's weights can be had `delay_s` from now, and are the newest from then on; the trainer does nothing for
+        `blocked_s`."""
+        assert self.trainer == "trained"
+        buffer = self.rule.consumed
+        self._trainer_is("blocked")
+        self._after(blocked_s, lambda: self._trainer_is("waiting"))
+        trained = [self.groups.pop(name) for name in self.rule.entries(buffer)]
+        self.meter.trained(self.now, buffer, trained)
+        self._trained = []
+        if not delay_s:
+            self._arrive(buffer + 1)
+        self._tell(Consume(buffer))
+        if delay_s:
+            self._after(delay_s, lambda: self._arrive(buffer + 1))
+
+    # What happens
+
+    def _calm(self) -> None:
+        """Lets the policy answer until it has no more to say, then asks every engine that changed for its next event."""
+        while True:
+            if self._homeless:
+                samples, self._homeless = [s for s in self._homeless if not s.over], []
+                if samples:
+                    self.policy.on_homeless(self, samples)
+            elif self._room:
+                self._room = False
+                self.policy.on_room(self)
+            elif self._look and self.trainer == "waiting":
+                self._look = False
+                if self.ready():
+                    self.policy.on_ready(self)
+            elif self._woken:
+                host = next(iter(self._woken))
+                del self._woken[host]
+                if host.state == "open" and not host.engine.load:
+                    self.policy.on_idle(self, host)
+            else:
+                break
+        for host in self._touched:
+            self._watch(host)
+        self._touched.clear()
+
+    def _watch(self, host: Host) -> None:
+        host.serial += 1
+        busy = host.engine.running > 0
+        role = "rollout" if busy else "idle"
+        if host.state != "open":
+            role = "switching" if host.state != "asleep" else "lent"
+        self.meter.host_is(self.now, host.number, host.gpus, role)
+        due = host.engine.next_event() if host.state == "open" else None
+        if due is not None:
+            self._at(due, lambda serial=host.serial: self._engine_event(host, serial))  # type: ignore[misc]
+
+    def _engine_event(self, host: Host, serial: int) -> None:
+        if serial != host.serial or host.state != "open":
+            return
+        ended = [call.owner for call in host.engine.settle(self.now)]
+        self._touch(host)
+        for sample in ended:
+            self._left(sample)
+        self._end_turns(ended)
+        if not host.engine.load:
+            self._woken[host] = None
+
+    def _end_turns(self, samples: Sequence[Sample]) -> None:
+        """For samples that have left their engine: one that ends may make others superfluous."""
+        for sample in samples:
+            if not sample.over:
+                self._turn_over(sample)
+
+    def _turn_over(self, sample: Sample) -> None:
+        turn = sample.turns[sample.at]
+        sample.at += 1
+        if sample.at == len(sample.turns):
+            sample.over = True
+            self._tell(Reward(sample.name))
+            return
+        following = sample.turns[sample.at]
+        context = sample.call.prompt + turn.sampled + following.prompt
+        sample.call = Call(sample, context, following.sampled)
+        self._after(turn.wait_s, lambda: self._wants(sample))
+
+    def _arrive(self, version: int) -> None:
+        self.arrived = version
+        self._tell(Publish(version))
+        self.policy.on_published(self, version)
+
+    def _wants(self, sample: Sample) -> None:
+        if not sample.over:
+            self._homeless.append(sample)
+
+    def _opened(self, host: Host, version: int) -> None:
+        host.state, host.version = "open", version
+        host.engine.advance(self.now)
+        kept, host.kept = [sample for sample in host.kept if not sample.over], []
+        self._touch(host)
+        for sample in kept:
+            self._enter(sample, host)
+        if not kept:
+            self._woken[host] = None
+        self._homeless += self.held
+        self.held.clear()
+        self._room = True
+        self._claimed()
+
+    def _asleep(self, host: Host) -> None:
+        host.state = "asleep"
+        self._touch(host)
+        self._claimed()
+
+    def _claimed(self) -> None:
+        self._look = True
+        if self.trainer == "claiming" and all(h.state in ("asleep", "open") for h in self.hosts if h.shared):
+            self.trainer = "waiting"
+
+    def _part_done(self) -> None:
+        self._trainer_is("waiting")
+        buffer = self.rule.consumed
+        if self.rule.complete(buffer) and len(self._trained) == len(self.rule.entries(buffer)):
+            self._trainer_is("training")
+            self._after(self.scenario.trainer.step_s, self._step_done)
+
+    def _step_done(self) -> None:
+        self._trainer_is("trained")
+        self.policy.on_trained(self)
+
+    def _second(self) -> None:
+        self._after(1.0, self._second)
+        self.policy.on_second(self)
+
+    # Samples and engines
+
+    def _enter(self, sample: Sample, host: Host) -> None:
+        call, group, here = sample.call, sample.group, (host.number, host.version)
+        call.cached = 0
+        if sample.cached_at == here and not host.engine.waiting:
+            call.cached = call.prompt - sample.turns[sample.at].prompt
+        elif here in group.cached_at:
+            call.cached = sample.turns[0].prompt
+        group.cached_at.add(here)
+        sample.cached_at = here
+        sample.since = call.done
+        host.engine.add(self.now, call)
+        self._touch(host)
+
+    def _left(self, sample: Sample) -> None:
+        """Books what was sampled in the engine that the sample has left."""
+        host, sampled = sample.host, sample.call.done - sample.since
+        assert host is not None
+        if sampled:
+            sample.spans.append((host.version, sampled))
+            self.meter.sampled += sampled
+        sample.since, sample.host = sample.call.done, None
+
+    def _take_out(self, sample: Sample) -> bool:
+        """Whether its turn ended with the step that was underway."""
+        host = sample.host
+        assert host is not None
+        if host.state == "open":
+            host.engine.remove(self.now, sample.call)
+            self._left(sample)
+            self._touch(host)
+        else:
+            host.kept.remove(sample)
+            sample.host = None
+        sample.cached_at = None
+        return sample.call.done == sample.call.want
+
+    def _close(self, host: Host, state: HostState, keep: bool) -> None:
+        samples: list[Sample] = [call.owner for call in host.engine.drain(self.now)]
+        host.state = state
+        self._touch(host)
+        for sample in samples:
+            self._left(sample)
+            sample.cached_at = None
+        ended = [sample for sample in samples if sample.call.done == sample.call.want]
+        self._end_turns(ended)
+        rest = [sample for sample in samples if not sample.over and sample not in ended]
+        for sample in rest if keep else []:
+            sample.host = host
+            host.kept.append(sample)
+        self._homeless += [] if keep else rest
+
+    def _touch(self, host: Host) -> None:
+        self._touched[host] = None
+        if host.state == "open":
+            heappush(self._loads, (host.engine.load, host.number))
+
+    # The rule
+
+    def _tell(self, event: Event) -> list[Command]:
+        commands = self.rule.apply(event)
+        for command in commands:
+            match command:
+                case AbortEpisode(name) | MemberDropped(name):
+                    self._samples[name].dropped = True
+                    self._abort(self._samples[name])
+                case GroupDropped(name):
+                    self._drop(name)
+                case Skipped(_, _, names):
+                    for name in names:
+                        self._drop(name)
+        if not isinstance(event, Join):
+            self._room = self._look = True
+        return commands
+
+    def _drop(self, name: str) -> None:
+        group = self.groups.pop(name)
+        for sample in group.samples:
+            self._abort(sample)
+        self.meter.wasted += sum(sample.tokens for sample in group.samples)
+
+    def _abort(self, sample: Sample) -> None:
+        if sample.over:
+            return
+        sample.over = True
+        if sample.host is not None:
+            self._take_out(sample)
+        elif sample in self.held:
+            self.held.remove(sample)
+
+    # Time
+
+    def _at(self, time: float, happen: Callable[[], None]) -> None:
+        self._serial += 1
+        heappush(self._events, (time, self._serial, happen))
+
+    def _after(self, seconds: float, happen: Callable[[], None]) -> None:
+        self._at(self.now + seconds, happen)
+
+    def _trainer_is(self, state: TrainerState) -> None:
+        self.trainer, self._look = state, True
+        self.meter.trainer_is(self.now, {"training": "train", "blocked": "switching"}.get(state, "idle"))
+
+    # The ends
+
+    def _made(self) -> list[Host]:
+        costs, size = self.scenario.engine, self.scenario.engine_gpus
+        rollout, both = self.layout.rollout // size, self.layout.both // size
+        return [Host(f"e{i}", i, size, Engine(costs), shared=i >= rollout) for i in range(rollout + both)]
+
+    def _underway(self) -> int:
+        """Tokens of groups that were neither trained nor dropped."""
+        tokens = 0
+        for sample in [sample for group in self.groups.values() for sample in group.samples]:
+            tokens += sample.tokens
+            if sample.host is not None and sample.host.state == "open":
+                sample.host.engine.advance(self.now)
+                fresh = sample.host.engine.sampled(sample.call) - sample.since
+                tokens, self.meter.sampled = tokens + fresh, self.meter.sampled + fresh
+        return tokens
+
+    def _stands(self) -> bool:
+        return self.trainer == "waiting" and not any(host.engine.load for host in self.hosts)
+
+    def _where(self) -> str:
+        states = ", ".join(sorted({host.state for host in self.hosts}))
+        return (
+            f"{self.policy.name}: batch {self.rule.consumed} is never trained; the trainer is {self.trainer}, "
+            f"engines are {states}, {len(self.held)} samples are held, {self.rule.free_slots()} groups could start"
+        )
