@@ -15,7 +15,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -30,6 +30,7 @@ from gateway.control.host import ControlHost, ModelEngines, Sure
 from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
 from gateway.control.openings import Openings
+from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
 from gateway.engines.address import check_engines
 from gateway.errors import Fenced
@@ -48,7 +49,7 @@ from gateway.peers.membership import Membership
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.handover import Handover
 from gateway.rollout.pace import Pace
-from gateway.rollout.peers import NoPeers
+from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies
 from gateway.rollout.slot import Slot
@@ -57,6 +58,7 @@ from gateway.rollout.upstream import Upstream
 from gateway.settings import Settings
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
+from scheduler.policies.throughput import EngineModel
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +144,11 @@ async def open_control(
         for name, ledger in ledgers.items():
             ledger.hosted(host.program.ledgers[name].rule, partial(host.decide, name))
         nodes = Nodes(settings, host, ledgers, hub or NoPeers())
+        placements = _placements(services, host, hub or NoPeers())
         host.start()
+        for placement in placements.values():
+            placement.begin()
+            stack.push_async_callback(placement.close)
         nodes.begin()
         if hub is not None:
             hub.on_trouble = partial(_look_into, host)
@@ -168,10 +174,14 @@ async def open_control(
         )
         openings = Openings(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
-        stack.enter_context(_deciding(services, opened, Control(host, episodes, callers, fence, hub, nodes)))
+        stack.enter_context(
+            _deciding(services, opened, Control(host, episodes, callers, fence, hub, nodes, placements))
+        )
         log.info("ready: %s", settings.server.url)
         stack.push_async_callback(host.close)  # first of all: engines are another coordinator's then
-        await stack.enter_async_context(_tended(services, host, episodes, nodes, database))
+        await stack.enter_async_context(
+            _tended(services, host, episodes, nodes, placements.values(), database)
+        )
         yield
 
 
@@ -239,6 +249,14 @@ async def _lead(services: Services, election: Election, fence: int) -> AsyncIter
         hub.close()
 
 
+def _placements(services: Services, host: ControlHost, peers: Peers) -> dict[str, ControlPlacement]:
+    routing = services.settings.routing
+    prior = EngineModel(routing.k1, routing.k2, routing.k3, routing.k4)
+    return {
+        model.name: ControlPlacement(host, model.name, model.pool, peers, prior) for model in services.models
+    }
+
+
 def _engines(services: Services, hub: Hub | None, sure: Sure | None) -> dict[str, ModelEngines]:
     settings, found = services.settings, {}
     for model in services.models:
@@ -279,7 +297,12 @@ async def _open_model(
 
 @asynccontextmanager
 async def _tended(
-    services: Services, host: ControlHost, episodes: Episodes, nodes: Nodes, database: Database
+    services: Services,
+    host: ControlHost,
+    episodes: Episodes,
+    nodes: Nodes,
+    placements: Collection[ControlPlacement],
+    database: Database,
 ) -> AsyncIterator[None]:
     """What the coordinator does without being asked."""
     settings = services.settings
@@ -290,6 +313,7 @@ async def _tended(
         asyncio.create_task(_tend(episodes.sweep, _TEND_EVERY_S), name="tend-episodes"),
         asyncio.create_task(_tend(host.tend, _TEND_EVERY_S), name="tend-engines"),
         asyncio.create_task(_tend(nodes.tend, _TEND_EVERY_S), name="tend-nodes"),
+        *(asyncio.create_task(_tend(p.look, _TEND_EVERY_S), name="tend-placement") for p in placements),
         asyncio.create_task(_tend(host.check_health, health_s), name="check-health"),
         asyncio.create_task(_tend(old, settings.retention.every_s), name="tend-retention"),
     ]

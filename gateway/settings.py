@@ -37,6 +37,7 @@ from gateway.sections import (
     ProjectSettings,
     QueueSettings,
     RetentionSettings,
+    RoutingSettings,
     SamplingSettings,
     Section,
     ServerSettings,
@@ -87,6 +88,7 @@ class Settings(Section):
     cluster: ClusterSettings = ClusterSettings()
     update: UpdateSettings = UpdateSettings()
     queue: QueueSettings = QueueSettings()
+    routing: RoutingSettings = RoutingSettings()
     nodes: dict[Name, NodeSettings] = Field(default_factory=dict)
     lending: LendingSettings = LendingSettings()
     feed: FeedSettings = FeedSettings()

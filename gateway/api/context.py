@@ -17,6 +17,7 @@ from gateway.control.limits import Limits
 from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
 from gateway.control.nodes import Nodes
+from gateway.control.placement import ControlPlacement
 from gateway.errors import BadRequest, Unavailable
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
@@ -43,6 +44,8 @@ class Control:
     hub: Hub | None
     """The other gateway processes; None: it is alone."""
     nodes: Nodes
+    placements: dict[str, ControlPlacement]
+    """By model."""
 
 
 @dataclass(slots=True)

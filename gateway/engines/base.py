@@ -49,6 +49,20 @@ class TokenChunk:
     """For each token the likeliest ids and their log-probabilities, if `top_logprobs` asked for them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine says of its load."""
+
+    running: int
+    """Requests that it samples."""
+    waiting: int
+    """Requests in its own queue."""
+    kv: int
+    """Tokens in its cache that belong to requests; a prefix that several share counts once."""
+    sampled: int
+    """Tokens since its start, of all requests."""
+
+
 class Engine(Protocol):
     """Every method raises EngineUnreachable when the engine is not there, and EngineError when it refuses."""
 
@@ -89,6 +103,10 @@ class Engine(Protocol):
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights."""
+        ...
+
+    async def look(self) -> Load | None:
+        """How busy the engine is; None: it does not say."""
         ...
 
     async def healthy(self) -> bool:

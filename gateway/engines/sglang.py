@@ -28,7 +28,8 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.base import GenerateRequest, Level, TokenChunk
+from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
+from gateway.engines.figures import samples
 from gateway.engines.http import EngineHTTP, failure
 from gateway.errors import EngineError, EngineUnreachable
 from gateway.types import FinishReason
@@ -36,6 +37,12 @@ from gateway.types import FinishReason
 _GENERATE = "/generate"
 _GRAMMARS = {"json": "json_schema", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+_FIGURES = (
+    "sglang:num_running_reqs",
+    "sglang:num_queue_reqs",
+    "sglang:num_used_tokens",
+    "sglang:generation_tokens_total",
+)
 _IDLE_S = "60"
 """How long the engine may take to let go of what was aborted."""
 
@@ -146,6 +153,18 @@ class SGLangEngine:
         if [row[1] for row in rows] != list(ids):
             raise EngineError(f"engine {self.name} scored other tokens than it was asked to")
         return [row[0] for row in rows[1:]]
+
+    async def look(self) -> Load | None:
+        """See `Engine`. It says nothing without `--enable-metrics`; and what it says of tokens it adds up only when one ends."""
+        try:
+            page = (await self._http.get("/metrics")).decode()
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return None
+        found = samples(page, _FIGURES)
+        running, waiting, kv, sampled = (int(sum(found[name])) for name in _FIGURES)
+        return Load(running, waiting, kv, sampled) if found[_FIGURES[0]] else None
 
     async def healthy(self) -> bool:
         """See `Engine`. `/health` takes a second and can take twenty."""

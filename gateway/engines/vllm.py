@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.base import GenerateRequest, Level, TokenChunk
+from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
+from gateway.engines.figures import label, samples
 from gateway.engines.http import EngineHTTP, failure
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable
 from gateway.types import FinishReason, Sampling
@@ -22,6 +23,13 @@ from gateway.types import FinishReason, Sampling
 _GENERATE = "/inference/v1/generate"
 _ID_PREFIX = "generate-tokens-"
 _GRAMMARS = {"json": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
+_FIGURES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:generation_tokens_total",
+)
+_CACHE = "vllm:cache_config_info"
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -100,6 +108,17 @@ class VLLMEngine:
         answer = await self._http.post(_GENERATE, {"token_ids": list(ids), "sampling_params": params})
         rows = orjson.loads(answer)["prompt_logprobs"]
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
+
+    async def look(self) -> Load | None:
+        """See `Engine`. How large the cache is stands in the labels of `vllm:cache_config_info`."""
+        page = (await self._http.get("/metrics")).decode()
+        found = samples(page, _FIGURES)
+        running, waiting, usage, sampled = (found[name] for name in _FIGURES)
+        if not running:
+            return None
+        blocks, size = (label(page, _CACHE, key) or "" for key in ("num_gpu_blocks", "block_size"))
+        tokens = int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
+        return Load(int(sum(running)), int(sum(waiting)), int(sum(usage) * tokens), int(sum(sampled)))
 
     async def healthy(self) -> bool:
         """See `Engine`."""

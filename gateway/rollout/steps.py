@@ -308,6 +308,7 @@ class EngineSteps:
         return streams - pinned
 
     async def _shown(self, slot: Slot) -> None:
+        self._pool.shown()
         await self._peers.show(self._pool.model, slot)
 
     async def _give_back_movable(self, slot: Slot) -> None:

@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Faults:
     """What the engine does wrong; the defaults are no faults."""
 
     delay_s: float = 0.0
+    slots: int = 0
+    """Requests that are sampled at once; those beyond wait in the engine's queue. 0: any number."""
     lag_s: float = 0.0
     drop_after: int = 0
     stale_reload: bool = False
@@ -58,6 +60,7 @@ class Faults:
 class _Request:
     """What runs."""
 
+    context: list[int] = field(default_factory=list)
     aborted: bool = False
     labels: list[list[Any]] = field(default_factory=list)
     """[[label, number of tokens], ...]"""
@@ -116,6 +119,12 @@ class FakeEngine:
         self._cache: dict[tuple[str, int], str] = {}
         self._requests: dict[str, _Request] = {}
         self._changed = asyncio.Event()
+
+    @property
+    def figures(self) -> tuple[int, int, int]:
+        """Requests that are sampled, and that wait in the queue; and the tokens of the former."""
+        inside = [request for request in self._requests.values() if not self._queued(request)]
+        return len(inside), len(self._requests) - len(inside), sum(len(request.context) for request in inside)
 
     @property
     def running(self) -> int:
@@ -181,8 +190,8 @@ class FakeEngine:
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yields one choice a token, the last with its finish reason."""
         name = body.get("request_id") or f"request-{id(body)}"
-        self._requests[name] = request = _Request()
         context = list(body["token_ids"])
+        self._requests[name] = request = _Request(context)
         if self._log is not None:
             self._log.ask(name, context)
         try:
@@ -192,6 +201,8 @@ class FakeEngine:
         finally:
             if self._requests.get(name) is request:
                 del self._requests[name]
+                if self.faults.slots:
+                    self._wake()
 
     async def _sample(
         self, name: str, request: _Request, context: list[int], params: dict[str, Any]
@@ -221,8 +232,12 @@ class FakeEngine:
     async def _turn(self, request: _Request) -> None:
         """Waits until the request may sample its next token, or is aborted."""
         await asyncio.sleep(self.faults.delay_s)
-        while (self.paused or self.faults.stall) and not request.aborted:
+        while (self.paused or self.faults.stall or self._queued(request)) and not request.aborted:
             await self._changed.wait()
+
+    def _queued(self, request: _Request) -> bool:
+        slots = self.faults.slots
+        return slots > 0 and all(request is not known for known in islice(self._requests.values(), slots))
 
     def _next(self, context: Sequence[int], seed: int | None, stop: Sequence[int]) -> tuple[int, float]:
         if self.block is not None:

@@ -24,8 +24,14 @@ Respond = Callable[[dict[str, Any], Send], Awaitable[None]]
 """Answers the body of a generation; cancelled when the client goes away."""
 
 
-def create_app(engine: FakeEngine, generate: str, respond: Respond, control: Control) -> App:
-    """A bare ASGI application: `respond` answers the path `generate`, `control` every other."""
+def create_app(
+    engine: FakeEngine,
+    generate: str,
+    respond: Respond,
+    control: Control,
+    metrics: Callable[[FakeEngine], str],
+) -> App:
+    """A bare ASGI application: `respond` answers the path `generate`, `metrics` /metrics, and `control` every other."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -37,6 +43,9 @@ def create_app(engine: FakeEngine, generate: str, respond: Respond, control: Con
         if path == generate:
             await _while_connected(respond(values, send), receive)
             return
+        if path == "/metrics":
+            await answer(send, 200, metrics(engine))
+            return
         query = dict(parse_qsl(scope["query_string"].decode()))
         found = _fake_control(engine, path, values)
         status, value = found or await control(path, query, values)
@@ -46,10 +55,12 @@ def create_app(engine: FakeEngine, generate: str, respond: Respond, control: Con
 
 
 async def answer(send: Send, status: int, value: Any) -> None:
-    """A whole answer in JSON; None is an empty one."""
-    headers = [(b"content-type", b"application/json")]
+    """A whole answer, a text as it is and anything else in JSON; None is an empty one."""
+    plain = isinstance(value, str)
+    headers = [(b"content-type", b"text/plain; version=0.0.4" if plain else b"application/json")]
+    body = b"" if value is None else value.encode() if plain else orjson.dumps(value)
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if value is None else orjson.dumps(value)})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def begin_events(send: Send) -> None:

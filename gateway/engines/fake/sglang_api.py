@@ -26,7 +26,18 @@ from gateway.engines.fake.serve import (
 def create_fake_sglang_app(engine: FakeEngine, *, incremental: bool = False) -> App:
     """A bare ASGI application around one fake engine; `incremental` is `--incremental-streaming-output`."""
     server = _Server(engine, incremental)
-    return create_app(engine, "/generate", server.respond, server.control)
+    return create_app(engine, "/generate", server.respond, server.control, _metrics)
+
+
+def _metrics(engine: FakeEngine) -> str:
+    """As much of SGLang's page as is read."""
+    (running, waiting, kv), labels = engine.figures, 'engine_type="unified",model_name="fake"'
+    return f"""# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{{{labels}}} {float(running)}
+sglang:num_queue_reqs{{{labels}}} {float(waiting)}
+sglang:num_used_tokens{{{labels}}} {float(kv)}
+sglang:generation_tokens_total{{{labels}}} {float(engine.sampled)}
+"""
 
 
 class _Server:

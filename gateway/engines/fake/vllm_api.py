@@ -33,7 +33,23 @@ def create_fake_app(engine: FakeEngine) -> App:
     async def control(path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
         return await _control(engine, path, query, values)
 
-    return create_app(engine, "/inference/v1/generate", respond, control)
+    return create_app(engine, "/inference/v1/generate", respond, control, _metrics)
+
+
+def _metrics(engine: FakeEngine) -> str:
+    """As much of vLLM's page as is read, and a histogram that is not."""
+    (running, waiting, kv), blocks, size = engine.figures, 4096, 16
+    labels = 'engine="0",model_name="fake"'
+    return f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{{labels}}} {float(running)}
+vllm:num_requests_waiting{{{labels}}} {float(waiting)}
+vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} {float(waiting)}
+vllm:cache_config_info{{block_size="{size}",cache_dtype="auto",engine="0",num_gpu_blocks="{blocks}"}} 1.0
+vllm:kv_cache_usage_perc{{{labels}}} {kv / (blocks * size)}
+vllm:generation_tokens_total{{{labels}}} {float(engine.sampled)}
+vllm:time_to_first_token_seconds_bucket{{{labels},le="0.001"}} 0.0
+"""
 
 
 async def _control(

@@ -147,4 +147,5 @@ def test_models_have_fleets_and_updates_of_their_own_whatever_they_are_called() 
         theirs = {
             c.target.reactor for c in program.connections if c.source.reactor == program.fleets[name].name
         }
-        assert theirs == {program.updates[name].name}
+        own = {program.updates[name].name, program.placements[name].name}
+        assert own <= theirs <= own | {program.lending.name}

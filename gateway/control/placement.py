@@ -1,0 +1,223 @@
+"""Hosts placement (`scheduler.program.placement`): tells it which calls want an engine, and gives them what it says.
+
+What calls do within one turn of the event loop is told together, and answered at the end of that turn; a call that is given an
+engine goes on when its turn comes. Once a second every engine is looked at. Owns who waits for an answer, and what was told of
+the slots. Invariants:
+- a call is told of as `Arrived` only after everything before it was told as `Left`;
+- an engine counts as open exactly while its slot is, as soon as anybody notices; a call that was sent to one that is not open any
+  more asks anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.control.fitting import Fits
+from gateway.control.host import ControlHost
+from gateway.engines.base import Load
+from gateway.errors import EngineError, GatewayError, Unavailable
+from gateway.rollout.call import Call
+from gateway.rollout.peers import Peers
+from gateway.rollout.placing import Seeker
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from scheduler.policies.throughput import EngineModel
+from scheduler.program.calls import (
+    Arrived,
+    Closed,
+    Demand,
+    EngineSeen,
+    Fitted,
+    Left,
+    Move,
+    Opened,
+    Placed,
+    Seen,
+)
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+"""How long an engine may take to say how it is."""
+
+
+class ControlPlacement:
+    """The calls of one model in this process. See `gateway.rollout.placing.Placer`."""
+
+    def __init__(
+        self, host: ControlHost, model: str, pool: EnginePool, peers: Peers, prior: EngineModel
+    ) -> None:
+        """Make it before the host starts."""
+        self._host = host
+        self._model = model
+        self._pool = pool
+        self._peers = peers
+        self.reactor = host.program.placements[model]
+        self.fits = Fits(prior)
+        """What is known of the engines' speed."""
+        self._asking: dict[str, Seeker] = {}
+        """Calls that want an engine, since the last turn."""
+        self._waiting: dict[str, Seeker] = {}
+        """Calls that were told of, and have no answer yet."""
+        self._left: list[Left] = []
+        self._scheduled = False
+        self._told: dict[str, tuple[int, int]] = {}
+        """The version and generation of each engine that was told of as open."""
+        self._moving: set[asyncio.Task[None]] = set()
+        host.observe(self.reactor.placed, self._on_placed)
+        host.observe(self.reactor.moves, self._on_moves)
+
+    def begin(self) -> None:
+        """It chooses from now on."""
+        self._pool.placed_by(self)
+
+    async def close(self) -> None:
+        """It chooses no more: the process does by itself."""
+        self._pool.placed_by(None)
+        for task in self._moving:
+            task.cancel()
+        if self._moving:
+            await asyncio.wait(self._moving)
+
+    # What calls do
+
+    def seek(self, seeker: Seeker) -> None:
+        """See `Placer`."""
+        self._asking[seeker.call.call_id] = seeker
+        self._soon()
+
+    def cease(self, seeker: Seeker) -> None:
+        """See `Placer`."""
+        call = seeker.call
+        if self._asking.get(call.call_id) is seeker:
+            del self._asking[call.call_id]
+        elif self._waiting.get(call.call_id) is seeker or seeker.found.cancelled():
+            self._waiting.pop(call.call_id, None)
+            self.left(call)
+
+    def left(self, call: Call) -> None:
+        """See `Placer`."""
+        self._left.append(Left(call.call_id, call.length))
+        self._soon()
+
+    def retire(self) -> list[Seeker]:
+        """See `Placer`."""
+        seekers = [*self._waiting.values(), *self._asking.values()]
+        self._waiting, self._asking = {}, {}
+        return seekers
+
+    def _soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        """What happened in this turn."""
+        self._scheduled = False
+        left, self._left = tuple(self._left), []
+        asking, self._asking = self._asking, {}
+        self._waiting.update(asking)
+        arrived = tuple(self._arrived(seeker.call) for seeker in asking.values())
+        try:
+            self._host.tell(self.reactor.demand, Demand(left, arrived), now=True)
+        except Unavailable:
+            log.warning("%s: nothing is decided any more; calls go where there is room", self._model)
+            self._pool.placed_by(None)
+            return
+        for name, seeker in asking.items():
+            if self._waiting.get(name) is seeker and not self._pool.let_wait(seeker):
+                del self._waiting[name]
+                self.left(seeker.call)
+
+    def _arrived(self, call: Call) -> Arrived:
+        near, cached = self._pool.cached(call)
+        return Arrived(
+            call.call_id,
+            call.version,
+            call.length,
+            expected=call.expected,
+            tail=call.tail,
+            near=near,
+            cached=cached,
+            avoid=tuple(sorted(call.avoid)) if call.avoid else (),
+            pinned=bool(call.sampling.pinned),
+            to=call.target,
+        )
+
+    # What engines do
+
+    def changed(self) -> None:
+        """See `Placer`."""
+        if not self._host.running:
+            return
+        slots = self._pool.slots
+        now = {name: (s.version, s.generation) for name, s in slots.items() if s.state == "open"}
+        for name in self._told.keys() - now.keys():
+            del self._told[name]
+            self._host.tell(self.reactor.closed, Closed(name))
+        for name, state in now.items():
+            if self._told.get(name) != state:
+                self._told[name] = state
+                self._host.tell(self.reactor.opened, Opened(name, state[0]))
+
+    async def look(self) -> None:
+        """Tells once how all open engines are, and what has been learnt of their speed."""
+        slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
+        loads = await asyncio.gather(*(_load(slot) for slot in slots))
+        seen = tuple(
+            self._seen(slot, load) for slot, load in zip(slots, loads, strict=True) if slot.state == "open"
+        )
+        self._host.tell(self.reactor.seen, Seen(seen))
+        for name, model in self.fits.changed():
+            self._host.tell(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
+        self.fits.forget(self._pool.slots)
+
+    def _seen(self, slot: Slot, load: Load | None) -> EngineSeen:
+        """The gateways know best how many requests are inside; the engine knows which of them wait, and what they hold."""
+        inside = slot.streams + self._peers.runs(self._model, slot.name)[0]
+        kv = sum(run.call.length for run in slot.runs.values())
+        if load is None:
+            return EngineSeen(slot.name, inside, 0, kv, 0.0)
+        waiting = min(load.waiting, inside)
+        now = asyncio.get_running_loop().time()
+        rate = self.fits.observe(
+            slot.name, slot.generation, now, inside - waiting, max(kv, load.kv), load.sampled
+        )
+        return EngineSeen(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
+
+    def describe(self) -> Mapping[str, dict[str, Any]]:
+        """What is known of each engine's speed, by name."""
+        return self.fits.describe()
+
+    # What is decided
+
+    def _on_placed(self, placed: tuple[Placed, ...]) -> None:
+        for one in placed:
+            if (seeker := self._waiting.pop(one.call, None)) is not None:
+                self._pool.give(seeker, one.engine)
+
+    def _on_moves(self, moves: tuple[Move, ...]) -> None:
+        for move in moves:
+            task = asyncio.create_task(self._move(move), name=f"move-{move.call}")
+            self._moving.add(task)
+            task.add_done_callback(self._moving.discard)
+
+    async def _move(self, move: Move) -> None:
+        try:
+            await self._pool.move(move.call, move.to or None)
+        except GatewayError as error:
+            log.info("call %s stays in %s: %s", move.call, move.engine, error)
+
+
+async def _load(slot: Slot) -> Load | None:
+    """None: the engine does not say."""
+    if slot.engine is None:
+        return None
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            return await slot.engine.look()
+    except (EngineError, TimeoutError):
+        return None
