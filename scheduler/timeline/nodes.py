@@ -1,8 +1,8 @@
 """What each node does, moment by moment, as it follows from what was recorded. Pure.
 
 Three things say what a node does, in this order:
-- its role, if nodes are lent (`RoleIs`): one that switches is switching, one that is idle is idle, one that its trainer has
-  does what that trainer does;
+- its role, if nodes are lent (`RoleIs`): one that switches is switching; one that its trainer has, or nobody, does what that
+  trainer does;
 - its trainer, if nobody else uses it: it trains, publishes (switching), or waits (idle). Where a trainer wrote nothing down,
   the lease of a batch that is whole counts as training until the new version is published;
 - its engines: one that is open and has calls makes it rollout; else one between `launch` or `hold` and `open` makes it switching;
@@ -70,6 +70,11 @@ class _Trainer:
     steps: list[Step] = field(default_factory=list)
     """In seconds since 1970."""
 
+    def ended(self, step: Step) -> None:
+        """Steps grow in number and time; what does not is of a ledger that began anew, or of no length."""
+        if not self.steps or (step.number > self.steps[-1].number and step.end_s > self.steps[-1].end_s):
+            self.steps.append(step)
+
 
 class Nodes:
     """All nodes, engines and trainers of a run. `take` what happened, in order; then ask for the `timeline`."""
@@ -91,9 +96,9 @@ class Nodes:
         """As they are before anything happens; who trains where is told by the whole run."""
         trained = dict.fromkeys(m.model for m in moments if m.model and m.type in ("Leased", "Works"))
         claims = {m.value["node"]: m.value["model"] for m in moments if m.type == "Claimed"}
-        if len(trained) == 1:  # else a node without a claim could be anyone's
-            tagged = [m.value for m in moments if m.type == "NodeAdded" and "train" in m.value["tags"]]
-            claims = {node["node"]: next(iter(trained)) for node in tagged} | claims
+        tagged = {m.value["node"] for m in moments if m.type == "NodeAdded" and "train" in m.value["tags"]}
+        if not claims and len(trained) == len(tagged) == 1:  # else it could be anywhere
+            claims = {next(iter(tagged)): next(iter(trained))}
         homeless = [model for model in trained if model not in claims.values()]
         names = {"trainer" if len(trained) == 1 else f"trainer {model}": model for model in homeless}
         nodes = cls(claims | names, written, any(m.type in ("Demand", "Placed") for m in moments))
@@ -216,10 +221,8 @@ class Nodes:
             trainer.leased = value["buffer"]
         elif moment.type == "BufferReady":
             trainer.whole = max(trainer.whole, value["buffer"])
-        elif moment.type == "Consume" and value["buffer"] > max(
-            (s.number for s in trainer.steps[-1:]), default=-1
-        ):
-            trainer.steps.append(Step(value["buffer"], moment.at))
+        elif moment.type == "Consume":
+            trainer.ended(Step(value["buffer"], moment.at))
         if model not in self._written and moment.type != "Works":
             trainer.kind = _guessed(trainer, moment.type)
         return [name for name, node in self._nodes.items() if node.trainer == model]
@@ -228,10 +231,12 @@ class Nodes:
 
     def _kind(self, node: _Node) -> Kind:
         trains = self._trainers[node.trainer].kind if node.trainer else None
-        if node.role is not None and node.role not in ("rollout", "train"):
-            return node.role
+        if node.role == "switching":
+            return "switching"
         if node.role == "train":
             return trains or "train"
+        if node.role == "idle":  # a trainer need not have asked
+            return trains or "idle"
         if not node.rollout:
             return trains or "idle"
         if node.role is None and trains == "train":
@@ -258,9 +263,6 @@ def _guessed(trainer: _Trainer, heard: str) -> Kind:
         return "switching"
     if heard in ("Ended", "Consume", "Published"):
         return "idle"
-    waits = trainer.kind in (None, "idle") and 0 <= trainer.leased <= trainer.whole
-    return (
-        "train"
-        if waits and trainer.leased not in {step.number for step in trainer.steps[-1:]}
-        else trainer.kind
-    )
+    trained = {step.number for step in trainer.steps[-1:]}
+    begins = 0 <= trainer.leased <= trainer.whole and trainer.leased not in trained
+    return "train" if begins and trainer.kind != "switching" else trainer.kind or "idle"

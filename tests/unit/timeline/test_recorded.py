@@ -102,6 +102,8 @@ def test_a_lent_node_does_what_its_role_says() -> None:
     assert told(timeline, "t0") == (
         "idle 0-1, switching 1-2, idle 2-3, rollout 3-7, switching 7-8, train 8-10, switching 10-11, idle 11-13"
     )
+    quiet = Written((Block("train", 1009, 1012.5),))  # it trains on where it did not ask
+    assert told(timeline_of(runs, {MODEL: quiet}), "t0").endswith("idle 8-9, train 9-12.5, idle 12.5-13")
     assert timeline.train_nodes == {"t0"}
 
 
@@ -138,6 +140,17 @@ def test_a_node_for_training_alone_is_its_trainers() -> None:
     assert (timeline.nodes, timeline.train_nodes) == (("r0", "t0"), {"t0"})
     assert told(timeline, "t0") == "idle 0-2, train 2-5, idle 5-6"
     assert told(timeline, "r0") == "idle 0-1, rollout 1-6"
+
+
+def test_nobody_knows_which_of_two_nodes_a_trainer_is_on_that_claimed_none() -> None:
+    added = [(0, NodeAdded(node, ("train",))) for node in ("t0", "t1")]
+    runs = recorded(*added, (1, Leased(0)), (2, BufferReady(0)), until=4)
+    timeline = timeline_of(runs)
+    assert (timeline.nodes, timeline.train_nodes) == (("t0", "t1", "trainer"), {"trainer"})
+    claimed = timeline_of(
+        recorded(*added, (1, Claimed("t1", MODEL)), (2, Leased(0)), (2, BufferReady(0)), until=4)
+    )
+    assert (told(claimed, "t0"), told(claimed, "t1")) == ("idle 0-4", "idle 0-2, train 2-4")
 
 
 def test_a_gateway_that_starts_again_knows_of_no_engine() -> None:
