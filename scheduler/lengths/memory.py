@@ -1,0 +1,82 @@
+"""What a ranker remembers: means of what was seen under a key, and the newest scores. Bounded."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+
+
+class Mean:
+    """A running mean in which older values count less."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        """Of values, each with its weight."""
+        self.total = 0.0
+
+    @property
+    def value(self) -> float:
+        """The mean; 0 before the first value."""
+        return self.total / self.count if self.count else 0.0
+
+    def add(self, value: float, keep: float) -> None:
+        """One more value; those before it count `keep` as much as they did."""
+        self.count = self.count * keep + 1
+        self.total = self.total * keep + value
+
+
+class Means:
+    """A mean for each of the keys that were added to last; the others are forgotten."""
+
+    def __init__(self, limit: int, keep: float) -> None:
+        self._limit = limit
+        self._keep = keep
+        self._means: OrderedDict[Hashable, Mean] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._means)
+
+    def get(self, key: Hashable) -> Mean | None:
+        """None: nothing is known."""
+        return self._means.get(key)
+
+    def add(self, key: Hashable, value: float) -> None:
+        """One more value under a key."""
+        mean = self._means.get(key)
+        if mean is None:
+            mean = self._means[key] = Mean()
+            if len(self._means) > self._limit:
+                self._means.popitem(last=False)
+        else:
+            self._means.move_to_end(key)
+        mean.add(value, self._keep)
+
+
+class Threshold:
+    """Above which scores the newest `share` of all lie: a quantile of the last `window` of them.
+
+    Scores that are equal to it are not above, so where all are equal none is.
+    """
+
+    def __init__(self, share: float, window: int = 1000, least: int = 20) -> None:
+        """Before `least` scores were seen, none is above."""
+        self._share = share
+        self._window = window
+        self._least = least
+        self._newest: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def above(self, score: float) -> bool:
+        """Whether it is among the highest of those before; from now on it is one of them."""
+        count = len(self._ordered)
+        found = False
+        if count >= self._least:
+            found = score > self._ordered[min(int(count * (1 - self._share)), count - 1)]
+        insort(self._ordered, score)
+        self._newest.append(score)
+        if count == self._window:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+        return found

@@ -1,0 +1,190 @@
+"""Rankers: what they learn, that they forget, and that they are functions of what they were shown."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from scheduler.lengths import RANKERS, Features, Ranker, make_ranker
+from scheduler.lengths.encoding import Encoder
+from scheduler.lengths.learnt import Equations, Learnt
+from scheduler.lengths.recall import tail_recall
+
+EASY, HARD = [5, 6, 7, 8], [50, 60, 70, 80]
+
+
+def features(
+    i: int, task: str = "t", turn: int = 0, prompt: list[int] | None = None, most: int = 0
+) -> Features:
+    return Features(f"c{i}", task, f"{task}-g", f"e{i}", turn, prompt or EASY, 1, 0, most)
+
+
+def shown(
+    ranker: Ranker, count: int, task: Callable[[int], str], seed: int = 0
+) -> tuple[list[float], list[int]]:
+    """Calls with hard or easy words, four to a task; hard ones are some ten times as long."""
+    draw, scores, lengths = random.Random(seed), [], []
+    for i in range(count):
+        hard = hash_of(task(i)) % 4 == 0
+        call = features(i, task(i), prompt=HARD if hard else EASY)
+        length = int(math.exp((6 if hard else 3.5) + draw.gauss(0, 0.2)))
+        scores.append(ranker.predict(call).expected)
+        ranker.learn(call, length)
+        lengths.append(length)
+    return scores, lengths
+
+
+def hash_of(task: str) -> int:
+    return sum(map(ord, task))
+
+
+@pytest.mark.parametrize("name", sorted(RANKERS))
+def test_what_a_ranker_says_is_a_function_of_what_it_was_shown(name: str) -> None:
+    first, second = make_ranker(name), make_ranker(name)
+    assert shown(first, 300, lambda i: f"t{i % 9}") == shown(second, 300, lambda i: f"t{i % 9}")
+    assert first.predict(features(1)) == second.predict(features(1))
+
+
+def test_no_ranker_knows_nothing() -> None:
+    ranker = make_ranker("none")
+    ranker.learn(features(0), 9)
+    assert not ranker.predict(features(1)).known
+
+
+def test_history_says_the_mean_of_the_task() -> None:
+    ranker = make_ranker("history")
+    assert not ranker.predict(features(0)).known
+    for length in (10, 20):
+        ranker.learn(features(0), length)
+    found = ranker.predict(features(1))
+    assert found.known
+    assert found.expected == pytest.approx((10 * 0.97 + 20) / 1.97)
+    other = ranker.predict(features(2, task="new"))
+    assert not other.known
+    assert 10 < other.expected < 20
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'nonsense'.*history"):
+        make_ranker("nonsense")
+
+
+def test_the_words_of_a_prompt_say_how_long_the_calls_of_a_new_task_are() -> None:
+    scores, lengths = shown(small(), 1200, lambda i: f"t{i}")
+    recall = tail_recall(scores[600:], lengths[600:])
+    assert recall is not None
+    assert (
+        recall > 0.7
+    )  # a ranking without the words reaches 0.2; noise within the hard quarter keeps it from 1
+
+
+def test_the_history_of_a_task_says_what_its_words_do_not() -> None:
+    ranker, draw = small(), random.Random(1)
+    scores, lengths = [], []
+    for i in range(1500):
+        task = i % 50
+        call = features(i, f"t{task}")
+        scores.append(ranker.predict(call).expected)
+        lengths.append(int(math.exp(3 + 0.1 * task + draw.gauss(0, 0.1))))
+        ranker.learn(call, lengths[-1])
+    recall = tail_recall(scores[750:], lengths[750:])
+    assert recall is not None
+    assert recall > 0.85
+
+
+def test_turns_have_lengths_of_their_own() -> None:
+    ranker = small()
+    for i in range(640):
+        ranker.learn(features(i, f"t{i}", turn=i % 2), 1000 if i % 2 else 10)
+    first, second = (ranker.predict(features(9999, "new", turn=turn)).expected for turn in (0, 1))
+    assert first < 40
+    assert second > 300
+
+
+def test_about_the_share_are_called_tails_and_they_are_the_long_ones() -> None:
+    ranker = small()
+    flagged: list[int] = []
+    draw, lengths = random.Random(3), []
+    for i in range(1500):
+        call = features(i, f"t{i % 50}")
+        if ranker.predict(call).tail:
+            flagged.append(i)
+        lengths.append(int(math.exp(3 + 0.1 * (i % 50) + draw.gauss(0, 0.1))))
+        ranker.learn(call, lengths[-1])
+    late = [i for i in flagged if i >= 750]
+    assert 0.15 < len(late) / 750 < 0.25
+    assert sum(i % 50 >= 40 for i in late) / len(late) > 0.85
+
+
+def test_no_more_is_expected_than_may_be_sampled() -> None:
+    ranker = small()
+    for i in range(128):
+        ranker.learn(features(i), 1000)
+    assert ranker.predict(features(999, most=16)).expected == 16
+    assert ranker.predict(features(999)).expected > 500
+
+
+def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> None:
+    """All samples of a group begin at once: what its first ones teach the others did not have."""
+    taught: list[Callable[[], None]] = []
+    ranker = Learnt(0.2, 100, aside=taught.append)
+    calls = [features(i) for i in range(64)]
+    for call in calls:
+        ranker.predict(call)
+    for call in calls:
+        ranker.learn(call, 50)
+    rows = taught[0].args[0]  # type: ignore[attr-defined]
+    assert all((row == rows[0]).all() for row in rows)
+
+
+def test_work_that_takes_long_is_left_to_others() -> None:
+    work: list[Callable[[], None]] = []
+    ranker = Learnt(0.2, 100, aside=work.append)
+    for i in range(64):
+        ranker.learn(features(i), 50)
+    assert not ranker.predict(features(99)).known
+    for piece in work:
+        piece()
+    assert ranker.predict(features(99)).known
+
+
+def test_memory_is_bounded() -> None:
+    encoder = Encoder(memory=10, bits=4)
+    for i in range(100):
+        encoder.add(features(i, f"t{i}"), 5)
+    assert len(encoder) == 4 * 10
+    ranker = Learnt(0.2, memory=10, bits=4)
+    for i in range(5000):
+        ranker.predict(features(i, f"t{i}"))
+    assert len(ranker._open) == 4096
+
+
+def test_the_weights_are_those_of_ridge_regression() -> None:
+    rng = np.random.default_rng(0)
+    rows, values = rng.normal(size=(64, 5)), rng.normal(size=64)
+    equations = Equations(5)
+    equations.add(list(rows), list(values))
+    weights = equations.weights
+    assert weights is not None
+    gradient = rows.T @ (rows @ weights - values) + weights
+    assert np.abs(gradient).max() < 1e-9
+
+
+@pytest.mark.parametrize("prompt", [[], [1], [2**31 - 1] * 1000, list(range(1000))])
+def test_any_prompt_is_a_row(prompt: list[int]) -> None:
+    encoder = Encoder(memory=4, bits=6)
+    for given in (prompt, np.asarray(prompt, np.int32)):
+        row = encoder.row(Features("c", "t", "g", "e", 30, given, 3, 2, 100))
+        assert row.shape == (encoder.width,)
+        assert np.isfinite(row).all()
+        assert np.abs(row).max() < 10
+
+
+def test_the_words_at_the_end_of_a_long_prompt_count() -> None:
+    encoder = Encoder(memory=4, bits=9)
+    rows = [encoder.row(features(0, prompt=[1] * 5000 + [last] * 20)) for last in (5, 6)]
+    assert (rows[0] != rows[1]).any()
