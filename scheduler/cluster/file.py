@@ -28,6 +28,8 @@ LabelKey = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
+_TRAIN = "train"
+"""What the gateway calls a node that a trainer claims."""
 
 
 class Section(BaseModel):
@@ -87,6 +89,9 @@ class TrainerTable(Sized):
     """Instead: any program that follows torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...)."""
     ranks: int = Field(1, ge=1, le=4096)
     tags: tuple[Label, ...] = ("train",)
+    claims: bool | None = None
+    """Whether it claims its nodes from the gateway before it computes, and releases them while it waits, as headgate's own does.
+    Nodes of one that does not are never lent: their engines are awake all the time."""
     env: dict[str, str] = Field({}, repr=False)
     stop_s: Seconds = 60.0
 
@@ -247,6 +252,14 @@ class ClusterFile(Section):
 
     def _engines(self, given: int | None, tags: tuple[str, ...]) -> int:
         return int(set(self.engine.tags) <= set(tags)) if given is None else given
+
+    @property
+    def unlent(self) -> frozenset[str]:
+        """Tags of which the gateway is told nothing: nobody would ever claim such a node, so its engines shall not wait for it."""
+        if self.trainer is None:
+            return frozenset({_TRAIN})
+        claims = self.trainer.config is not None if self.trainer.claims is None else self.trainer.claims
+        return frozenset() if claims else frozenset({_TRAIN})
 
     @property
     def engine_need(self) -> Need:

@@ -28,7 +28,7 @@ _NODE_ID = "ray.io/node-id"
 _GIB = 2**30
 _MODE, _TOKEN = "RAY_AUTH_MODE", "token"
 _KILL_S = 10.0
-_ANSWER_S = 30.0
+_ANSWER_S = 60.0
 T = TypeVar("T")
 
 
@@ -90,7 +90,7 @@ class RayLauncher:
         address = self._settings.address
         if not self._settings.open and os.environ.get(_MODE, "").lower() != _TOKEN:
             raise Refused(
-                f"Ray's token authentication is off, so whoever reaches the cluster may run anything on it: set {_MODE}=token and the"
+                f"Ray's token authentication is off, so whoever reaches it may run anything there: set {_MODE}=token and the"
                 " token (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH) here and on every node, or say [ray] open = true"
             )
         try:

@@ -8,7 +8,7 @@ again later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,7 +20,8 @@ from scheduler.cluster.tags import Node
 
 _ADMIN = "/admin/v1"
 _ANSWER_S = 10.0
-_NO_SUCH_ROUTE = (404, 405)
+_IDLE = "none"
+"""The tag of a node that has no other: the gateway wants one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,15 @@ class Address:
 class Registry:
     """The admin API of the cluster's gateway."""
 
-    def __init__(self, gateway: GatewayFile, say: Say) -> None:
+    def __init__(self, gateway: GatewayFile, say: Say, unlent: frozenset[str] = frozenset()) -> None:
+        """`unlent`: tags of which the gateway is told nothing."""
         headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
         self._http = httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, timeout=_ANSWER_S)
         self._model = gateway.model
         self._say = say
+        self._unlent = unlent
         self._ours: dict[str, Address] = {}
         self._nodes: set[str] = set()
-        self._knows_nodes = True
         self._refused: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -75,18 +77,13 @@ class Registry:
             return None
 
     async def _update_nodes(self, nodes: Sequence[Node]) -> None:
-        if not self._knows_nodes:
-            return
         answer = await self._http.get(f"{_ADMIN}/nodes")
-        if answer.status_code in _NO_SUCH_ROUTE:
-            self._knows_nodes = False
-            return
-        found = answer.json()
-        rows = found["nodes"] if isinstance(found, dict) else found
-        known = {row["name"]: set(row["tags"]) for row in rows}
+        answer.raise_for_status()
+        known = {row["name"]: set(row["tags"]) for row in answer.json()["nodes"]}
         for node in nodes:
-            if known.get(node.name) != set(node.tags):
-                self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_told(node)))
+            tags = node.tags - self._unlent or {_IDLE}
+            if known.get(node.name) != tags:
+                self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_told(node, tags)))
         names = {node.name for node in nodes}
         for gone in self._nodes - names:
             await self._http.delete(f"{_ADMIN}/nodes/{gone}")
@@ -108,9 +105,7 @@ class Registry:
         return {row["name"]: row["url"] for row in answer.json()["engines"]}
 
     async def _add(self, name: str, address: Address) -> None:
-        body = {"name": name, "url": address.url, "model": self._model}
-        if self._knows_nodes:
-            body["node"] = address.node
+        body = {"name": name, "url": address.url, "model": self._model, "node": address.node}
         if self._check(name, await self._http.post(f"{_ADMIN}/engines", json=body)):
             self._ours[name] = address
 
@@ -130,11 +125,11 @@ class Registry:
         return False
 
 
-def _told(node: Node) -> dict[str, Any]:
+def _told(node: Node, tags: Collection[str]) -> dict[str, Any]:
     capacity = node.seen.capacity
     return {
         "name": node.name,
-        "tags": sorted(node.tags),
+        "tags": sorted(tags),
         "zone": node.group.zone,
         "hardware": node.group.hardware,
         "capacity": {"cpus": capacity.cpus, "gpus": capacity.gpus, "memory_gb": round(capacity.memory_gb, 1)},

@@ -58,6 +58,8 @@ class Supervisor:
         self._assignment = Assignment((), ())
         self._growth = Growth(file.elastic) if file.elastic is not None else None
         self._stop = asyncio.Event()
+        self._known = asyncio.Event()
+        """The gateway has been told of every engine that was up."""
         self._running: asyncio.Task[int] | None = None
         self._trouble = ""
 
@@ -96,14 +98,14 @@ class Supervisor:
             await self._launcher.open()
             await self._placed_first()
             self._show(self._nodes, self._assignment)
-            registry = await stack.enter_async_context(Registry(self.gateway, self._say))
+            registry = await stack.enter_async_context(Registry(self.gateway, self._say, self._file.unlent))
             http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0))
             stack.push_async_callback(self._end_engines)
             if await registry.answers():
                 raise ClusterError(f"something listens at {self.gateway.admin_url} already")
             gateway = self._kept(stack, self._gateway(registry))
             tending = self._task(stack, self._tend(registry, http), "tend")
-            training = self._task(stack, self._train(registry), "trainer") if self._file.trainer else None
+            training = self._task(stack, self._train(), "trainer") if self._file.trainer else None
             return await self._until({gateway, tending, *([training] if training else [])}, training)
 
     async def _until(self, tasks: set[asyncio.Task[None]], training: asyncio.Task[None] | None) -> int:
@@ -198,6 +200,8 @@ class Supervisor:
             await self._look()
             await self._tend_engines(http)
             known = await registry.update(self._nodes, self._addresses())
+            if known and self._addresses():
+                self._known.set()
             if known and not told and await registry.answers("/readyz"):
                 told = True
                 self._say(self._where())
@@ -295,12 +299,11 @@ class Supervisor:
             stop_s=table.stop_s,
         )
 
-    async def _train(self, registry: Registry) -> None:
-        """Keeps the trainer, from when the gateway would serve calls."""
+    async def _train(self) -> None:
+        """Keeps the trainer, from when the gateway knows the first engines: they may sleep until it releases their node."""
         table = self._file.trainer
         assert table is not None
-        while not await registry.answers("/readyz"):  # noqa: ASYNC110
-            await asyncio.sleep(self._file.cluster.look_s)
+        await self._known.wait()
         start = partial(self._start_ranks, table)
         await Kept("trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True).run()
 

@@ -1,0 +1,179 @@
+"""`scheduler run` in a process of its own, with a cluster file that a test writes; its engines are fake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.client import GatewayClient
+from gateway.types import EpisodeOpened
+from scheduler.cluster.local import LocalProcess, free_port
+from tests.integration.support import until
+
+UP_S = 120.0
+KEY = "the admin key of this test"
+
+
+class RunningCluster:
+    """A cluster, seen from outside."""
+
+    def __init__(self, process: LocalProcess, url: str, folder: Path) -> None:
+        self.url = url
+        self.process = process
+        self.folder = folder
+        self.admin = GatewayClient(url, KEY)
+
+    @property
+    def said(self) -> str:
+        """What `scheduler run` has written."""
+        return self.folder.joinpath("run.log").read_text()
+
+    async def engines(self) -> dict[str, str]:
+        """The URL of each engine that is open."""
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=10.0) as http:
+            try:
+                answer = await http.get(f"{self.url}/admin/v1/engines")
+            except httpx.TransportError:
+                return {}
+        rows = answer.json().get("engines", []) if answer.is_success else []
+        return {row["name"]: row["url"] for row in rows if row["state"] == "open"}
+
+    async def until_open(self, *prefixes: str) -> dict[str, str]:
+        """Waits until there is one open engine for each of these beginnings of a name, and no other."""
+        found: dict[str, str] = {}
+
+        async def there() -> bool:
+            nonlocal found
+            assert self.process.returncode is None, self.said
+            found = await self.engines()
+            return len(found) == len(prefixes) and all(
+                any(name.startswith(prefix) for name in found) for prefix in prefixes
+            )
+
+        try:
+            await until(there, f"open engines {prefixes}", UP_S)
+        except pytest.fail.Exception as error:
+            raise AssertionError(f"{error}; there are {found}\n{self.said}\n{self.tails()}") from error
+        return found
+
+    async def chat(self) -> str:
+        """What one call is answered."""
+        opened = await self.admin.open_episode("task", mode="eval")
+        said = await self.chat_of(opened)
+        await self.admin.abandon(opened.episode_id, "it was only asked once")
+        return said
+
+    async def chat_of(self, opened: EpisodeOpened) -> str:
+        """What a call of an episode is answered."""
+        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        async with httpx.AsyncClient(timeout=UP_S) as http:
+            headers = {"Authorization": f"Bearer {opened.api_key}"}
+            answer = await http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
+        answer.raise_for_status()
+        return answer.json()["choices"][0]["message"]["content"]
+
+    def processes(self) -> dict[int, str]:
+        """Whatever runs now with this test's folder in its command line or environment: its pid, and its command line."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            try:
+                line = folder.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
+                known = folder.joinpath("environ").read_bytes().decode(errors="replace")
+            except (OSError, ValueError):
+                continue
+            if f"CLUSTER_TEST_FOLDER={self.folder}\0" in known or str(self.folder) in line:
+                found[int(folder.name)] = line
+        return {pid: line for pid, line in found.items() if pid != os.getpid()}
+
+    def engine_pid(self, url: str) -> int:
+        """Of the engine that listens there."""
+        port = url.rpartition(":")[2]
+        (pid,) = [p for p, line in self.processes().items() if f"--port {port}" in line]
+        return pid
+
+    def tails(self) -> str:
+        """The end of every log."""
+        logs = sorted(self.folder.joinpath("logs").glob("*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs)
+
+    async def stop(self) -> int:
+        """SIGTERM, and the exit status; nothing else runs any more after it."""
+        self.process.terminate()
+        return await asyncio.wait_for(self.process.wait(), UP_S)
+
+
+def write_files(folder: Path, model: Path, cluster: str) -> tuple[Path, int]:
+    """A cluster file beside its gateway's; the cluster's, and the gateway's port."""
+    port = free_port()
+    folder.joinpath("gateway.toml").write_text(f"""
+[server]
+port = {port}
+shutdown_s = 2.0
+
+[models.demo]
+path = "{model}"
+
+[engine]
+launch = "fake"
+count = 0
+
+[staleness]
+batch = 1
+eta = 0
+
+[store]
+url = "sqlite:///{folder}/gateway.db"
+
+[control]
+recording = "{folder}/control.jsonl"
+""")
+    path = folder / "cluster.toml"
+    more = {
+        "[cluster]": f'dir = "{folder}/logs"\nlook_s = 0.2',
+        "[gateway]": f'config = "{folder}/gateway.toml"',
+        "[engine]": f'env = {{ CLUSTER_TEST_FOLDER = "{folder}" }}',
+    }
+    for table, keys in more.items():
+        cluster = cluster if table in cluster else f"{cluster}\n{table}\n"
+        cluster = cluster.replace(table, f"{table}\n{keys}")
+    path.write_text(cluster)
+    return path, port
+
+
+@asynccontextmanager
+async def run_cluster(
+    folder: Path, model: Path, cluster: str, env: Mapping[str, Any] | None = None
+) -> AsyncIterator[RunningCluster]:
+    """`scheduler run` of a cluster file, of which the gateway is written here."""
+    path, port = write_files(folder, model, cluster)
+    environment = {"HEADGATE_ADMIN_KEY": KEY, "CLUSTER_TEST_FOLDER": str(folder), **(env or {})}
+    argv = [sys.executable, "-m", "scheduler.cli", "run", str(path)]
+    process = await LocalProcess.start("scheduler run", argv, folder / "run.log", environment)
+    running = RunningCluster(process, f"http://127.0.0.1:{port}", folder)
+    try:
+        yield running
+    finally:
+        await running.admin.close()
+        await process.stop(30.0)
+
+
+async def run_to_end(
+    folder: Path, model: Path, cluster: str, *options: str, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """`scheduler run` of what cannot run, or with --check: its exit status, and what it said."""
+    path, _ = write_files(folder, model, cluster)
+    argv = [sys.executable, "-m", "scheduler.cli", "run", str(path), *options]
+    process = await LocalProcess.start("scheduler run", argv, folder / "check.log", env)
+    try:
+        status = await asyncio.wait_for(process.wait(), UP_S)
+    finally:
+        await process.stop(1.0)
+    return status, folder.joinpath("check.log").read_text()
