@@ -17,6 +17,11 @@ from scheduler.lengths.recall import tail_recall
 EASY, HARD = [5, 6, 7, 8], [50, 60, 70, 80]
 
 
+def small() -> Ranker:
+    """Few columns, so that it is quick."""
+    return Learnt(0.2, 1000, bits=6)
+
+
 def features(
     i: int, task: str = "t", turn: int = 0, prompt: list[int] | None = None, most: int = 0
 ) -> Features:
