@@ -103,6 +103,28 @@ class Feed:
             raise LeaseLost(f"the gateway has no record of buffer {buffer}")
         return fetched.groups
 
+    # Nodes
+
+    async def claim(self, node: str) -> float:
+        """Waits until a node is this trainer's; answers for how many seconds it may then say nothing."""
+        deadline = time.monotonic() + self._answer_s
+        while True:
+            answer = await self._ask("claim", lambda: self._client.claim(node, POLL_S, self._model))
+            if answer["role"] == "train":
+                return float(answer["claim_s"])
+            if time.monotonic() > deadline:
+                raise StepTimeout(
+                    "claim", self._answer_s, f"node {node} is {answer['role']}: {answer['reason']}"
+                )
+
+    async def release(self, node: str) -> None:
+        """This trainer waits, and has no use for its node."""
+        await self._ask("release", lambda: self._client.release(node, self._model))
+
+    async def called_back(self, node: str) -> bool:
+        """Whether the node is not lent any more, because the batch is nearly whole."""
+        return bool((await self._ask("stream", lambda: self._client.node(node)))["near"])
+
     # How the gateway is asked
 
     async def _lease(self) -> Lease:

@@ -5,9 +5,10 @@ buffer; its keys are the names in `trainer.batch`, `trainer.learner` and `traine
 trained tokens of staleness S, `masked_tokens/REASON` those that were not trained.
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
-whole, `step`, `checkpoint`, `publish`, `ack`), and across them `idle` (waiting for a lease or for groups) and `compute` (forward,
-backward, optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was, as [name, start, end] in seconds
-since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline` reads it.
+whole, `claim` the wait for nodes that were lent, `step`, `checkpoint`, `publish`, `ack`), and across them `idle` (waiting for a
+lease, for groups or for nodes) and `compute` (forward, backward, optimizer). `idle_share` is idle over `seconds/total`. `spans`
+says when that was, as [name, start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them:
+`scheduler timeline` reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loop: lease, stream, step, checkpoint, publish, ack.
+"""The loop: release, lease, claim, stream, step, checkpoint, publish, ack.
 
 A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they become
 ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). What survives a crash are checkpoints and the
@@ -7,6 +7,9 @@ version is published, and the version is published before the lease is acknowled
 buffer below c is therefore one whose effect is in the weights already: version c is published, if the gateway does not know it,
 and the lease acknowledged, without training. With `[checkpoint] every` above 1 there may be versions after the newest checkpoint;
 `replay` trains their batches again.
+
+With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
+when the batch is whole, or the gateway has called them back because it nearly is.
 
 A number names one set of weights for ever. A trainer that cannot come back to the newest number therefore begins a new line: the
 checkpoint's weights are published anew under the next free number, with the checkpoint's own version as their parent, before
@@ -25,7 +28,7 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Lease
+from gateway.types import Group, Lease
 from trainer import checkpoint, replay
 from trainer.batch import Batch
 from trainer.cluster import Watched, gateway_process, rollout_process, watch
@@ -33,6 +36,7 @@ from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerErro
 from trainer.feed import Feed
 from trainer.learner import Learner
 from trainer.metrics import Metrics, Span
+from trainer.nodes import Nodes
 from trainer.settings import Settings
 from trainer.weights.filesystem import WeightsDirectory
 
@@ -47,9 +51,9 @@ async def run(settings: Settings) -> None:
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics)
-        await trainer.check_versions()
+        await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
-        await watch(trainer.train(), gateway, rollout)
+        await watch(trainer.train(), gateway, rollout, trainer.keeper())
 
 
 class Clock:
@@ -89,6 +93,11 @@ class Trainer:
         self.metrics = metrics
         self.weights = WeightsDirectory(settings.run.dir.resolve() / "weights", settings.model.path)
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
+        self.nodes = Nodes(self.feed, settings.gateway.nodes)
+
+    def keeper(self) -> Watched:
+        """What keeps the nodes that are claimed."""
+        return Watched("renewal of the claim", self.nodes.keep())
 
     async def check_versions(self) -> None:
         """Comes to the newest number that was used, by replay or by a new line. Raises GatewayAhead if there is no checkpoint."""
@@ -108,6 +117,7 @@ class Trainer:
                 f"{self.learner.checkpoints}: bring one back, or give the gateway and the trainer a new run"
             )
         old = self.learner.version
+        await self.nodes.claim()
         try:
             await replay.replay(self.learner, self.feed, self.weights, published, used)
         except replay.Impossible as reason:
@@ -128,6 +138,7 @@ class Trainer:
         """Leases and trains until the run is over."""
         while True:
             self.metrics.waiting(self.learner.version, self.learner.steps)
+            await self.nodes.release()
             over = self.learner.steps >= self.settings.run.steps
             if over and await self.feed.acknowledged(self.learner.version - 1):
                 return
@@ -143,6 +154,7 @@ class Trainer:
                 f"the gateway leases buffer {lease.buffer}, but the trainer is at version {version}"
             )
         if lease.buffer < version:
+            await self.nodes.claim()
             await self.publish()
             await self.ack()
             return
@@ -165,23 +177,31 @@ class Trainer:
     # The steps
 
     async def stream(self, clock: Clock) -> Batch:
-        """Forward and backward over the buffer's groups as they become ready; leaves the gradient of their sum in the model."""
+        """Forward and backward over the buffer's groups as they become ready, once the nodes are held; leaves the gradient of
+        their sum in the model."""
         batch, cursor, limit = self.learner.begin(), 0, self.settings.run.batch_wait_s
+        gathered: tuple[Group, ...] = ()
         deadline = time.monotonic() + limit
         waits = ["first_group", "idle"]
         while True:
             with clock.on(*waits):
                 fetched = await self.feed.groups(cursor)
-            with clock.on("stream", "compute"):
-                await _thread(self.learner.take, batch, fetched.groups)
-            cursor = fetched.cursor
-            self.metrics.collected(len(batch.group_ids), self.feed.held.size)
+            cursor, gathered = fetched.cursor, gathered + fetched.groups
+            came = len(batch.group_ids) + len(gathered)
+            self.metrics.collected(came, self.feed.held.size)
+            if not self.nodes.held and (fetched.complete or await self.nodes.called_back()):
+                with clock.on("claim", "idle"):
+                    await self.nodes.claim()
+            if self.nodes.held:
+                with clock.on("stream", "compute"):
+                    await _thread(self.learner.take, batch, gathered)
+                gathered = ()
             if fetched.complete:
                 return batch
-            if batch.group_ids:
+            if came:
                 waits = ["stream", "idle"]
             if not fetched.groups and time.monotonic() > deadline:
-                got = f"{len(batch.group_ids)} of {self.feed.held.size} groups came"
+                got = f"{came} of {self.feed.held.size} groups came"
                 raise StepTimeout("stream", limit, got)
 
     @property

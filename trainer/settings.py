@@ -64,6 +64,10 @@ class GatewaySettings(Section):
     """How long it may take to be ready, its engine included."""
     answer_s: Seconds = 300.0
     """How long the gateway may be away in the middle of a run."""
+    nodes: tuple[str, ...] = ()
+    """The nodes, by the gateway's names for them, on which this trainer computes: claimed before it does, released while it
+    waits. Groups are then only gathered until the batch is whole, or the gateway has called the nodes back. It needs the
+    gateway's root key. Without any, nothing is claimed."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

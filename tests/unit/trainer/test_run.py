@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gateway.client import GatewayRefused
+from gateway.types import Group
 from tests.gateways import RunningGateway
 from tests.several import gateway_of
 from tests.unit.trainer.rollouts import episodes
@@ -21,6 +23,7 @@ from trainer.cluster import Watched, rollout_process, watch
 from trainer.errors import GatewayAhead, StepTimeout
 from trainer.learner import Learner
 from trainer.metrics import Metrics, sparkline
+from trainer.nodes import Nodes
 from trainer.run import Clock, Trainer
 from trainer.settings import Settings
 
@@ -35,11 +38,17 @@ class ProbelessLearner(Learner):
 
 
 def settings_of(
-    gateway: RunningGateway, model: Path, tmp_path: Path, name: str | None = None, every: int = 1, **run: Any
+    gateway: RunningGateway,
+    model: Path,
+    tmp_path: Path,
+    name: str | None = None,
+    every: int = 1,
+    nodes: Sequence[str] = (),
+    **run: Any,
 ) -> Settings:
     return Settings.parse({
         "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **run},
-        "gateway": {"url": gateway.url, "answer_s": 10, "model": name},
+        "gateway": {"url": gateway.url, "answer_s": 10, "model": name, "nodes": nodes},
         "model": {"path": model},
         "optimizer": {"lr": 1e-3},
         "checkpoint": {"every": every},
@@ -63,6 +72,44 @@ async def train_one(trainer: Trainer, *, publish: bool = True, ack: bool = True)
         await trainer.publish()
     if publish and ack:
         await trainer.ack()
+
+
+class Watching(ProbelessLearner):
+    """Knows whose the node is whenever it computes."""
+
+    role: Callable[[], str]
+
+    def take(self, batch: Batch, groups: Sequence[Group]) -> None:
+        assert self.role() == "train"
+        super().take(batch, groups)
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        assert self.role() == "train"
+        return super().step(batch)
+
+
+async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_the_trainer_waits(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    await gateway.admin.add_node("t0", ["train", "rollout"])
+    node = gateway.services.control.nodes.nodes["t0"]
+    settings = settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])
+    with Metrics(settings.run.dir, settings.run.steps) as metrics:
+        learner = Watching.open(settings)
+        assert isinstance(learner, Watching)
+        learner.role = lambda: node.role
+        trainer = Trainer(settings, learner, gateway.admin, metrics)
+        await trainer.check_versions()
+        assert not trainer.nodes.held
+        async with episodes(gateway), asyncio.timeout(60):
+            await watch(trainer.train(), trainer.keeper())
+    assert (await gateway.admin.status())["version"] == 2
+    assert node.seconds["train"] > 0
+    assert (node.role, node.holder) == ("idle", "")
+    records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
+    assert all(record["seconds/idle"] >= record["seconds/claim"] > 0 for record in records)
+    with pytest.raises(GatewayRefused, match="no node 'nowhere'"):
+        await Nodes(trainer.feed, ["nowhere"]).claim()
 
 
 async def test_every_version_is_trained_published_and_acknowledged(
