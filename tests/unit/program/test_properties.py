@@ -17,7 +17,10 @@ ENGINES = ["a", "b", "c"]
 SETTINGS = st.tuples(
     st.fixed_dictionaries({"max_restarts": st.integers(0, 2), "backoff_s": st.sampled_from([1, 3])}),
     st.fixed_dictionaries(
-        {"mode": st.sampled_from(["abort", "keep"]), "order": st.sampled_from(["rolling", "together"])}
+        {
+            "mode": st.sampled_from(["abort", "keep"]),
+            "order": st.sampled_from(["rolling", "together", "pull"]),
+        }
     ),
 )
 ANSWER = st.builds(

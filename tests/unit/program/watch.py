@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.program.events import Do, Done, Ended, Step, Target
+from scheduler.program.nodes import RoleIs, Wanted
 
-FLEET_STEPS = ("launch", "stop", "drain")
+FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 _REST = ("load", "label", "resume", "probe", "open")
 _FRESH = ("launch", "label", "probe", "open")
 _ROUTES = {
@@ -21,6 +22,8 @@ _ROUTES = {
 }
 _LIMITS = {
     "launch": "start_s",
+    "wake": "start_s",
+    "sleep": "sleep_s",
     "stop": "stop_s",
     "drain": "drain_s",
     "load": "load_s",
@@ -35,7 +38,7 @@ class _Engine:
     """An engine, as somebody sees it who hears what is asked and answered."""
 
     process: str = "none"
-    """none, launching, up, stopping, stopped."""
+    """none, launching, up, stopping, stopped, falling, asleep, waking."""
     way: tuple[Step, ...] = ()
     """Steps that have ended since the last launch or hold."""
     to: int = -1
@@ -53,13 +56,33 @@ class _Engine:
     """Given up, and not yet tried again."""
     removed: int | None = None
     lost: int = -1
+    unwanted: bool = False
+    """It shall sleep."""
+    told: int = -1
+    """When that was said, or taken back, last."""
+    sleeps: bool = False
+    """Since it was unwanted it has been neither launched nor woken."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node, by what is said of it."""
+
+    engines: set[str] = field(default_factory=set)
+    claimed: int | None = None
+    """Since when it is claimed."""
+    role: str = "idle"
 
 
 class Watch:
     """Engines by name; `published` and `ends` are the versions, in order."""
 
-    def __init__(self, fleet: dict[str, Any], update: dict[str, Any]) -> None:
+    def __init__(self, fleet: dict[str, Any], update: dict[str, Any], lending: dict[str, Any]) -> None:
         self.engines: dict[str, _Engine] = {}
+        self.nodes: dict[str, Node] = {}
+        self._lending = lending
+        self._contradicted = False
+        """Somebody has failed with the newest version."""
         self.published: list[int] = []
         self.ends: list[Ended] = []
         self.failures = 0
@@ -93,12 +116,40 @@ class Watch:
         if engine in self.engines:
             self.engines[engine].lost = now
 
+    def wanted(self, now: int, wanted: Wanted) -> None:
+        """Whether an engine shall sleep."""
+        engine = self.engines.get(wanted.engine)
+        if engine is None or engine.removed is not None:
+            return
+        if not wanted.awake and not engine.unwanted:
+            engine.sleeps, engine.runs, engine.given_up = True, -1, None
+            self._moving.discard(wanted.engine)
+        if engine.unwanted is wanted.awake:
+            engine.unwanted, engine.told = not wanted.awake, now
+
+    def claimed(self, now: int, node: str) -> None:
+        """By its trainer."""
+        self.nodes[node].claimed = now if self.nodes[node].claimed is None else self.nodes[node].claimed
+
+    def released(self, node: str) -> None:
+        """By its trainer."""
+        self.nodes[node].claimed = None
+
+    def role(self, told: RoleIs) -> None:
+        """What a node does now: `rollout` only while nobody has claimed it, and `train` only then."""
+        node = self.nodes[told.node]
+        node.role = told.role
+        assert told.reason
+        assert told.role != "rollout" or node.claimed is None
+        assert told.role != "train" or node.claimed is not None
+
     def done(self, now: int, done: Done) -> None:
         """An answer to what is asked."""
         engine = self.engines[done.engine]
         assert (engine.asked, engine.to) == (done.step, done.version)
         engine.asked = None
         self.failures += not done.ok
+        self._contradicted |= not done.ok and done.step in ("load", "probe") and done.version == self._newest
         if done.step == "stop":
             engine.process, engine.stopped = "stopped", now
             if engine.removed is not None:
@@ -106,7 +157,11 @@ class Watch:
         elif done.ok:
             engine.way += (done.step,)
             if done.step == "launch":
-                engine.process, engine.was_up, engine.given_up = "up", True, None
+                engine.process, engine.was_up, engine.given_up, engine.sleeps = "up", True, None, False
+            if done.step == "sleep":
+                engine.process = "asleep" if engine.process == "falling" else engine.process
+            if done.step == "wake":
+                engine.process, engine.way, engine.sleeps = "up", ("launch",), False
             engine.pinned = done.pinned > 0 if done.step == "hold" else engine.pinned
             if done.step == "open":
                 engine.runs = done.version
@@ -115,7 +170,7 @@ class Watch:
     def target(self, now: int, target: Target) -> None:
         """An update begins: the last one has ended, and engines that were given up get another chance."""
         assert target.version == self.published[len(self.ends)]
-        self._newest, self._began = target.version, now
+        self._newest, self._began, self._contradicted = target.version, now, False
         self._moving = set()
         self._up_at_begin = {name for name, engine in self.engines.items() if engine.process == "up"}
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
@@ -131,17 +186,29 @@ class Watch:
             assert ended.version == self.published[len(self.ends)]
             self.ends.append(ended)
         left = [engine for engine in self.engines.values() if engine.removed is None]
-        assert ended.live == any(engine.runs == ended.version for engine in left)
+        runs = any(engine.runs == ended.version for engine in left)
+        sleeps = any(engine.sleeps for engine in left) and not self._contradicted
+        assert ended.live == (runs or (sleeps and ended.version == self._newest))
         for engine in left:
             comes = engine.process in ("stopping", "stopped")
-            comes = comes or (engine.process in ("launching", "up") and engine.to >= ended.version)
+            comes = comes or engine.sleeps or (engine.process in ("launching", "up") and engine.to >= ended.version)
+            if ended.live and self._update["order"] == "pull":
+                continue  # the others come when they are told to
             if ended.live:
                 assert engine.given_up is not None or comes
             else:
                 assert engine.given_up is not None or ended.version < self._newest
 
     def passed(self, now: int) -> None:
-        """All that was to happen until now has happened: no deadline was missed in silence."""
+        """All that was to happen until now has happened: no deadline was missed in silence, and no claim was left unanswered."""
+        for name, node in self.nodes.items():
+            if node.claimed is not None:
+                answered = node.role == "train"
+                assert answered or now < node.claimed + self._lending["deadline_s"], f"{name} is waited for"
+            here = [engine for name, engine in self.engines.items() if name in node.engines]
+            if node.role == "train":
+                assert all(engine.runs == -1 for engine in here)
+                assert all(engine.process not in ("launching", "waking") for engine in here)
         for name, engine in self.engines.items():
             if engine.asked is not None:
                 assert now < engine.since + self._limit(engine.asked), f"{name} was forgotten"
@@ -162,7 +229,17 @@ class Watch:
         match do.step:
             case "launch":
                 assert do.version == self._newest
+                self._check_free(now, do.engine)
                 self._launch(now, engine)
+            case "wake":
+                assert engine.process == "asleep"
+                assert do.version == self._newest
+                self._check_free(now, do.engine)
+                engine.process, engine.way = "waking", ()
+            case "sleep":
+                assert engine.process in ("none", "up", "waking")
+                engine.process = "none" if engine.process == "none" else "falling"
+                engine.way, engine.runs = (), -1
             case "stop":
                 self._stop(now, engine)
             case "quarantine":
@@ -182,19 +259,26 @@ class Watch:
         if engine.removed is None or engine.asked in FLEET_STEPS:
             self.failures += 1
             limit = f"step '{engine.asked}' was not done within {self._limit(engine.asked)} s"
-            assert limit in do.reason or engine.lost == now
+            assert limit in do.reason or now in (engine.lost, engine.told)
+
+    def _check_free(self, now: int, engine: str) -> None:
+        """Nothing wakes while a trainer has the node."""
+        for node in self.nodes.values():
+            assert engine not in node.engines or node.claimed in (None, now)
 
     def _launch(self, now: int, engine: _Engine) -> None:
         assert engine.process in ("none", "stopped")
-        if engine.process == "stopped":
+        if engine.process == "stopped" and not engine.sleeps:
             earlier = len(engine.restarts) - 2
             wait = self._limits["backoff_s"] * 2**earlier if earlier >= 0 else 0
             assert now == engine.stopped + wait
         engine.process, engine.way, engine.runs = "launching", (), -1
 
     def _stop(self, now: int, engine: _Engine) -> None:
-        if engine.removed is None:
-            assert engine.process in ("launching", "up", "stopping", "none")
+        if engine.removed is None and (engine.sleeps or engine.process in ("falling", "asleep")):
+            engine.down, engine.given_up = False, None
+        elif engine.removed is None:
+            assert engine.process in ("launching", "waking", "up", "stopping", "none")
             if engine.down:
                 assert engine.given_up is not None
                 assert now in (engine.given_up + self._limits["revive_s"], self._began)
@@ -213,6 +297,9 @@ class Watch:
         if engine.removed is not None:
             assert engine.asked == "stop"
             del self.engines[name]
+            return
+        if engine.asked == "stop" and engine.unwanted:
+            engine.process, engine.stopped, engine.asked = "stopped", now, None
             return
         if engine.asked != "stop":
             self._prune(now, engine)

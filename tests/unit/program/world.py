@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from scheduler.program import ControlProgram
+from scheduler.program.calls import Closed, Opened, Seen
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed, Target
+from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
-from tests.unit.program.watch import FLEET_STEPS, Watch
+from tests.unit.program.watch import FLEET_STEPS, Watch, Node
 
 T = TypeVar("T")
 
@@ -28,8 +30,11 @@ FLEET = {
     "window_s": 60,
     "backoff_s": 3,
     "revive_s": 30,
+    "sleep_s": 5,
 }
 UPDATE = {"mode": "abort", "order": "rolling", "hold_s": 4, "load_s": 9, "probe_s": 6, "resume_s": 3}
+
+LENDING = {"margin_s": 1, "min_stay_s": 2, "deadline_s": 11, "claim_s": 50, "smooth_s": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ class World:
     answer: Callable[[Do], Answer] = field(default=lambda do: Answer())
     fleet: dict[str, Any] = field(default_factory=dict)
     update: dict[str, Any] = field(default_factory=dict)
+    lending: dict[str, Any] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+    """On which node engines live; each has both tags."""
     answers_first: bool = True
     """Of an answer and a deadline at one time, both at one tag; or the deadline's tag comes first."""
     lines: list[str] = field(default_factory=list)
@@ -88,8 +96,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.fleet, self.update = {**FLEET, **self.fleet}, {**UPDATE, **self.update}
-        settings = {"models": {MODEL: {"fleet": self.fleet, "update": self.update}}}
-        self.watch = Watch(self.fleet, self.update)
+        self.lending = {**LENDING, **self.lending}
+        settings = {"models": {MODEL: {"fleet": self.fleet, "update": self.update}}, "lending": self.lending}
+        self.watch = Watch(self.fleet, self.update, self.lending)
         self._program = ControlProgram(settings)
         self._recording = Recording(self._file, settings)
         self._runtime = Runtime(self._program, self._clock, self._recording)
@@ -98,9 +107,15 @@ class World:
         for reactor in (fleet, update):
             self._runtime.observe(reactor.commands, self._on_commands)
         self._runtime.observe(update.ended, self._on_ended)
+        self._runtime.observe(self._program.lending.wanted, self._on_wanted)
+        self._runtime.observe(self._program.lending.roles, self._on_roles)
         self._runtime.start()
         self._runtime.inject(fleet.begun, Begun(0))
         self._runtime.inject(update.begun, Begun(0))
+        self._runtime.inject(self._program.placements[MODEL].begun, Begun(0))
+        for node in sorted(set(self.homes.values())):
+            self.watch.nodes[node] = Node({e for e, home in self.homes.items() if home == node})
+            self._runtime.inject(self._program.lending.added, NodeAdded(node, ("rollout", "train")))
         self._runtime.advance()
 
     @property
@@ -114,6 +129,8 @@ class World:
         """Each is added, at this moment."""
         for engine in engines:
             self.watch.added(engine)
+            if engine in self.homes:
+                self._happens(self._program.lending.hosted, Hosted(engine, self.homes[engine]))
             self._happens(self._program.fleets[MODEL].added, Added(engine))
         return self
 
@@ -127,6 +144,25 @@ class World:
         """It dies."""
         self.watch.lost(self.now, engine)
         self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason))
+        return self
+
+    def claim(self, *nodes: str) -> World:
+        """Their trainer wants them, or still has them."""
+        for node in nodes:
+            self.watch.claimed(self.now, node)
+            self._happens(self._program.lending.claimed, Claimed(node, MODEL))
+        return self
+
+    def release(self, *nodes: str) -> World:
+        """Their trainer waits."""
+        for node in nodes:
+            self.watch.released(node)
+            self._happens(self._program.lending.released, Released(node, MODEL))
+        return self
+
+    def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10) -> World:
+        """How full the batch is."""
+        self._happens(self._program.lending.filling, Filling(MODEL, buffer, groups, size, running))
         return self
 
     def publish(self, *versions: int) -> World:
@@ -173,6 +209,14 @@ class World:
     # Time
 
     def _next(self) -> int | None:
+        """With `pull`, placement is asked every second."""
+        due = self._soonest()
+        if self.update["order"] != "pull":
+            return due
+        second = (self.now + 1) * SECOND
+        return second if due is None else min(second, due)
+
+    def _soonest(self) -> int | None:
         ends = [step.ends for step in self._steps.values() if step.ends is not None]
         ends += [late.ends for late in self._late]
         due = self._runtime.next_time()
@@ -180,6 +224,8 @@ class World:
 
     def _settle(self) -> None:
         """Does what is due now, until nothing is."""
+        if self.update["order"] == "pull":
+            self._runtime.inject(self._program.placements[MODEL].seen, Seen(()))
         if not self.answers_first:
             self._runtime.advance()
         while self._answer_due():
@@ -217,6 +263,9 @@ class World:
         assert self.lines == before, f"{done} changed something"
 
     def _inject(self, done: Done) -> None:
+        if done.ok and done.step == "open":
+            opened = Opened(done.engine, done.version)
+            self._runtime.inject(self._program.placements[MODEL].opened, opened)
         fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
         self._runtime.inject(fleet.done if done.step in FLEET_STEPS else update.done, done)
 
@@ -229,6 +278,8 @@ class World:
             self._begin(do)
 
     def _begin(self, do: Do) -> None:
+        if do.step in ("hold", "drain", "stop", "quarantine"):
+            self._runtime.inject(self._program.placements[MODEL].closed, Closed(do.engine))
         before = self._steps.pop(do.engine, None)
         if before is not None and before.ends is not None and before.answer.stubborn:
             self._late.append(_Late(before.ends, _done(before)))
@@ -236,6 +287,15 @@ class World:
             answer = self.answer(do)
             ends = None if answer.after_s is None else self._clock.now() + answer.after_s * SECOND
             self._steps[do.engine] = _Step(do, answer, ends)
+
+    def _on_wanted(self, _tag: Tag, told: tuple[Wanted, ...]) -> None:
+        for wanted in told:
+            self.watch.wanted(self.now, wanted)
+
+    def _on_roles(self, _tag: Tag, told: tuple[RoleIs, ...]) -> None:
+        for role in told:
+            self.lines.append(f"{self.now} {role.node} is {role.role}")
+            self.watch.role(role)
 
     def _on_target(self, _tag: Tag, target: Target) -> None:
         self.watch.target(self.now, target)
