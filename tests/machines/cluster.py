@@ -58,6 +58,8 @@ class Work:
             if not isinstance(error, EngineError) and error.code not in ("episode_closed",):
                 self.process.cluster.wrongs.append(f"{self.call.call_id}: {error!r}")
         finally:
+            if record_s := self.process.cluster.record_s:
+                await asyncio.sleep(record_s)
             if not self.process.dead:
                 self.record()
             self.live.calls.discard(self)  # type: ignore[arg-type]
@@ -269,6 +271,8 @@ class Cluster:
         """Engines of which every linked process knows that they are held, until they are opened."""
         self.disputed = 0
         self.faults = False
+        self.record_s = 0.0
+        """How long it takes to record a call."""
         self.calls = self.fence = self.published = self.live_version = 0
         self.open: set[str] = set()
         self.url = ""

@@ -1,0 +1,178 @@
+"""What a follower and its coordinator owe one another, step by step: each of these has a mutant that the machine seldom finds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.control.live import LiveEpisode
+from gateway.errors import Unavailable
+from gateway.peers.hub import Hub
+from gateway.peers.messages import pack
+from tests.machines.cluster import Work
+from tests.machines.test_found import links
+from tests.machines.test_link import LinkMachine
+
+
+def alone(machine: LinkMachine) -> dict[str, Any]:
+    """Every link is cut, both sides know, and there is no way back; answers what makes one."""
+    hubs = dict(machine.c.network.hubs)
+    machine.c.network.hubs.clear()
+    for link in list(machine.c.network.live()):
+        link.cut(0.0, 0.0)
+    machine.advance(0.1)
+    return hubs
+
+
+def test_without_a_link_nothing_begins_in_an_engine() -> None:
+    with links("keep") as machine:
+        machine.call(1, 3, False, True)
+        machine.advance(2.0)
+        follower = machine.alive()[1]
+        (slot,) = follower.pool.slots.values()
+        hubs = alone(machine)
+        assert slot.state == "held"
+        live = LiveEpisode(sorted(machine.c.open)[0], "t", "g", "eval", "m", 0.0, 0.0)
+
+        async def begin() -> None:  # of a call that had asked whose it is just before
+            follower.works.append(Work(follower, live, 3, pinned=False))
+
+        machine.c.spawn(begin())
+        machine.advance(3.0)
+        assert (slot.streams, follower.runs()) == (0, 1)
+        machine.c.network.hubs.update(hubs)
+        machine.advance(5.0)
+        assert follower.runs() == 0
+
+
+def test_what_arrived_without_a_link_is_not_taken_if_the_weights_changed_meanwhile() -> None:
+    with links("keep", accounts=False) as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        hubs = alone(machine)
+        machine.publish()
+        machine.advance(3.0)
+        assert machine.c.servers[0].weights == 1
+        machine.c.network.hubs.update(hubs)
+        machine.advance(30.0)
+        assert all(work.recorded for work in machine.alive()[1].works)
+
+
+def test_what_arrives_is_not_taken_if_the_link_comes_back_in_the_middle_of_an_update() -> None:
+    with links("keep", accounts=False) as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        hubs = alone(machine)
+        machine.c.servers[0].work_s = 1.0
+        machine.publish()
+        slot = next(iter(machine.c.leader.pool.slots.values()))  # type: ignore[union-attr]
+        while slot.settled:
+            machine.advance(0.1)
+        machine.c.network.hubs.update(hubs)
+        machine.advance(0.5)
+        (link,) = [link for link in machine.c.network.live() if link.follower == machine.alive()[1].name]
+        link.down.lag_s = 2.0
+        machine.advance(30.0)
+        assert machine.c.servers[0].weights == 1
+
+
+def test_an_end_is_answered_when_all_is_recorded() -> None:
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        machine.c.record_s = 1.0
+        machine.end_episode(0)
+        machine.advance(5.0)
+        assert [work.recorded for work in machine.alive()[1].works] == [True]
+
+
+def test_an_episode_that_ended_while_there_was_no_link_ends_when_it_is_back() -> None:
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        hubs = alone(machine)
+        machine.end_episode(0)
+        machine.advance(1.0)
+        assert not machine.alive()[1].works[0].recorded
+        machine.c.network.hubs.update(hubs)
+        machine.advance(3.0)
+        assert machine.alive()[1].works[0].recorded
+        assert len(machine.alive()[1].works[0].call.turn.ids) < 100
+
+
+def test_requests_of_followers_are_given_back_but_for_those_that_cannot_move() -> None:
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.call(1, 150, True, False)
+        machine.advance(0.5)
+        leader, follower = machine.alive()[0], machine.alive()[1]
+        (shown,) = leader.pool.slots.values()
+        (slot,) = follower.pool.slots.values()
+        before = set(slot.runs)
+        assert (slot.streams, slot.pinned) == (2, 1)
+        pinned = {name for name, run in slot.runs.items() if run.pinned}
+
+        async def give_back() -> None:
+            await leader.hub.give_back("m", shown)
+
+        machine.c.loop.run(give_back(), 5.0)
+        machine.advance(0.2)
+        assert before & set(slot.runs) == pinned
+
+
+def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_changed() -> None:
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.call(1, 150, True, False)
+        machine.advance(1.0)
+        leader = machine.alive()[0]
+        (name,) = machine.c.open
+        (slot,) = leader.pool.slots
+        found = [leader.hub.runs("m", slot)]
+
+        async def end() -> None:
+            machine.c.open.discard(name)
+            await leader.end(name)
+            found.append(leader.hub.runs("m", slot))
+
+        machine.c.loop.run(end(), 5.0)
+        assert found == [(2, 1), (0, 0)]
+
+
+def test_who_asks_a_process_that_becomes_the_coordinator_is_told_so() -> None:
+    with links("abort") as machine:
+        follower = machine.alive()[1]
+        alone(machine)
+        asking = machine.c.loop.create_task(follower.follower.keyed("ep-any", 1000.0))
+        machine.the_coordinator_dies(0.0)
+        machine.another_follows(machine.alive().index(follower))
+        assert asking.done() and isinstance(asking.exception(), Unavailable)
+
+
+class Silent:
+    """A follower that says who it is, and then nothing."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self._said = False
+
+    async def receive_text(self) -> str:
+        """See `Wire`."""
+        if self._said:
+            await asyncio.Event().wait()
+        self._said = True
+        return pack({"hello": True, "name": "p", "url": "http://p", "episodes": []})
+
+    async def send_text(self, data: str) -> None:
+        """See `Wire`."""
+        self.sent.append(data)
+
+
+async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
+    hub = Hub(1, {}, {}, 0.05)
+    serving = asyncio.create_task(hub.serve(Silent()))
+    while not hub.describe():
+        await asyncio.sleep(0)
+    await hub.forget("m", "e")
+    await asyncio.wait_for(serving, 30.0)
+    assert hub.describe() == []
