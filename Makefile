@@ -14,6 +14,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove chaos chaos-short \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
+	bench-reactor bench-control \
 	litellm up up-vllm down compose-check clean
 
 help: ## list the targets
@@ -104,6 +105,12 @@ bench-store: setup ## p99 of the store's queries with 1,000,000 turns in it, on 
 
 bench-service: setup ## PostgreSQL and Redis against SQLite, 1 and 2 processes, the cost of durability, seconds to recover from kills
 	$(BIN)/python -m bench.service
+
+bench-reactor: setup ## reactors against Ray and bare Python: broadcast, Gym, Q-learning, agents (15 minutes)
+	$(BIN)/python -m bench.reactor
+
+bench-control: setup ## the control program's share of a core at 1,024 engines and 100,000 open calls
+	$(BIN)/python -m bench.control
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
 	$(BIN)/python -m bench.ledger

@@ -63,13 +63,6 @@ class _Copier(Reactor):
         now.set(self.answer, self._buffer)
 
 
-class _Hub(Hub):
-    def __init__(self, items: int, actors: int) -> None:
-        super().__init__(Shape, Shape, actors, tuple[float, float, int])
-        tally = _Tally(items)
-        self.begin, self.end, self.result = tally.begin, tally.end, tally.result  # type: ignore[method-assign]
-
-
 class _Pool:
     """A bare thread pool that copies into the same buffers: the floor."""
 
@@ -99,13 +92,13 @@ class _Ray:
     def __init__(self, items: int, actors: int) -> None:
         import ray
 
-        @ray.remote
         class Actor:
             def answer(self, array: np.ndarray) -> np.ndarray:
                 return array
 
+        remote = ray.remote(Actor)
         self._ray, self._tally = ray, _Tally(items)
-        self._actors = [Actor.remote() for _ in range(actors)]
+        self._actors = [remote.remote() for _ in range(actors)]
 
     def play(self, rounds: int) -> Checks:
         """See `Side`."""
@@ -127,7 +120,7 @@ def sides(mb: float, actors: int, ray: bool) -> dict[str, Callable[[], Side]]:
     buffers = [np.zeros(items) for _ in range(actors)]
 
     def headgate() -> Side:
-        hub = _Hub(items, actors)
+        hub = Hub(_Tally(items), actors, Shape, Shape, tuple[float, float, int])
         copiers = [_Copier(index, buffer) for index, buffer in enumerate(buffers)]
         return Headgate(Ring("broadcast", hub, copiers), hub, workers=CPUS - 1)
 

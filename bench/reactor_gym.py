@@ -51,11 +51,11 @@ class _Tally:
         self.reward = 0.0
         self.ends = 0
 
-    def actions(self) -> list[int]:
-        """Of the next round."""
+    def begin(self) -> tuple[int, ...]:
+        """The actions of the next round."""
         if not self._actions:
             self._actions = self._random.integers(0, 2, (1024, self._count)).tolist()
-        return self._actions.pop()
+        return tuple(self._actions.pop())
 
     def end(self, steps: list[Step]) -> None:
         """Takes a round."""
@@ -82,18 +82,6 @@ class _Actor(Reactor):
         now.set(self.answer, self._environment.step(now[self.heard][self._index]))
 
 
-class _Hub(Hub):
-    def __init__(self, count: int, observed: Any) -> None:
-        super().__init__(tuple[int, ...], tuple[observed, float, bool], count, tuple[float, int, str])
-        tally = _Tally(count)
-        self._actions = tally.actions
-        self.end, self.result = tally.end, tally.result  # type: ignore[method-assign]
-
-    def begin(self) -> tuple[int, ...]:
-        """See `Hub`."""
-        return tuple(self._actions())
-
-
 class _Loop:
     """A bare loop: the floor."""
 
@@ -105,7 +93,7 @@ class _Loop:
         """See `Side`."""
         tally = self._tally
         for _ in range(rounds):
-            actions = tally.actions()
+            actions = tally.begin()
             tally.end([env.step(action) for env, action in zip(self._environments, actions, strict=True)])
         return tally.result()
 
@@ -124,7 +112,7 @@ class _Ray:
         """See `Side`."""
         tally = self._tally
         for _ in range(rounds):
-            pairs = zip(self._actors, tally.actions(), strict=True)
+            pairs = zip(self._actors, tally.begin(), strict=True)
             tally.end(self._ray.get([actor.step.remote(action) for actor, action in pairs]))
         return tally.result()
 
@@ -139,7 +127,8 @@ def sides(name: str, ray: bool, count: int = ENVIRONMENTS) -> dict[str, Callable
     observed: Any = tuple[int, ...] if name.startswith("Blackjack") else Digest
 
     def headgate() -> Side:
-        hub = _Hub(count, observed)
+        step: Any = tuple[observed, float, bool]
+        hub = Hub(_Tally(count), count, tuple[int, ...], step, tuple[float, int, str])
         return Headgate(Ring("gym", hub, [_Actor(name, index, observed) for index in range(count)]), hub)
 
     made: dict[str, Callable[[], Side]] = {"headgate": headgate, "floor": lambda: _Loop(name, count)}

@@ -121,13 +121,6 @@ class _Actor(Reactor):
         now.set(self.answer, self._agent.act(now[self.heard][self._index]))
 
 
-class _Hub(Hub):
-    def __init__(self, agents: int) -> None:
-        super().__init__(Digest, int, agents, tuple[float, int])
-        world = _World(agents)
-        self.begin, self.end, self.result = world.begin, world.end, world.result  # type: ignore[method-assign]
-
-
 class _Loop:
     """A bare loop: the floor."""
 
@@ -173,7 +166,8 @@ def sides(agents: int, ray: bool) -> dict[str, Callable[[], Side]]:
     """The sides for so many agents."""
 
     def headgate() -> Side:
-        hub, width = _Hub(agents), Junction(agents).width
+        hub = Hub(_World(agents), agents, Digest, int, tuple[float, int])
+        width = Junction(agents).width
         return Headgate(Ring("marl", hub, [_Actor(index, width) for index in range(agents)]), hub)
 
     made: dict[str, Callable[[], Side]] = {"headgate": headgate, "floor": lambda: _Loop(agents)}

@@ -124,13 +124,6 @@ class _Actor(Reactor):
         now.set(self.answer, self._rollout.play(now[self.heard]))
 
 
-class _Hub(Hub):
-    def __init__(self, actors: int, minibatch: int) -> None:
-        super().__init__(Digest, Digest, actors, tuple[float, str])
-        learner = Learner(minibatch)
-        self.begin, self.end, self.result = learner.begin, learner.end, learner.result  # type: ignore[method-assign]
-
-
 class _Loop:
     """A bare loop."""
 
@@ -176,7 +169,7 @@ def sides(
     """The sides for one size of the minibatch."""
 
     def headgate() -> Side:
-        hub = _Hub(actors, minibatch)
+        hub = Hub(Learner(minibatch), actors, Digest, Digest, tuple[float, str])
         return Headgate(Ring("qlearning", hub, [_Actor(index, steps) for index in range(actors)]), hub)
 
     made: dict[str, Callable[[], Side]] = {

@@ -98,7 +98,8 @@ class Headgate:
         self._folder = tempfile.TemporaryDirectory(prefix="headgate-bench-")
         self._recording = Recording.open(Path(self._folder.name) / "recording.jsonl", {})
         self._runtime = Runtime(program, WallClock(), self._recording, workers)
-        self._hub, self._told = hub, []
+        self._hub = hub
+        self._told: list[Any] = []
         self._runtime.observe(hub.done, lambda _tag, value: self._told.append(value))
         self._runtime.start()
 
@@ -126,11 +127,25 @@ class Ring(Program):
         self.seal()
 
 
-class Hub(Reactor):
-    """Plays rounds: a subclass says what it sends (`begin`), what it makes of the answers (`end`), and what came of it."""
+class Work(Protocol):
+    """What a workload's rounds are about, on every side."""
 
-    def __init__(self, sent: Any, answered: Any, actors: int, result: Any) -> None:
+    def begin(self) -> Any:
+        """What is sent in the next round."""
+
+    def end(self, answers: list[Any], /) -> None:
+        """The answers of a round, in the order of the actors."""
+
+    def result(self) -> Any:
+        """What came of the rounds."""
+
+
+class Hub(Reactor):
+    """Plays rounds of some work; `sent`, `answered` and `result` are the types of what goes through its ports."""
+
+    def __init__(self, work: Work, actors: int, sent: Any, answered: Any, result: Any) -> None:
         super().__init__("hub")
+        self._work = work
         self.go = self.physical("go", int)
         self.sent = self.output("sent", sent)
         self.answers = [self.input(f"answer{index}", answered) for index in range(actors)]
@@ -139,29 +154,17 @@ class Hub(Reactor):
         self.reaction(self._on_go, on=[self.go], writes=[self.sent])
         self.reaction(self._on_answers, on=self.answers, writes=[self.sent, self.done])
 
-    def begin(self) -> Any:
-        """What is sent in the next round."""
-        raise NotImplementedError
-
-    def end(self, answers: list[Any]) -> None:
-        """The answers of a round, in the order of the actors."""
-        raise NotImplementedError
-
-    def result(self) -> Any:
-        """What came of the rounds since it was asked before."""
-        raise NotImplementedError
-
     def _on_go(self, now: Any) -> None:
         self.left = now[self.go]
-        now.set(self.sent, self.begin())
+        now.set(self.sent, self._work.begin())
 
     def _on_answers(self, now: Any) -> None:
-        self.end([now[port] for port in self.answers])
+        self._work.end([now[port] for port in self.answers])
         self.left -= 1
         if self.left:
-            now.set(self.sent, self.begin())
+            now.set(self.sent, self._work.begin())
         else:
-            now.set(self.done, self.result())
+            now.set(self.done, self._work.result())
 
 
 def start_ray(object_store_mb: int) -> None:

@@ -51,6 +51,8 @@ class Runtime:
         self.present: dict[Source[Any] | Output[Any], Any] = {}
         self.wake: Callable[[], None] = _nothing
         self._recording = recording
+        self.recorded = recording is not None
+        """Whether the run is still recorded."""
         self._lines: list[str] = []
         self._workers = Workers(workers, program.name) if workers else None
         self._observers: dict[Output[Any], list[Observer]] = {}
@@ -68,9 +70,11 @@ class Runtime:
             context = Context(self, reaction, index)
             for source in dict.fromkeys(reaction.on):
                 self._triggered.setdefault(source, []).append((context, self._levels[reaction.level]))
-        self._connected: dict[Output[Any], list[tuple[Source[Any], int | None]]] = {}
+        self._connected: dict[Output[Any], list[tuple[Source[Any], int | None]]] = {
+            element: [] for element in program.elements.values() if isinstance(element, Output)
+        }
         for connection in program.connections:
-            self._connected.setdefault(connection.source, []).append((connection.target, connection.after))
+            self._connected[connection.source].append((connection.target, connection.after))
 
     # From outside
 
@@ -106,11 +110,6 @@ class Runtime:
         self._put(action, value, self._injected)
         self.wake()
         return self._injected
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the run is still recorded."""
-        return self._recording is not None
 
     def close(self) -> None:
         """Ends the workers, if there are any. Nothing runs afterwards; the recording is the caller's to close."""
@@ -170,7 +169,7 @@ class Runtime:
         finally:
             lines, self._lines = self._lines, []
             if self._recording is not None and not self._recording.write(tag, lines):
-                self._recording = None
+                self._recording, self.recorded = None, False
         if self._observed:
             self._tell(tag)
 
@@ -225,15 +224,16 @@ class Runtime:
             self._fail(context, context.error)
 
     def _send(self, context: Context) -> None:
-        if self._recording is not None:
+        if self.recorded:
             self._lines += decision_lines(self._at, context.reaction, context.triggers(), context.sent)
+        observers = self._observers
         for port, value, _, _ in context.sent:
-            for target, after in self._connected.get(port, ()):
+            for target, after in self._connected[port]:
                 if after is None:
                     self._arrive(target, value)
                 else:
                     self._put_free(target, value, after)
-            if port in self._observers:
+            if port in observers:
                 self._observed.append((port, value))
         context.sent.clear()
 
