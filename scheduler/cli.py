@@ -161,6 +161,24 @@ def plan(
     typer.echo(json.dumps(summary))
 
 
+@app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="A scenario in TOML (docs/simulation.md).")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeatable. [default: every baseline]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy.")] = 3,
+) -> None:
+    """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none."""
+    from scheduler.simulate.command import simulate as run_simulation
+    from scheduler.simulate.errors import SimulationError
+
+    try:
+        run_simulation(scenario, policy or [], seeds)
+    except SimulationError as error:
+        raise _bad(str(error)) from error
+
+
 def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
     from scheduler.program import PROGRAMS
 

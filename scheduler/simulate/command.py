@@ -1,0 +1,65 @@
+"""`scheduler simulate`: policies in a scenario, as a table and a JSON line. Every figure is simulated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from scheduler.simulate.baselines import BASELINES
+from scheduler.simulate.errors import ScenarioError
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.study import Outcome, run
+
+_COLUMNS = {
+    "tokens_per_s": ("trained tokens/s", "{:,.0f}"),
+    "idle_share": ("idle", "{:.1%}"),
+    "rollout_share": ("rollout", "{:.1%}"),
+    "train_share": ("train", "{:.1%}"),
+    "switching_share": ("switching", "{:.1%}"),
+    "staleness_mean": ("staleness, mean", "{:.2f}"),
+    "staleness_max": ("of groups, most", "{:.0f}"),
+    "wasted_share": ("wasted", "{:.1%}"),
+    "seconds_per_batch": ("s/batch", "{:,.1f}"),
+}
+
+
+def simulate(path: Path, policies: list[str], seeds: int) -> None:
+    """Runs them and prints. Raises ScenarioError."""
+    scenario = Scenario.load(path)
+    unknown = [name for name in policies if name not in BASELINES]
+    if unknown:
+        raise ScenarioError(f"no policy {unknown[0]!r}; there are: {', '.join(BASELINES)}")
+    chosen = {name: BASELINES[name] for name in policies or BASELINES}
+    outcomes = run(scenario, chosen, range(seeds), lambda what: print(what, file=sys.stderr, flush=True))
+    _show(scenario, outcomes, seeds)
+    print(
+        json.dumps(
+            {"simulated": True, "scenario": scenario.name, "policies": [o.to_json() for o in outcomes]}
+        )
+    )
+
+
+def _show(scenario: Scenario, outcomes: list[Outcome], seeds: int) -> None:
+    title = (
+        f"Simulated: {scenario.name}, {scenario.gpus} {scenario.gpu}, {scenario.model}, "
+        f"{scenario.train_gpus} GPUs train where that is apart; {seeds} seeds, ± is 95 %"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy")
+    for heading, _ in _COLUMNS.values():
+        table.add_column(heading, justify="right")
+    for outcome in outcomes:
+        table.add_row(
+            outcome.policy, *(_cell(outcome, figure, form) for figure, (_, form) in _COLUMNS.items())
+        )
+    console.print(table)
+
+
+def _cell(outcome: Outcome, figure: str, form: str) -> str:
+    found = outcome.estimate(figure)
+    return form.format(found.mean) + (f" ± {form.format(found.half)}" if found.half else "")
