@@ -97,6 +97,16 @@ async def test_bodies_that_are_nested_too_deep_exhaust_nothing(stage: Tenants, k
                 assert 400 <= answer.status_code < 500, (path, depth, answer.text[:200])
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_what_is_nested_too_deep_is_refused_as_that(stage: Tenants, path: str) -> None:
+    """Before anything else is looked at: what it names is not even read."""
+    for depth, code in ((MAX_DEPTH, "body_too_deep"), (900, "body_too_deep"), (100_000, "invalid_json")):
+        body = b'{"model":"no-such-model","nonsense":' + nested(depth, "arrays") + b"}"
+        headers = {**stage.bob.headers, "content-type": "application/json"}
+        answer = await stage.gateway.http.post(path, content=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+
+
 async def test_depth_is_counted_exactly() -> None:
     value: Any = {}
     for _ in range(MAX_DEPTH - 1):
