@@ -1,0 +1,285 @@
+"""What the control program costs at many engines and open calls: its share of one core.
+
+The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
+calls that came and ended, every second a snapshot of all engines, and what episodes tell the ledger. Calls that it moves arrive
+anew. The CPU time of the program alone counts (checking, deciding, recording, observers), not that of making up the events.
+Weight updates of the engines are left out: they are seconds apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.report import Steps, finish, machine, number, show
+from scheduler.policies.staleness_events import (
+    BufferReady,
+    Command,
+    Consume,
+    Event,
+    Join,
+    Leased,
+    Publish,
+    Refuse,
+    Reward,
+)
+from scheduler.program import ControlProgram
+from scheduler.program.calls import Arrived, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
+from scheduler.reactor import MILLISECOND, SECOND, PhysicalAction, Recording, Runtime, VirtualClock
+
+GOAL = 0.05
+_MODEL = "model"
+_PROMPT, _SAMPLED = 2000, 3000
+_FILL = 1000
+"""Calls that arrive at once while the program is filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The size of it."""
+
+    engines: int
+    calls: int
+    """Open at once: each is of an episode of its own."""
+    call_s: float
+    episode_calls: int
+    group: int
+    tick_ms: int
+
+
+@dataclass(slots=True)
+class Cost:
+    """CPU seconds and events, by kind."""
+
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, cpu_s: float) -> None:
+        """One event."""
+        self.cpu_s[kind] = self.cpu_s.get(kind, 0.0) + cpu_s
+        self.events[kind] = self.events.get(kind, 0) + 1
+
+
+class Load:
+    """Episodes that make calls and end, and the program that is told of them."""
+
+    def __init__(self, plan: Plan, recording: Recording) -> None:
+        self.plan, self.cost = plan, Cost()
+        self.moved = self.arrived = self.left = self.refused = 0
+        batch = max(1, plan.calls // plan.group // 3)
+        settings: dict[str, Any] = {"batch": batch, "eta": 3}
+        described = {_MODEL: {"ledger": {"rule": "staleflow", "settings": settings}}}
+        self.program = ControlProgram({"models": described})
+        self.clock = VirtualClock()
+        self.runtime = Runtime(self.program, self.clock, recording)
+        self._placement, self._ledger = self.program.placements[_MODEL], self.program.ledgers[_MODEL]
+        self.runtime.observe(self._placement.placed, lambda _, placed: self._on_placed(placed))
+        self.runtime.observe(self._placement.moves, lambda _, moves: self._on_moves(moves))
+        self.runtime.observe(self._ledger.decided, lambda _, commands: self._on_decided(commands))
+        self._random = random.Random(5)
+        self._names = count()
+        self._where: dict[str, str] = {}
+        self._running = {f"engine-{number:04}": 0 for number in range(plan.engines)}
+        self._ends: list[tuple[float, str, int]] = []
+        self._anew: list[Arrived] = []
+        self._ready: deque[int] = deque()
+        self._admitted = True
+
+    def fill(self) -> None:
+        """Opens the engines and the calls; costs nothing that counts."""
+        self.runtime.start()
+        for engine in self._running:
+            self._tell("open", self._placement.opened, Opened(engine, 0))
+        left = self.plan.calls
+        while left > 0:
+            born = [
+                self._begin(name, self._random.randint(1, self.plan.episode_calls))
+                for name in self._episodes(min(left, _FILL))
+            ]
+            self._tell("fill", self._placement.demand, Demand((), tuple(born)))
+            left -= len(born)
+        self.cost = Cost()
+        self.moved = self.arrived = self.left = self.refused = 0
+
+    def run(self, seconds: float) -> None:
+        """So many seconds of virtual time."""
+        tick, begin = self.plan.tick_ms * MILLISECOND, self.clock.now()
+        for now in range(begin + tick, begin + int(seconds * SECOND) + 1, tick):
+            self.runtime.run_until(now)
+            self._tick(now / SECOND)
+            if now // SECOND > (now - tick) // SECOND:
+                engines = [EngineSeen(*seen) for seen in self._seen()]
+                self._tell("snapshot", self._placement.seen, Seen(tuple(engines)))
+
+    def _seen(self) -> Iterator[tuple[str, int, int, int, float]]:
+        for name, running in self._running.items():
+            yield name, running, 0, running * (_PROMPT + _SAMPLED // 2), running * 30.0
+
+    @property
+    def placed(self) -> int:
+        """Calls that are in an engine."""
+        return len(self._where)
+
+    def _tick(self, now_s: float) -> None:
+        left, arrived = [], self._anew
+        self._anew = []
+        ended = 0
+        while self._ends and self._ends[0][0] <= now_s:
+            _, call, rest = heapq.heappop(self._ends)
+            engine = self._where.pop(call, None)
+            if engine is not None:
+                self._running[engine] -= 1
+            left.append(Left(call, _PROMPT + _SAMPLED))
+            if rest:
+                arrived.append(self._begin(call.rpartition("/")[0], rest))
+            else:
+                self._decide(Reward(call.rpartition("/")[0], float(self._random.random() < 0.5)))
+                ended += 1
+        arrived += [self._begin(episode, self.plan.episode_calls) for episode in self._episodes(ended)]
+        self.left += len(left)
+        self.arrived += len(arrived)
+        gone = {one.call for one in left}
+        arrived = [one for one in arrived if one.call not in gone]
+        if not left and not arrived:
+            return
+        self._tell("calls", self._placement.demand, Demand(tuple(left), tuple(arrived)))
+
+    def _episodes(self, count_: int) -> list[str]:
+        """New ones, as far as the ledger admits them."""
+        found = []
+        for _ in range(count_):
+            number = next(self._names)
+            episode = f"episode-{number:08}"
+            self._decide(Join(f"group-{number // self.plan.group:07}", episode, self.plan.group))
+            if not self._admitted:
+                self.refused += 1
+            found.append(episode)
+        return found
+
+    def _begin(self, episode: str, calls: int) -> Arrived:
+        call = f"{episode}/{calls}"
+        seconds = self._random.expovariate(
+            1 / self.plan.call_s
+        )  # without a memory, so the load is steady from the start
+        heapq.heappush(self._ends, (self.clock.now() / SECOND + seconds, call, calls - 1))
+        return Arrived(call, 0, _PROMPT, expected=_SAMPLED)
+
+    def _decide(self, event: Event) -> None:
+        self._tell("ledger", self._ledger.told, event)
+        while self._ready:
+            buffer = self._ready.popleft()
+            for told in (Leased(buffer), Publish(buffer + 1), Consume(buffer)):
+                self._tell("ledger", self._ledger.told, told)
+
+    def _tell(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
+        started = time.process_time()
+        self.runtime.inject(action, value)
+        self.runtime.advance()
+        self.cost.add(kind, time.process_time() - started)
+
+    def _on_placed(self, placed: tuple[Placed, ...]) -> None:
+        for one in placed:
+            self._where[one.call] = one.engine
+            self._running[one.engine] += 1
+
+    def _on_moves(self, moves: tuple[Move, ...]) -> None:
+        for move in moves:
+            if self._where.pop(move.call, None) is not None:
+                self._running[move.engine] -= 1
+            self.moved += 1
+            self._anew.append(Arrived(move.call, 0, _PROMPT + _SAMPLED // 2, expected=_SAMPLED // 2))
+
+    def _on_decided(self, commands: tuple[Command, ...]) -> None:
+        self._admitted = not any(isinstance(command, Refuse) for command in commands)
+        self._ready += [command.buffer for command in commands if isinstance(command, BufferReady)]
+
+
+def measure(plan: Plan, seconds: float, folder: Path) -> dict[str, Any]:
+    """Runs it; answers rates a second of virtual time, and the share of one core."""
+    path = folder / "control.jsonl"
+    recording = Recording.open(path, {})
+    load = Load(plan, recording)
+    load.fill()
+    filled = path.stat().st_size
+    load.run(seconds)
+    load.runtime.close()
+    recording.close()
+    cpu_s = sum(load.cost.cpu_s.values())
+    return {
+        "share_of_a_core": cpu_s / seconds,
+        "goal": GOAL,
+        "shares": {kind: cpu / seconds for kind, cpu in load.cost.cpu_s.items()},
+        "events_per_s": {kind: events / seconds for kind, events in load.cost.events.items()},
+        "arrived_per_s": load.arrived / seconds,
+        "left_per_s": load.left / seconds,
+        "moved_per_s": load.moved / seconds,
+        "refused_per_s": load.refused / seconds,
+        "us_per_call": 1e6 * load.cost.cpu_s.get("calls", 0.0) / max(1, load.arrived),
+        "us_per_ledger_event": 1e6
+        * load.cost.cpu_s.get("ledger", 0.0)
+        / max(1, load.cost.events.get("ledger", 0)),
+        "ms_per_snapshot": 1e3
+        * load.cost.cpu_s.get("snapshot", 0.0)
+        / max(1, load.cost.events.get("snapshot", 0)),
+        "open_calls": load.placed,
+        "recording_mb_per_s": (path.stat().st_size - filled) / 1e6 / seconds,
+    }
+
+
+def main(
+    engines: Annotated[int, typer.Option(min=1, help="Engines.")] = 1024,
+    calls: Annotated[int, typer.Option(min=8, help="Open calls.")] = 100_000,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of virtual time.")] = 30.0,
+    call_s: Annotated[float, typer.Option(min=0.1, help="How long a call takes, on average.")] = 100.0,
+    episode_calls: Annotated[int, typer.Option(min=1, help="Calls of an episode.")] = 4,
+    group: Annotated[int, typer.Option(min=1, help="Episodes of a group.")] = 8,
+    tick_ms: Annotated[int, typer.Option(min=1, max=1000, help="How often calls are told of.")] = 10,
+    out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/control.json"),
+) -> None:
+    """Measure the control program's share of one core, recorded, in virtual time (so the load is simulated, the CPU time is not).
+
+    Example: python -m bench.control --engines 64 --calls 5000 --seconds 5
+    """
+    before, plan = machine(), Plan(engines, calls, call_s, episode_calls, group, tick_ms)
+    with Steps(1) as steps, tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
+        steps.begin(f"{engines} engines, {calls} calls")
+        result = measure(plan, seconds, Path(folder))
+    rows = [
+        [name.replace("_", " "), number(value)]
+        for name, value in result.items()
+        if not isinstance(value, dict)
+    ]
+    rows += [
+        [f"{kind}: events a second, share of a core", f"{number(rate)}, {number(result['shares'][kind])}"]
+        for kind, rate in result["events_per_s"].items()
+    ]
+    show(
+        f"The control program at {engines} engines and {calls:,} open calls",
+        ["figure", "value"],
+        rows,
+        f"calls of {call_s:g} s on average, told of every {tick_ms} ms; recorded; simulated load, measured CPU time",
+    )
+    report = {
+        "bench": "control",
+        "command": " ".join(["python -m bench.control", *sys.argv[1:]]),
+        "machine": {**before, "load_average_after": machine()["load_average"]},
+        "engines": engines,
+        "calls": calls,
+        **result,
+    }
+    finish(report, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
