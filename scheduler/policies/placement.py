@@ -117,7 +117,7 @@ class OpenEngine:
         return self.model.gain(self.running, self.kv, length)
 
 
-Key = tuple[float, int, str]
+Key = tuple[float, int, int, str]
 _Entry = tuple[Key, int, OpenEngine]
 
 
@@ -135,15 +135,18 @@ class Choice:
             raise ValueError(f"mu is at least 0 and below 1: an empty engine takes any call; it is {self.mu}")
 
     def key(self, engine: OpenEngine, length: int, expected: int, cached: int) -> Key:
-        """Engines in their order, the best first, for a call of which `cached` tokens are cached there."""
+        """Engines in their order, the best first, for a call of which `cached` tokens are cached there.
+
+        Among equals the older version: the newer engine may have calls that no other may.
+        """
         if self.rule == "cached":
-            return (engine.running * CALL_TOKENS - cached, -cached, engine.name)
+            return (engine.running * CALL_TOKENS - cached, -cached, 0, engine.name)
         if engine.waiting and engine.running:
-            return (_FULL, engine.running, engine.name)
+            return (_FULL, engine.running, engine.version, engine.name)
         step_s = engine.model.step_s(engine.running + 1, engine.kv + length)
         prefill_s = engine.model.k3 * (length - cached)
         lost = (engine.running + 1) / step_s * prefill_s / ((expected or _STAY) * step_s)
-        return (lost - engine.gain(length), engine.running, engine.name)
+        return (lost - engine.gain(length), engine.running, engine.version, engine.name)
 
     def has_room(self, engine: OpenEngine, length: int) -> bool:
         """Whether it is better for a call to be in the engine than to wait."""
@@ -170,6 +173,7 @@ class Engines:
 
     def opened(self, name: str, version: int, model: EngineModel, runs: Iterable[int] = ()) -> None:
         """It runs this version and takes calls. `runs`: the lengths of those that it kept."""
+        self.closed(name)
         lengths = list(runs)
         engine = OpenEngine(name, version, self._models.get(name, model), name in self._aside)
         engine.running, engine.kv, engine.floor = len(lengths), sum(lengths), sum(lengths)

@@ -1,0 +1,178 @@
+"""The waterfall, worked out by hand.
+
+With k2 = k4 = 1 s and k3 = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 tokens a second with 1, 2, 3, 4, 5 calls: each adds
+0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with mu = 0.3 an engine has room for three calls.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.policies.placement import Choice, Engines, Waterfall
+from scheduler.policies.routing import EngineLoad, choose
+from scheduler.policies.throughput import EngineModel
+from scheduler.program.calls import Arrived
+
+MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
+GAIN = Choice("gain", mu=0.3)
+
+
+def waterfall(choice: Choice = GAIN, **versions: int) -> Waterfall:
+    engines = Engines(choice)
+    for name, version in versions.items():
+        engines.opened(name, version, MODEL)
+    return Waterfall(engines)
+
+
+def poured(fall: Waterfall, *wishes: Arrived) -> dict[str, str]:
+    for wish in wishes:
+        fall.add(wish)
+    return {wish.call: engine for wish, engine in fall.pour()}
+
+
+def calls(count: int, version: int = 0) -> list[Arrived]:
+    return [Arrived(f"v{version}-{i}", version, 10) for i in range(count)]
+
+
+def test_each_call_goes_where_it_adds_most_and_what_finds_no_room_waits() -> None:
+    fall = waterfall(a=0, b=0)
+    placed = poured(fall, *calls(8))
+    assert list(placed.values()) == ["a", "b", "a", "b", "a", "b"]
+    assert list(fall.waiting) == ["v0-6", "v0-7"]
+
+
+def test_a_call_that_leaves_makes_room_for_the_first_that_waits() -> None:
+    fall = waterfall(a=0)
+    poured(fall, *calls(5))
+    fall.engines.ended("a", 10, 50)
+    assert poured(fall) == {"v0-3": "a"}
+
+
+def test_the_oldest_version_comes_first_whoever_came_first() -> None:
+    fall = waterfall(a=2)
+    placed = poured(fall, *calls(2, version=2), *calls(2, version=1))
+    assert list(placed) == ["v1-0", "v1-1", "v2-0"]
+
+
+def test_no_call_goes_to_an_engine_older_than_its_v() -> None:
+    fall = waterfall(old=1, new=2)
+    placed = poured(fall, *calls(5, version=2), *calls(3, version=1))
+    assert {call: engine for call, engine in placed.items() if call.startswith("v2")} == {
+        "v2-0": "new",
+        "v2-1": "new",
+    }  # one place of `new` was taken by a call that may go anywhere
+    assert sorted(placed[f"v1-{i}"] for i in range(3)) == ["new", "old", "old"]
+    assert set(fall.waiting) == {"v2-2", "v2-3", "v2-4"}
+
+
+def test_a_call_that_must_be_trained_sooner_is_not_overtaken() -> None:
+    """A long call of V = 1 has no room; short ones of V = 2 would, and wait behind it."""
+    engines = Engines(GAIN)
+    engines.opened("a", 2, EngineModel(k1=0.01, k2=1.0, k3=0.5, k4=1.0))
+    fall = Waterfall(engines)
+    poured(fall, *calls(2, version=2))
+    placed = poured(fall, Arrived("long", 1, 10_000), *[Arrived("short", 2, 10)])
+    assert placed == {}
+    engines.ended("a", 10, 10)
+    engines.ended("a", 10, 10)
+    assert next(iter(poured(fall))) == "long"
+
+
+def test_an_engine_in_whose_queue_calls_wait_has_no_room() -> None:
+    fall = waterfall(a=0, b=0)
+    fall.engines.seen("a", 0, 1, 0)
+    fall.engines.refile()
+    assert set(poured(fall, *calls(4)).values()) == {"b"}
+
+
+def test_tails_have_their_engines_and_go_elsewhere_when_these_are_full() -> None:
+    fall = waterfall(a=0, b=0)
+    fall.engines.set_aside(["a"])
+    tails = [Arrived(f"t{i}", 0, 10, expected=100 + i, tail=True) for i in range(4)]
+    placed = poured(fall, *calls(5), *tails)
+    assert [call for call, engine in placed.items() if engine == "a"] == ["t3", "t2", "t1"]  # longest first
+    assert placed["t0"] == "b"
+    assert [call for call, engine in placed.items() if engine == "b" and call != "t0"] == ["v0-0", "v0-1"]
+
+
+def test_others_go_to_an_engine_set_aside_only_where_no_other_may_have_them() -> None:
+    fall = waterfall(aside=1, other=0)
+    fall.engines.set_aside(["aside"])
+    placed = poured(fall, *calls(4, version=0), *calls(1, version=1))
+    assert placed == {"v0-0": "other", "v0-1": "other", "v0-2": "other"}
+    fall.drop("v0-3")
+    assert poured(fall) == {"v1-0": "aside"}
+
+
+def test_what_was_placed_counts_whatever_a_late_snapshot_says() -> None:
+    fall = waterfall(a=0)
+    poured(fall, *calls(3))
+    fall.engines.seen("a", 0, 0, 0)
+    fall.engines.refile()
+    engine = fall.engines.open["a"]
+    assert (engine.running, engine.foreign, engine.kv) == (3, 0, 30)
+    assert poured(fall, Arrived("late", 0, 10)) == {}
+
+
+def test_calls_that_others_placed_count_by_the_snapshot() -> None:
+    fall = waterfall(a=0, b=0)
+    poured(fall, *calls(1))
+    fall.engines.seen("a", 3, 0, 40)
+    fall.engines.refile()
+    assert fall.engines.open["a"].foreign == 2
+    fall.engines.ended("a", 10, 10)
+    assert fall.engines.open["a"].running == 2
+
+
+def test_a_cached_prefix_counts_as_prefill_that_is_saved() -> None:
+    fall = waterfall(a=0, b=0)
+    poured(fall, *calls(1))
+    assert fall.engines.open["a"].running == 1
+    near = Arrived("near", 0, 2000, near="a", cached=1900)
+    assert poured(fall, near) == {"near": "a"}
+    assert poured(fall, Arrived("far", 0, 2000)) == {"far": "b"}
+
+
+def test_an_engine_that_a_call_was_sent_to_takes_it_in_any_case_but_the_version() -> None:
+    fall = waterfall(a=0, b=1)
+    poured(fall, *calls(6))
+    assert poured(fall, Arrived("sent", 0, 10, to="a")) == {"sent": "a"}
+    fall = waterfall(a=0, b=1)
+    assert poured(fall, Arrived("sent", 0, 10, to="b")) == {"sent": "b"}
+    assert poured(fall, Arrived("new", 1, 10, to="a")) == {"new": "b"}
+
+
+def test_a_call_that_waits_already_is_refused() -> None:
+    fall = waterfall()
+    fall.add(Arrived("one", 0, 1))
+    with pytest.raises(ValueError, match="waits already"):
+        fall.add(Arrived("one", 0, 1))
+
+
+@pytest.mark.parametrize("wrong", [{"rule": "best"}, {"mu": 1.0}, {"mu": -0.1}])
+def test_what_is_no_rule_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"mu|rule"):
+        Choice(**wrong)  # type: ignore[arg-type]
+
+
+NAMES = st.sampled_from([f"e{i:02d}" for i in range(20)])
+
+
+@given(
+    st.dictionaries(NAMES, st.integers(0, 30), min_size=1),
+    NAMES,
+    st.integers(0, 6000),
+    st.sets(NAMES, max_size=3),
+)
+def test_the_rule_cached_chooses_as_the_plain_policy_does(
+    running: dict[str, int], near: str, cached: int, avoid: set[str]
+) -> None:
+    """However the engines lie in their heaps: the plain policy looks at every one."""
+    fall = waterfall(Choice("cached"))
+    for name, count in running.items():
+        fall.engines.opened(name, 0, MODEL, [1] * count)
+    loads = [EngineLoad(name, n, cached if name == near else 0) for name, n in running.items()]
+    wish = Arrived("call", 0, 6000, near=near, cached=cached, avoid=tuple(sorted(avoid)))
+    assert poured(fall, wish)["call"] == choose(loads, frozenset(avoid))

@@ -1,0 +1,326 @@
+"""The reactor of placement in the control program: events in virtual time, and what is said to them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.program import ControlProgram
+from scheduler.program.calls import (
+    Arrived,
+    Closed,
+    Demand,
+    EngineSeen,
+    Fitted,
+    Left,
+    Move,
+    Opened,
+    Placed,
+    Seen,
+)
+from scheduler.program.events import Added, Begun, Published
+from scheduler.reactor import SECOND, Recording, Runtime, VirtualClock, replay
+from scheduler.reactor.elements import PhysicalAction
+
+MODEL = "actor"
+ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
+"""Has room for three calls, with mu = 0.3 (`tests/unit/policies/test_placement.py`)."""
+
+
+class Field:
+    """A model's engines and calls, as the placement is told of them. Nobody takes the steps of updates."""
+
+    def __init__(self, order: str = "rolling", **placement: Any) -> None:
+        given = {"rule": "gain", "mu": 0.3, "engine": ENGINE, **placement}
+        self.program = ControlProgram({"models": {MODEL: {"update": {"order": order}, "placement": given}}})
+        self.reactor = self.program.placements[MODEL]
+        self.clock = VirtualClock()
+        self.runtime = Runtime(self.program, self.clock)
+        self.open: dict[str, int] = {}
+        self.placed: dict[str, str] = {}
+        """Where calls are that have not left."""
+        self.wanted: dict[str, Arrived] = {}
+        self.moves: list[Move] = []
+        self.pulled: list[str] = []
+        self.runtime.observe(self.reactor.placed, self._on_placed)
+        self.runtime.observe(self.reactor.moves, lambda _tag, moves: self.moves.extend(moves))
+        self.runtime.observe(self.reactor.pull, lambda _tag, names: self.pulled.extend(names))
+        self.runtime.start()
+        self.runtime.advance()
+        self.tell(self.reactor.begun, Begun(0))
+        self.tell(self.program.updates[MODEL].begun, Begun(0))
+
+    def tell(self, action: PhysicalAction[Any], value: Any) -> None:
+        self.runtime.inject(action, value)
+        self.runtime.advance()
+
+    def opens(self, **versions: int) -> Field:
+        for name, version in versions.items():
+            self.open[name] = version
+            self.tell(self.reactor.opened, Opened(name, version))
+        return self
+
+    def closes(self, *names: str) -> Field:
+        for name in names:
+            self.open.pop(name, None)
+            self.tell(self.reactor.closed, Closed(name))
+        return self
+
+    def arrive(self, *calls: Arrived) -> Field:
+        self.wanted.update((call.call, call) for call in calls)
+        self.tell(self.reactor.demand, Demand((), calls))
+        return self
+
+    def leave(self, *names: str) -> Field:
+        for name in names:
+            self.placed.pop(name, None)
+            self.wanted.pop(name, None)
+        self.tell(self.reactor.demand, Demand(tuple(Left(name, 20) for name in names)))
+        return self
+
+    def second(self, *seen: EngineSeen) -> Field:
+        self.runtime.run_until(self.clock.now() + SECOND)
+        self.tell(self.reactor.seen, Seen(seen))
+        return self
+
+    def publish(self, version: int) -> Field:
+        self.tell(self.program.updates[MODEL].published, Published(version))
+        return self
+
+    def _on_placed(self, _tag: object, placed: tuple[Placed, ...]) -> None:
+        for one in placed:
+            call = self.wanted.pop(one.call)  # it waited, and is placed once
+            assert one.call not in self.placed
+            assert one.engine in self.open
+            assert self.open[one.engine] >= call.version
+            self.placed[one.call] = one.engine
+
+
+def calls(*names: str, version: int = 0, **fields: Any) -> list[Arrived]:
+    return [Arrived(name, version, 10, **fields) for name in names]
+
+
+def test_calls_wait_until_an_engine_opens_and_then_in_their_order() -> None:
+    field = Field().arrive(*calls(*"abcd"))
+    assert not field.placed
+    field.opens(one=0)
+    assert list(field.placed) == list("abc")
+    assert field.reactor.waiting == 1
+    field.leave("b")
+    assert field.placed["d"] == "one"
+
+
+def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
+    field = Field().opens(one=0).arrive(*calls(*"abc"))
+    field.wanted["a"] = calls("a")[0]
+    field.placed.pop("a")
+    field.tell(field.reactor.demand, Demand((Left("a", 20),), tuple(calls("a"))))
+    assert field.placed == {"b": "one", "c": "one", "a": "one"}
+
+
+def test_a_call_that_leaves_while_it_waits_is_not_placed() -> None:
+    field = Field().arrive(*calls("a", "b")).leave("a").opens(one=0)
+    assert field.placed == {"b": "one"}
+
+
+def test_an_engine_that_is_closed_gets_nothing_and_has_its_calls_when_it_opens_again() -> None:
+    field = Field().opens(one=0).arrive(*calls(*"ab")).closes("one").arrive(*calls(*"cd"))
+    assert list(field.placed) == ["a", "b"]
+    field.opens(one=0)
+    assert list(field.placed) == ["a", "b", "c"]
+
+
+def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
+    field = Field().opens(one=0)
+    field.tell(field.reactor.fitted, Fitted("one", 0.0, 1.0, 2.0, 0.0))
+    field.closes("one").opens(one=0).arrive(*calls(*"ab"))
+    assert list(field.placed) == ["a"]  # a second call would add nothing
+
+
+def test_without_pull_no_engine_is_told_to() -> None:
+    field = Field(order="together").opens(one=0, two=0).publish(1).second()
+    assert field.pulled == []
+
+
+def test_a_version_is_pulled_at_once_by_one_and_by_the_others_when_they_are_under_used() -> None:
+    field = Field(order="pull").opens(e1=0, e2=0, e3=0)
+    field.arrive(*calls(*"abcdef")).leave("c")  # two calls in e1 and in e2, one in e3
+    assert sorted(field.placed.values()).count("e3") == 1
+    field.publish(1)
+    assert field.pulled == ["e3"]
+    field.second()
+    assert field.pulled == ["e3"]
+    field.closes("e3").opens(e3=1).second()
+    assert field.pulled == ["e3"]
+    field.leave(*(name for name, engine in field.placed.items() if engine == "e2"))
+    field.second()
+    assert field.pulled == ["e3", "e2"]
+
+
+def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
+    field = Field(order="pull").opens(one=0, two=0).arrive(*calls(*"abcdef"))
+    field.publish(1)
+    first = field.pulled[0]
+    field.tell(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
+    field.closes(first).arrive(*calls("new", version=1))
+    assert sorted(field.pulled) == ["one", "two"]
+    assert "new" not in field.placed
+    second = field.pulled[1]
+    field.closes(second).opens(**{second: 1})
+    field.leave(*[name for name, engine in field.placed.items() if engine == second][:1])
+    assert field.placed["new"] == second
+
+
+def test_an_engine_that_was_told_and_stays_open_is_told_again() -> None:
+    field = Field(order="pull").opens(one=0).publish(1)
+    for _ in range(4):
+        field.second()
+    assert field.pulled == ["one"]
+    field.second().second()
+    assert field.pulled == ["one", "one"]
+
+
+def test_calls_move_out_of_a_queue_and_none_while_an_engine_pulls() -> None:
+    for order, version in (("rolling", 0), ("pull", 1)):
+        field = Field(order=order, migration={"waiting_above": 0}).opens(one=0).arrive(*calls(*"abc"))
+        field.opens(two=0)
+        if version:
+            field.publish(1)
+            assert field.pulled == ["two"]
+        field.pulled.clear()
+        field.second(EngineSeen("one", 1, 2, 30, 1.0))
+        if version:  # nobody pulls now, and only one engine is left that does not
+            assert field.moves == []
+        else:
+            assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
+            field.second(EngineSeen("one", 1, 2, 30, 1.0))
+            assert len(field.moves) == 3  # nobody is told twice
+
+
+def test_a_pinned_call_never_moves() -> None:
+    field = Field(migration={"waiting_above": 0}).opens(one=0)
+    field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineSeen("one", 1, 2, 30, 1.0))
+    assert field.moves == []
+
+
+def test_with_tails_engines_are_set_aside_in_proportion() -> None:
+    field = Field(tails=True, slots=4).opens(**{f"e{i}": 0 for i in range(4)})
+    short = [Arrived(f"s{i}", 0, 10, expected=10) for i in range(16)]
+    long = [Arrived(f"l{i}", 0, 10, expected=1000, tail=True) for i in range(4)]
+    field.arrive(*short, *long)
+    for _ in range(11):
+        field.second()
+    aside = {name for name, engine in field.reactor._engines.open.items() if engine.aside}
+    assert 1 <= len(aside) <= 3
+    while field.placed:
+        field.leave(*field.placed)
+    field.arrive(Arrived("tail", 0, 10, expected=1000, tail=True), *calls("other"))
+    assert field.placed["tail"] in aside
+    assert field.placed["other"] not in aside
+
+
+ENGINES = st.sampled_from(["a", "b", "c"])
+CALLS = st.sampled_from([f"c{i}" for i in range(12)])
+HAPPENS = st.one_of(
+    st.tuples(st.just("open"), ENGINES, st.integers(0, 3)),
+    st.tuples(st.just("close"), ENGINES, st.just(0)),
+    st.tuples(st.just("gone"), ENGINES, st.just(0)),
+    st.tuples(st.just("arrive"), CALLS, st.integers(0, 3)),
+    st.tuples(st.just("arrive"), CALLS, st.integers(0, 3)),
+    st.tuples(st.just("leave"), CALLS, st.just(0)),
+    st.tuples(st.just("seen"), ENGINES, st.integers(0, 6)),
+    st.tuples(st.just("second"), st.just(""), st.just(0)),
+    st.tuples(st.just("publish"), st.just(""), st.just(0)),
+)
+
+
+def happen(field: Field, what: str, name: str, number: int) -> None:
+    match what:
+        case "open":
+            field.opens(**{name: number})
+        case "close":
+            field.closes(name)
+        case "gone":
+            field.open.pop(name, None)
+            field.tell(field.program.fleets[MODEL].added, Added(name))
+        case "arrive":
+            field.placed.pop(name, None)  # if it is inside, it arrives anew
+            tail = number == 3
+            field.arrive(Arrived(name, number, 10 * (number + 1), 100 * tail, tail, "a", 5, ("b",)))
+        case "leave":
+            field.leave(name)
+        case "seen":
+            field.second(EngineSeen(name, number, max(0, number - 3), 10 * number, 1.0))
+        case "second":
+            field.second()
+        case _:
+            field.publish(3)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from(["cached", "gain"]),
+    st.sampled_from(["rolling", "pull"]),
+    st.booleans(),
+    st.lists(HAPPENS, max_size=40),
+)
+def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v(
+    rule: str, order: str, tails: bool, events: list[tuple[str, str, int]]
+) -> None:
+    """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and nobody waits for ever."""
+    field = Field(order, rule=rule, tails=tails)
+    for event in events:
+        happen(field, *event)
+        known = field.reactor.waiting
+        assert known == len(field.wanted), "a call was lost, or is there twice"
+    field.opens(a=3, b=3).second()
+    while field.wanted:
+        before = len(field.wanted)
+        field.leave(*field.placed).second()
+        assert len(field.wanted) < before, "a call waits although every engine is empty"
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(HAPPENS, max_size=30), st.integers(1, 3))
+def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_told_to_pull(
+    events: list[tuple[str, str, int]], version: int
+) -> None:
+    """Whatever went before: the engines that are told come back with the newest version, and then it is placed."""
+    field = Field("pull")
+    for event in events:
+        happen(field, *event)
+    field.leave(*field.placed, *field.wanted)
+    field.publish(3).opens(a=0, b=0).arrive(*calls("young", version=version))
+    field.pulled.clear()
+    for _ in range(8):
+        if "young" in field.placed:
+            return
+        field.second()
+        for name in set(field.pulled):
+            field.closes(name).opens(**{name: 3})
+        field.pulled.clear()
+    raise AssertionError("it waits for ever")
+
+
+def test_the_run_of_a_placement_replays() -> None:
+    class Kept(io.BytesIO):
+        def close(self) -> None:
+            """It is read afterwards."""
+
+    given = {"models": {MODEL: {"placement": {"rule": "gain", "engine": ENGINE}}}}
+    program, file = ControlProgram(given), Kept()
+    recording = Recording(file, given)
+    runtime = Runtime(program, VirtualClock(), recording)
+    runtime.start()
+    reactor = program.placements[MODEL]
+    runtime.inject(reactor.opened, Opened("one", 0))
+    runtime.inject(reactor.demand, Demand((), tuple(calls(*"abcd", near="one", cached=3))))
+    runtime.inject(reactor.seen, Seen((EngineSeen("one", 3, 1, 30, 1.5),)))
+    runtime.inject(reactor.demand, Demand((Left("a", 20),)))
+    runtime.advance()
+    recording.close()
+    report = replay(file.getvalue().decode().splitlines(), ControlProgram)
+    assert report.difference is None
