@@ -425,6 +425,21 @@ class BusSettings(Section):
     """How long what a dead process has logged of its calls is kept for their retries."""
 
 
+class LengthSettings(Section):
+    """`[lengths]`: how long calls are expected to be, learnt from those that are over (docs/scheduler.md, Long tails)."""
+
+    ranker: Literal["none", "history", "learnt"] = "none"
+    """`history`: as long as the calls of the same task were. `learnt`: a model of the prompt, the task's history and the turn."""
+    tail_share: float = Field(0.2, gt=0, lt=1)
+    """Which share of the calls, those that are expected to be longest, are tails."""
+    memory: int = Field(10_000, ge=16, le=1_000_000)
+    """Tasks (and as many groups, and episodes) whose lengths are remembered: those that were heard of last."""
+    warm_calls: int = Field(2000, ge=0, le=100_000)
+    """Of how many calls in the store a process learns when it starts, the newest;"""
+    warm_s: float = Field(5.0, ge=0, le=600)
+    """and for how long at most, for all models together."""
+
+
 class RoutingSettings(Section):
     """`[routing]`: where calls go, when engines pull weights, which calls move (docs/scheduler.md, Where a call goes)."""
 

@@ -27,6 +27,7 @@ from gateway.control.callers import Callers
 from gateway.control.conversations import Conversations
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost, ModelEngines, Sure
+from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
 from gateway.control.openings import Openings
@@ -126,7 +127,18 @@ async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
             stack.push_async_callback(handover.close)
         replies = Replies(database, handover)
         stack.push_async_callback(replies.close)
-        yield Services(settings, database, models, replies, Metrics(), bus)
+        lengths = await _lengths(settings, models, database)
+        if lengths is not None:
+            stack.push_async_callback(lengths.close)
+        yield Services(settings, database, models, replies, Metrics(), bus, lengths=lengths)
+
+
+async def _lengths(settings: Settings, models: Models, database: Database) -> Lengths | None:
+    if settings.lengths.ranker == "none":
+        return None
+    lengths = Lengths(settings.lengths, [model.name for model in models if model.settings.train])
+    await lengths.warm_up(database)
+    return lengths
 
 
 @asynccontextmanager

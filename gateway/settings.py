@@ -30,6 +30,7 @@ from gateway.sections import (
     FeedSettings,
     GraderSettings,
     LendingSettings,
+    LengthSettings,
     LimitsSettings,
     ModelSettings,
     Name,
@@ -89,6 +90,7 @@ class Settings(Section):
     update: UpdateSettings = UpdateSettings()
     queue: QueueSettings = QueueSettings()
     routing: RoutingSettings = RoutingSettings()
+    lengths: LengthSettings = LengthSettings()
     nodes: dict[Name, NodeSettings] = Field(default_factory=dict)
     lending: LendingSettings = LendingSettings()
     feed: FeedSettings = FeedSettings()

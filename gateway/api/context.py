@@ -13,6 +13,7 @@ from gateway.bus.base import Bus
 from gateway.control.callers import Callers
 from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost
+from gateway.control.lengths import Lengths
 from gateway.control.limits import Limits
 from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
@@ -66,6 +67,8 @@ class Services:
     remote: RemoteCallers | None = None
     hub: Hub | None = None
     """Where followers link to, also before all of `control` is there."""
+    lengths: Lengths | None = None
+    """What is expected of calls; None: `[lengths] ranker = "none"`."""
     limits: Limits = field(init=False)
     """What each key has in this process."""
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from gateway.api.context import Control, Services
 from gateway.api.drain import Drain
+from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
 from gateway.feed.ledger import StoredLedger
@@ -63,6 +64,8 @@ class Figures(Collector):
         if services.bus.shared:
             text = "For how long nothing that this process asked of the bus has failed; infinite if nothing ever did"
             yield _one("bus_unbroken_seconds", text, services.bus.unbroken_s)
+        if services.lengths is not None:
+            yield from _lengths(services.lengths, [model.name for model in services.models])
 
     def _engines(self) -> Iterator[Metric]:
         models = list(self._services.models)
@@ -106,6 +109,13 @@ def _nodes(nodes: Nodes) -> Iterator[Metric]:
     yield spent
 
 
+def _lengths(lengths: Lengths, models: Sequence[str]) -> Iterator[Metric]:
+    described = [(model, told) for model in models if (told := lengths.describe(model)) is not None]
+    for key, text in _LENGTHS:
+        known = [((model,), told[key]) for model, told in described if told[key] is not None]
+        yield _gauge(f"length_{key}", text, ("model",), known)
+
+
 def _versions(models: Sequence[LocalModel]) -> Iterator[Metric]:
     current = [((model.name,), model.versions.current.version) for model in models]
     yield _gauge("version", "The newest live version", ("model",), current)
@@ -139,6 +149,16 @@ _LEDGER: tuple[tuple[str, str, Callable[[StoredLedger], float]], ...] = (
     ("ledger_free_slots", "Groups that may start within the bound", lambda s: s.ledger.free_slots()),
     ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.ledger.consumed),
     ("ledger_broken", "Whether the ledger has stopped until a restart", lambda s: s.broken is not None),
+)
+
+
+_LENGTHS = (
+    (
+        "tail_recall",
+        "Of the longest calls of this process lately: the share that was expected to be the longest",
+    ),
+    ("tail_share", "The share of calls lately that were said to be among the longest when they began"),
+    ("mean_error", "Tokens by which calls lately were longer or shorter than expected, on average"),
 )
 
 

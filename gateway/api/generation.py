@@ -143,6 +143,9 @@ class _Opening:
             completion = _completion(
                 self._gateway, self._model, self._episode, call_id, prompt, details, self.segment
             )
+            if (lengths := self._gateway.lengths) is not None:
+                talk = self._asked.messages, self._asked.tools
+                completion.finished = lengths.begin(self._model.name, self._episode, completion.call, *talk)
             if self._ticket is not None:
                 completion.charge = self._ticket.draw
             return completion

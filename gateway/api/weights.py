@@ -64,6 +64,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),
         "open_episodes": sum(reach.has(live.model) for live in gateway.episodes.live()),
+        "lengths": gateway.lengths.describe(found.name) if gateway.lengths is not None else None,
         "updates": found.versions.updates,
         "streams_across_updates": found.versions.streams_across_updates,
         "episodes": await gateway.database.read(lambda c: statements.count_by_state(c, of)),

@@ -1,0 +1,173 @@
+"""How long calls are expected to be, in one gateway process: predicted when they begin, learnt from when they are over.
+
+Owns a ranker (`scheduler/lengths`) for each trained model. Each process learns from its own calls; on a start it reads what the
+store has of the newest, whichever process they were of. Invariants: only calls that were sampled to their end teach anything;
+what takes more than about a millisecond is done in a thread; a call whose length nobody knows is served as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gateway.control.live import LiveEpisode
+from gateway.errors import GatewayError
+from gateway.rollout.call import Call
+from gateway.sections import LengthSettings
+from gateway.store import lengths as statements
+from gateway.store import turns
+from gateway.store.database import Database
+from gateway.trajectories.tree import Place, TokenTree
+from scheduler.lengths import Features, Prediction, Ranker, make_ranker
+from scheduler.lengths.recall import tail_recall
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 500
+"""The newest calls of which `describe` tells."""
+_LEAST = 50
+"""With fewer calls it tells nothing about them."""
+_EPISODES = 64
+"""What is read of the store at once."""
+
+Past = tuple[Features, int]
+"""A call of the past, and its length."""
+
+
+class Lengths:
+    """The rankers of a process."""
+
+    def __init__(self, settings: LengthSettings, models: Iterable[str]) -> None:
+        """`models`: the trained ones."""
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(1, "lengths")
+        self._closed = False
+        self._models = {name: _Model(settings, self._aside) for name in models}
+
+    async def close(self) -> None:
+        """What was begun is done; calls that end later teach nothing."""
+        self._closed = True
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    def begin(
+        self, model: str, episode: LiveEpisode, call: Call, messages: Sequence[Any], tools: Sequence[Any]
+    ) -> Callable[[int], None]:
+        """A call begins: it is told what is expected of it. What is returned is told, once it is over, how long it was."""
+        found = self._models.get(model)
+        if found is None:
+            return _nothing
+        features = Features(
+            *(call.call_id, episode.task_id, episode.group_id, episode.id),
+            turn=sum(message.get("role") == "assistant" for message in messages),
+            prompt=call.prompt,
+            messages=len(messages),
+            tools=len(tools),
+            most=call.sampling.max_tokens,
+        )
+        prediction = found.ranker.predict(features)
+        if prediction.known:
+            call.expected, call.tail = round(prediction.expected), prediction.tail
+        return partial(found.end, features, prediction)
+
+    def describe(self, model: str) -> dict[str, Any] | None:
+        """How good the newest predictions were; None for a model that is not trained."""
+        return self._models[model].describe() if model in self._models else None
+
+    async def warm_up(self, database: Database) -> None:
+        """Learns from the newest calls in the store, for `warm_s` seconds at most."""
+        ends = time.monotonic() + self._settings.warm_s
+        for name, model in self._models.items():
+            try:
+                past = await self._newest(database, name, ends)
+            except GatewayError as error:
+                log.warning("lengths of %s: nothing is known of calls in the past: %s", name, error.message)
+                continue
+            learnt = await asyncio.to_thread(_learn, model.ranker, past, ends)
+            log.info("lengths of %s: learnt from %d calls in the store", name, learnt)
+
+    async def _newest(self, database: Database, model: str, ends: float) -> list[Past]:
+        """The newest calls, oldest first, as far as there is time to read them."""
+        limit = self._settings.warm_calls
+        episodes = await database.read(lambda c: statements.newest_episodes(c, model, limit))
+        found: list[Past] = []
+        for start in range(0, len(episodes), _EPISODES):
+            if len(found) >= limit or time.monotonic() > ends:
+                break
+            some = episodes[start : start + _EPISODES]
+            found = await database.read(partial(_past, model=model, episode_ids=some)) + found
+        return found
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        if not self._closed:
+            self._threads.submit(work).add_done_callback(_report)
+
+
+class _Model:
+    """A model's ranker, and how good it was lately."""
+
+    def __init__(self, settings: LengthSettings, aside: Callable[[Callable[[], None]], None]) -> None:
+        self.ranker: Ranker = make_ranker(settings.ranker, settings.tail_share, settings.memory, aside)
+        self._share = settings.tail_share
+        self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
+
+    def end(self, features: Features, prediction: Prediction, length: int) -> None:
+        """A call is over."""
+        self.ranker.learn(features, length)
+        if prediction.known:
+            self._newest.append((prediction, length))
+
+    def describe(self) -> dict[str, Any]:
+        """See `Lengths.describe`."""
+        count = len(self._newest)
+        said = [prediction for prediction, _ in self._newest]
+        lengths = [length for _, length in self._newest]
+        known: dict[str, float | None] = {"tail_recall": None, "mean_error": None, "tail_share": None}
+        if count >= _LEAST:
+            expected = [prediction.expected for prediction in said]
+            known["tail_recall"] = tail_recall(expected, lengths, self._share)
+            known["mean_error"] = sum(abs(e - n) for e, n in zip(expected, lengths, strict=True)) / count
+            known["tail_share"] = sum(prediction.tail for prediction in said) / count
+        return {"calls": count, **known}
+
+
+def _past(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[Past]:
+    """What is known of the calls of some episodes. How many messages they had is not: it is what a plain conversation has."""
+    nodes = turns.nodes(connection, model, episode_ids)
+    trees = {episode: TokenTree(found) for episode, found in nodes.items()}
+    before: dict[str, int] = {}
+    found: list[Past] = []
+    for call in statements.finished_calls(connection, model, episode_ids):
+        episode, tokens, sampled = call["episode_id"], call["prompt_tokens"], call["completion_tokens"]
+        turn = before.get(episode, 0)
+        before[episode] = turn + 1
+        prompt = trees[episode].path(Place(call["node"], sampled, tokens + sampled))[:tokens]
+        most = int(call["used"].get("max_tokens") or 0)
+        names = call["id"], call["task_id"], call["group_id"], episode
+        found.append((Features(*names, turn, prompt, 2 * turn + 1, 0, most), sampled))
+    return found
+
+
+def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
+    """Of how many calls it learnt before the time was up."""
+    for i, (features, length) in enumerate(past):
+        if time.monotonic() > ends:
+            return i
+        ranker.learn(features, length)
+    return len(past)
+
+
+def _nothing(_length: int) -> None:
+    """What is learnt of calls to models that are not trained."""
+
+
+def _report(work: Future[None]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.error("a ranker of lengths did not learn: %r", error)

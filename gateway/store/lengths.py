@@ -1,0 +1,36 @@
+"""Statements about how long calls were, newest episodes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gateway.store.columns import portions
+from gateway.store.models import CallRow, EpisodeRow
+
+
+def newest_episodes(connection: Connection, model: str, limit: int) -> list[str]:
+    """The ids of the episodes of a trained model that were opened last, the newest first."""
+    query = select(EpisodeRow.id).where(EpisodeRow.model == model)
+    query = query.order_by(EpisodeRow.created_at.desc(), EpisodeRow.id.desc()).limit(limit)
+    return list(connection.scalars(query))
+
+
+def finished_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The calls of some episodes that one model answered, oldest first, with the tasks and groups that they were for."""
+    columns = (
+        *(CallRow.id, CallRow.episode_id, CallRow.node, CallRow.used, CallRow.received_at),
+        *(CallRow.prompt_tokens, CallRow.completion_tokens, EpisodeRow.task_id, EpisodeRow.group_id),
+    )
+    found: list[dict[str, Any]] = []
+    for some in portions(episode_ids):
+        query = (
+            select(*columns)
+            .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
+            .where(CallRow.episode_id.in_(some), CallRow.model == model)
+            .where(CallRow.node >= 0, CallRow.finish_reason != "abandoned")
+        )
+        found += [dict(row) for row in connection.execute(query).mappings()]
+    return sorted(found, key=lambda call: (call["received_at"], call["node"], call["id"]))

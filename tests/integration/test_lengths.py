@@ -1,0 +1,140 @@
+"""What a gateway expects of calls: told to them when they begin, learnt when they are over, and from the store at a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.rollout.call import Call
+from gateway.settings import Settings
+from scheduler.lengths import Features
+from tests.gateways import RunningGateway, run_gateway, settings_for
+
+LEARNT = {"ranker": "learnt", "warm_s": 60.0}
+LONG, SHORT = "write a long story", "yes or no"
+
+
+class Watched:
+    """Every call of a gateway that begins, and whatever its ranker is shown."""
+
+    def __init__(self, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Call] = []
+        self.learnt: list[tuple[Features, int]] = []
+        lengths = gateway.services.lengths
+        ranker = lengths._models[gateway.model.name].ranker
+        begin: Callable[..., Any] = lengths.begin
+        learn: Callable[..., Any] = ranker.learn
+
+        def watched(model: str, episode: Any, call: Call, *talk: Any) -> Any:
+            self.calls.append(call)
+            return begin(model, episode, call, *talk)
+
+        def watched_learn(features: Features, length: int) -> None:
+            self.learnt.append((features, length))
+            learn(features, length)
+
+        monkeypatch.setattr(lengths, "begin", watched)
+        monkeypatch.setattr(ranker, "learn", watched_learn)
+
+
+async def talk(gateway: RunningGateway, task: str, text: str, tokens: int, turns: int = 1) -> None:
+    """A conversation; every answer has so many tokens, as the engine is told to go on to the end."""
+    episode, headers = await gateway.open(task, group_id=f"{task}-{text[:4]}", group_size=1024)
+    messages: list[dict[str, Any]] = []
+    for _ in range(turns):
+        messages.append({"role": "user", "content": text})
+        answer = (await gateway.chat(headers, messages=messages, max_tokens=tokens)).json()
+        messages.append(answer["choices"][0]["message"])
+    await gateway.admin.reward(episode, 0.0)
+
+
+async def test_calls_teach_what_later_ones_are_told(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings_for(tiny_model, tmp_path, lengths=LEARNT, staleness={"batch": 64})
+    async with run_gateway(values) as gateway:
+        seen = Watched(gateway, monkeypatch)
+        await talk(gateway, "task", SHORT, 4, turns=2)
+        assert [(call.expected, call.tail) for call in seen.calls] == [(0, False)] * 2
+        first, second = (features for features, _ in seen.learnt)
+        assert (first.task, first.turn, first.messages, first.most) == ("task", 0, 1, 4)
+        assert (second.turn, second.messages, second.episode) == (1, 3, first.episode)
+        assert [length for _, length in seen.learnt] == [len(call.turn.ids) for call in seen.calls]
+        assert (await status(gateway))["tail_recall"] is None
+        for features, _ in list(seen.learnt) * 32:
+            gateway.services.lengths._models[gateway.model.name].ranker.learn(features, 4)
+        await gateway.services.lengths.close()  # what was begun is done, and calls go on
+        await talk(gateway, "task", SHORT, 4)
+        assert 2 <= seen.calls[-1].expected <= 4
+        assert (await status(gateway))["calls"] == 1
+        for features, _ in list(seen.learnt) * 32:
+            gateway.services.lengths._models[gateway.model.name].ranker.learn(features, 4)
+
+
+async def test_a_start_learns_from_the_store(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings_for(tiny_model, tmp_path, staleness={"batch": 64})
+    async with run_gateway(values) as gateway:
+        for i in range(3):
+            await talk(gateway, f"task-{i}", LONG, 12, turns=2)
+        recorded = []
+        for row in await gateway.admin.episodes():
+            calls = (await gateway.admin.episode(row["id"]))["calls"]
+            for i, call in enumerate(calls):
+                tokens = call["prompt_tokens"], call["completion_tokens"]
+                recorded.append((call["id"], row["task_id"], i, *tokens))
+    shown: list[tuple[Any, ...]] = []
+
+    def learn(_ranker: Any, f: Features, length: int) -> None:
+        shown.append((f.call, f.task, f.turn, len(f.prompt), length))
+
+    monkeypatch.setattr("scheduler.lengths.History.learn", learn)
+    async with run_gateway(values | {"lengths": {"ranker": "history", "warm_s": 60.0}}):
+        assert len(shown) == 6
+        assert sorted(shown) == sorted(recorded)
+
+
+async def test_without_a_ranker_nothing_is_expected(gateway: RunningGateway) -> None:
+    assert gateway.services.lengths is None
+    assert await status(gateway) is None
+    assert "headgate_length" not in (await gateway.http.get("/metrics")).text
+
+
+async def test_calls_that_were_not_sampled_to_their_end_teach_nothing(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings_for(tiny_model, tmp_path, lengths=LEARNT, staleness={"batch": 64})
+    async with run_gateway(values) as gateway:
+        seen = Watched(gateway, monkeypatch)
+        await gateway.fake("faults", delay_s=0.05)
+        episode, headers = await gateway.open("task")
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": LONG}],
+            "max_tokens": 200,
+            "stream": True,
+        }
+        url = "/v1/chat/completions"
+        rewarded = False
+        async with gateway.http.stream("POST", url, json=body, headers=headers) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data:") and not rewarded:
+                    await gateway.admin.reward(episode, 0.0)  # ends the episode, and what runs in it
+                    rewarded = True
+        assert rewarded
+        assert len(seen.calls) == 1
+        assert seen.learnt == []
+
+
+def test_settings_are_bounded(tiny_model: Path, tmp_path: Path) -> None:
+    for wrong in ({"ranker": "oracle"}, {"tail_share": 0}, {"tail_share": 1}, {"memory": 1}, {"nonsense": 1}):
+        with pytest.raises(ValueError, match="lengths"):
+            Settings.model_validate(settings_for(tiny_model, tmp_path, lengths=wrong))
+
+
+async def status(gateway: RunningGateway) -> Any:
+    return (await gateway.admin.status())["lengths"]
