@@ -1,7 +1,8 @@
 """The trainer's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
 Relative paths are taken from the folder in which the trainer is started, as the gateway does, so that the two files agree on
-what a path means. `HEADGATE_ADMIN_KEY` in the environment stands in for `[gateway] admin_key`.
+what a path means. `HEADGATE_ADMIN_KEY` in the environment stands in for `[gateway] admin_key`, and `HEADGATE_TRAIN_NODES` (names
+with commas between), which `scheduler run` sets, for `[gateway] nodes`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pydantic import (
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.errors import ConfigError
 
+TRAIN_NODES = "HEADGATE_TRAIN_NODES"
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
@@ -183,8 +185,10 @@ class Settings(Section):
     def parse(cls, values: dict[str, Any], source: str = "settings") -> Settings:
         """Checks values as they come from TOML. Raises ConfigError, which names every wrong key."""
         key, gateway = os.environ.get("HEADGATE_ADMIN_KEY"), values.get("gateway")
-        if key and isinstance(gateway, dict):
-            values = {**values, "gateway": {"admin_key": key, **gateway}}
+        if isinstance(gateway, dict):
+            named = [name for name in os.environ.get(TRAIN_NODES, "").split(",") if name]
+            given = {**({"admin_key": key} if key else {}), **({"nodes": named} if named else {})}
+            values = {**values, "gateway": given | gateway}
         try:
             return cls.model_validate(values)
         except ValidationError as error:

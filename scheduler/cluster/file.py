@@ -255,7 +255,7 @@ class ClusterFile(Section):
 
     @property
     def unlent(self) -> frozenset[str]:
-        """Tags of which the gateway is told nothing: nobody would ever claim such a node, so its engines shall not wait for it."""
+        """Tags of which the gateway is told nothing: nobody claims such nodes, so their engines shall not wait for that."""
         if self.trainer is None:
             return frozenset({_TRAIN})
         claims = self.trainer.config is not None if self.trainer.claims is None else self.trainer.claims

@@ -64,6 +64,14 @@ class RunningCluster:
             raise AssertionError(f"{error}; there are {found}\n{self.said}\n{self.tails()}") from error
         return found
 
+    async def until_elsewhere(self, name: str, url: str) -> None:
+        """Waits until an engine is open at another address."""
+
+        async def there() -> bool:
+            return (await self.engines()).get(name, url) != url
+
+        await until(there, f"{name} is no more at {url}", UP_S)
+
     async def chat(self) -> str:
         """What one call is answered."""
         opened = await self.admin.open_episode("task", mode="eval")

@@ -72,5 +72,13 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(monkeypatch: pyte
     assert "very-secret" not in repr(settings) + settings.model_dump_json()
 
 
+def test_the_nodes_come_from_whoever_started_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse().gateway.nodes == ()
+    monkeypatch.setenv("HEADGATE_TRAIN_NODES", "a,b")
+    assert parse().gateway.nodes == ("a", "b")
+    named = MINIMAL.replace("[model]", 'nodes = ["c"]\n[model]')
+    assert Settings.parse(tomllib.loads(named)).gateway.nodes == ("c",), "what the file says goes before it"
+
+
 def test_the_demo_is_a_valid_configuration() -> None:
     Settings.load(Path(__file__).parents[3] / "examples" / "demo" / "trainer.toml")

@@ -1,0 +1,112 @@
+"""Several Ray nodes on this machine (ray.cluster_utils), in a process of their own that lives as long as they shall.
+
+    python -m tests.integration.ray_nodes
+
+The first line that it writes is the cluster's address. Then each line it reads is a JSON object, `{"add": {...}}` (what
+`Cluster.add_node` takes) or `{"remove": "ID"}` (killed, without a word), and is answered by a JSON object. It ends with its
+input.
+Ray keeps what it has read of its environment for the life of a process, and tests with other environments share theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class RayNodes:
+    """Such a process, as a test uses it."""
+
+    def __init__(self, process: subprocess.Popen[str], token: str) -> None:
+        self._process = process
+        self.token = token
+        self.address: str = self._answer()["address"]
+        self._there: list[str] = []
+
+    def add(self, **options: Any) -> str:
+        """One more node; its id."""
+        added: str = self._ask(add=options)["id"]
+        self._there.append(added)
+        return added
+
+    def remove(self, node: str) -> None:
+        """A node is killed."""
+        self._there.remove(node)
+        self._ask(remove=node)
+
+    def remove_all(self) -> None:
+        """All but the head."""
+        for node in list(self._there):
+            self.remove(node)
+
+    def _ask(self, **question: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the Ray nodes' process has ended; its error output says why"
+        return json.loads(line)
+
+
+@contextmanager
+def ray_nodes() -> Iterator[RayNodes]:
+    """A head without labels, with token authentication on."""
+    token = secrets.token_hex(32)
+    own = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_health_check_period_ms": "500",
+        "RAY_health_check_failure_threshold": "20",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **own},
+        text=True,
+    )
+    try:
+        yield RayNodes(process, token)
+    finally:
+        process.stdin.close()  # type: ignore[union-attr]
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def main() -> None:
+    """See the module."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray says goes elsewhere
+    from ray.cluster_utils import Cluster
+
+    def answer(**values: Any) -> None:
+        print(json.dumps(values), file=answers, flush=True)
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        nodes = {}
+        answer(address=cluster.address)
+        for line in sys.stdin:
+            question = json.loads(line)
+            if "add" in question:
+                node = cluster.add_node(**question["add"])
+                nodes[node.node_id] = node
+                answer(id=node.node_id)
+            else:
+                cluster.remove_node(nodes.pop(question["remove"]), allow_graceful=False)
+                answer()
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`scheduler run` on Ray: several Ray nodes on this machine (ray.cluster_utils), token authentication on, fake engines.
+
+Needs the extra `ray`. Starting nodes takes a while on a busy machine, so all tests share one cluster, and add nodes of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.cluster.local import LocalProcess
+from tests.integration.cluster_process import UP_S, RunningCluster, run_cluster, run_to_end, write_files
+from tests.integration.ray_nodes import RayNodes, ray_nodes
+from tests.integration.support import until
+from tests.integration.test_scheduler_run import trainer
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """A Ray cluster whose head has no labels."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.fail("these tests need the extra `ray`: pip install -e '.[dev]'")
+    with ray_nodes() as started:
+        yield started
+
+
+def environment(nodes: RayNodes, **changed: str) -> dict[str, str]:
+    """What a driver of that cluster has."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": nodes.token, **changed}
+
+
+def on_ray(nodes: RayNodes, text: str, wait_s: float = 60.0) -> str:
+    """A cluster file for it."""
+    return f'[cluster]\nlauncher = "ray"\n[ray]\naddress = "{nodes.address}"\nwait_s = {wait_s}\n{text}'
+
+
+def node_of(pid: int) -> str:
+    """The id of the Ray node that a process runs on."""
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next(line.partition("=")[2] for line in variables if line.startswith("RAY_NODE_ID="))
+
+
+def engine_nodes(cluster: RunningCluster, engines: dict[str, str]) -> dict[str, str]:
+    """For each engine: the id of its Ray node."""
+    return {name: node_of(cluster.engine_pid(url)) for name, url in engines.items()}
+
+
+async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
+    nodes: RayNodes, tiny_model: Path, tmp_path: Path
+) -> None:
+    sampler = nodes.add(num_cpus=2, labels={"rollout": "true", "zone": "a"})
+    learner = nodes.add(num_cpus=2, labels={"train": "true", "zone": "a"})
+    text = (
+        '[[groups]]\nname = "s"\ntags = ["rollout"]\nzone = "a"\n'
+        '[[groups]]\nname = "t"\ntags = ["train"]\nmost = 1\n[engine]\ncpus = 1\n'
+        + trainer(tmp_path, 2, cpus="1")
+    )
+    try:
+        async with run_cluster(tmp_path, tiny_model, on_ray(nodes, text), environment(nodes)) as cluster:
+            first = await cluster.until_open("s-")
+            assert set(engine_nodes(cluster, first).values()) == {sampler}
+            assert isinstance(await cluster.chat(), str)
+            await until(lambda: len(list(tmp_path.glob("rank-*.json"))) == 2, "both ranks run", UP_S)
+            pids = [int(path.stem.split("-")[2]) for path in tmp_path.glob("rank-*.json")]
+            assert {node_of(pid) for pid in pids} == {learner}
+            assert nodes.token not in cluster.said + "".join(cluster.processes().values())
+
+            late = nodes.add(num_cpus=2, labels={"rollout": "true", "zone": "a"})
+            nodes.add(num_cpus=2, labels={"rollout": "true", "zone": "b"})
+            both = await cluster.until_open("s-", "s-")
+            assert set(engine_nodes(cluster, both).values()) == {sampler, late}
+
+            nodes.remove(sampler)
+            (name,) = first
+            (left,) = await cluster.until_open(*(other for other in both if other != name))
+            assert engine_nodes(cluster, {left: both[left]}) == {left: late}
+            assert isinstance(await cluster.chat(), str)
+            assert await cluster.stop() == 0, cluster.said
+            await until(lambda: not _ours(cluster), "nothing is left on the nodes", UP_S)
+    finally:
+        nodes.remove_all()
+
+
+async def test_a_tag_that_no_node_has_is_an_error_and_no_hang(
+    nodes: RayNodes, tiny_model: Path, tmp_path: Path
+) -> None:
+    text = '[[groups]]\nname = "g"\ntags = ["rollout", "tpu"]\n'
+    status, said = await run_to_end(tmp_path, tiny_model, on_ray(nodes, text, 1.0), env=environment(nodes))
+    assert status == 2
+    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and there are 0" in said
+    assert "tpu=true" in said.partition("no node has the label")[2]
+
+
+async def test_without_the_token_or_its_mode_nobody_gets_in(
+    nodes: RayNodes, tiny_model: Path, tmp_path: Path
+) -> None:
+    text = on_ray(nodes, '[[groups]]\nname = "g"\ntags = ["rollout"]\n', 1.0)
+    status, said = await run_to_end(
+        tmp_path, tiny_model, text, "--check", env=environment(nodes, RAY_AUTH_MODE="disabled")
+    )
+    assert status == 2
+    assert "Ray's token authentication is off" in said
+    tmp_path.joinpath("check.log").unlink()
+    wrong = environment(nodes, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    status, said = await run_to_end(tmp_path, tiny_model, text, "--check", env=wrong)
+    assert status == 2, said
+    assert "no Ray cluster at" in said
+
+
+async def test_without_ray_one_sentence_says_what_to_install(tiny_model: Path, tmp_path: Path) -> None:
+    text = '[cluster]\nlauncher = "ray"\n[[groups]]\nname = "g"\ntags = ["rollout"]\n'
+    path, _ = write_files(tmp_path, tiny_model, text)
+    code = f"import sys; sys.modules['ray'] = None; sys.argv = ['scheduler', 'run', {str(path)!r}]\n"
+    code += "from scheduler.cli import main; main()"
+    process = await LocalProcess.start("scheduler", [sys.executable, "-c", code], tmp_path / "run.log")
+    assert await process.wait() == 2
+    assert process.tail() == "launcher = 'ray' needs Ray, an extra of headgate's: pip install 'headgate[ray]'"
+
+
+def _ours(cluster: RunningCluster) -> dict[int, str]:
+    """What the cluster started on Ray nodes and is still there; the nodes themselves are this test's."""
+    found = cluster.processes().items()
+    return {pid: line for pid, line in found if "gateway.engines" in line or "rank.py" in line}
