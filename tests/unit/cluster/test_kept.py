@@ -1,0 +1,121 @@
+"""A process that is kept, and ranks that live and die together: with processes that a test ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from scheduler.cluster.errors import NodeLost
+from scheduler.cluster.kept import Budget, GivenUp, Kept
+from scheduler.cluster.launch import Ended, Running
+
+
+class Process:
+    """Ends when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.host, self.port = name, "127.0.0.1", 1
+        self.stopped = False
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self.ended)
+
+    async def stop(self, grace_s: float) -> None:
+        self.stopped = True
+
+
+class World:
+    """Starts gangs of `size`, and remembers them."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.gangs: list[list[Process]] = []
+        self.said: list[str] = []
+        self.well = True
+        self.fails = 0
+        self._size = size
+        self._started = asyncio.Event()
+
+    async def start(self) -> Sequence[Running]:
+        if self.fails:
+            self.fails -= 1
+            raise NodeLost("its node is gone")
+        self.gangs.append([Process(f"p{i}") for i in range(self._size)])
+        self._started.set()
+        return self.gangs[-1]
+
+    async def gang(self, number: int) -> list[Process]:
+        """Once it is started."""
+        async with asyncio.timeout(30):
+            while len(self.gangs) <= number:
+                self._started.clear()
+                await self._started.wait()
+        return self.gangs[number]
+
+    def kept(self, restarts: int = 5, **options: float | bool) -> Kept:
+        async def healthy(_: Running) -> bool:
+            return self.well
+
+        return Kept("it", self.start, Budget(restarts, 600), self.said.append, healthy=healthy, **options)  # type: ignore[arg-type]
+
+
+async def test_what_ends_is_started_anew_and_what_is_cancelled_is_stopped() -> None:
+    world = World()
+    kept = world.kept()
+    task = asyncio.create_task(kept.run())
+    (first,) = await world.gang(0)
+    first.ended.set_result(Ended(0, "its last words"))
+    (second,) = await world.gang(1)
+    assert first.stopped, "whatever it left behind is ended before the next begins"
+    assert "ended with 0:\nits last words" in world.said[0]
+    await asyncio.wait_for(kept.up.wait(), 30)
+    task.cancel()
+    await asyncio.wait({task})
+    assert second.stopped
+    assert not kept.up.is_set()
+
+
+async def test_one_rank_that_fails_ends_all_and_all_that_end_well_are_done() -> None:
+    world = World(size=2)
+    task = asyncio.create_task(world.kept(may_end=True).run())
+    first = await world.gang(0)
+    first[0].ended.set_result(Ended(0, ""))
+    first[1].ended.set_result(Ended(1, ""))
+    second = await world.gang(1)
+    assert [one.stopped for one in first] == [True, True]
+    assert "ended with 1 (p1)" in world.said[0]
+    for one in second:
+        one.ended.set_result(Ended(0, ""))
+    await asyncio.wait_for(task, 30)
+    assert len(world.gangs) == 2
+
+
+async def test_a_start_that_fails_counts_and_the_budget_ends_it() -> None:
+    world = World()
+    world.fails = 9
+    with pytest.raises(
+        GivenUp, match="it is given up after 2 restarts: could not be started: its node is gone"
+    ):
+        await world.kept(restarts=2).run()
+    assert len(world.said) == 2
+
+
+async def test_silence_is_a_death() -> None:
+    world = World()
+    world.well = False
+    task = asyncio.create_task(world.kept(start_s=0.01, silent_s=600).run())
+    await world.gang(1)
+    assert "has not answered for 0.01 s since its start" in world.said[0]
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def test_restarts_wait_longer_each_time_and_the_window_moves_on() -> None:
+    budget = Budget(restarts=3, window_s=100)
+    assert [budget.delay_s(now) for now in (0, 1, 2)] == [0.2, 0.4, 0.8]
+    assert budget.delay_s(100) is None
+    assert budget.delay_s(100.5) is not None, "the first is out of the window"
+    many = Budget(restarts=50, window_s=1e9)
+    assert max(many.delay_s(now) or 0 for now in range(50)) == 10.0
