@@ -16,6 +16,7 @@ from gateway import workers
 from gateway.settings import ConfigError, Settings
 from gateway.workers import KeptEngine, Supervisor, Worker, check, delay_s
 from scheduler.cluster.local import LocalProcess, free_port
+from tests.integration.support import until
 
 SLEEP = "import time; time.sleep(3600)"
 
@@ -129,6 +130,31 @@ async def test_a_child_that_has_answered_and_does_so_no_more_is_killed(
         await asyncio.sleep(0.01)
     assert again.returncode is None
     assert await stopped(made, running) == 0
+
+
+@pytest.mark.parametrize(("heeds", "signals", "status"), [(2, 2, 0), (99, 3, -signal.SIGKILL)])
+async def test_further_signals_are_passed_on_and_the_third_is_the_last(
+    settings: Settings, tmp_path: Path, heeds: int, signals: int, status: int
+) -> None:
+    """A worker that ends with the second SIGTERM, and one that ends with none."""
+    said = tmp_path / "said"
+    line = (
+        "import signal, sys, time\nfrom pathlib import Path\nheard = []\n"
+        f"def hear(*_):\n    heard.append(1)\n    Path({str(said)!r}).write_text(str(len(heard)))\n"
+        f"    len(heard) < {heeds} or sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, hear)\nPath({str(said)!r}).write_text('0')\nwhile True: time.sleep(1)"
+    )
+    server = settings.server.model_copy(update={"shutdown_s": 3600.0})
+    stub = Stub("worker-1", line)
+    made = supervisor(settings.model_copy(update={"server": server}), stub)
+    running = asyncio.create_task(made.run())
+    process = await stub.started.get()
+    for number in range(signals):
+        await until(lambda n=number: said.exists() and said.read_text() == str(n), f"it heard {number}")
+        os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(60):
+        assert await running == 0
+    assert process.returncode == status
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,279 @@
+"""The logs of running calls, step by step, on a bus in memory: who writes, who takes over, and what is shown when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.bus.base import Entry, Outcome, Process
+from gateway.bus.memory import MemoryBus
+from gateway.errors import BusAway, Unavailable
+from gateway.rollout.handover import Handover, Track
+from gateway.rollout.logged import LoggedCall
+from gateway.sections import BusSettings
+from gateway.trajectories.recorder import TurnDetails
+from gateway.trajectories.turn import Turn
+from gateway.types import Sampling
+from tests.integration.support import until
+
+PLACE = "ep", "request"
+PROMPT = np.asarray([1, 2, 3], np.int32)
+DETAILS = TurnDetails("chat", True, {}, Sampling(max_tokens=100), 12.5, None, request_key="name" + "body")
+SETTINGS = BusSettings(alive_s=60, log_every_s=1, log_s=60)
+"""Nothing is over but when a test says so."""
+
+
+class Bus(MemoryBus):
+    """Away if a test says so; `during` happens while a log is written."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.away = False
+        self.unbroken = math.inf
+        self.during: Any = None
+        super().__init__(SETTINGS, shared=True, clock=lambda: self.now)
+
+    @property
+    def unbroken_s(self) -> float:
+        return self.unbroken
+
+    async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
+        if self.away:
+            raise BusAway("it is away")
+        if self.during is not None:
+            during, self.during = self.during, None
+            during()
+        return await super().write(process, entries)
+
+
+class Call:
+    """What its stream has shown."""
+
+    def __init__(self) -> None:
+        self.turn = Turn("call", engine="e")
+        self.turn.begin_run(0)
+        self.gathered = self.shown = 0
+        self.superseded = 0
+
+    def say(self, *ids: int) -> None:
+        self.turn.append(list(ids), [-0.5] * len(ids))
+
+    def gather(self) -> None:
+        self.gathered = len(self.turn.ids)
+
+    def show(self) -> None:
+        self.shown = self.gathered
+
+    async def supersede(self) -> None:
+        self.superseded += 1
+
+
+@pytest.fixture
+def bus() -> Bus:
+    return Bus()
+
+
+@pytest.fixture
+async def one(bus: Bus) -> AsyncIterator[Handover]:
+    """A process."""
+    made = Handover(bus, Process("one", "http://one"), SETTINGS)
+    await made.start()
+    yield made
+    bus.away = False
+    await made.close()
+
+
+@pytest.fixture
+async def two(bus: Bus) -> AsyncIterator[Handover]:
+    """Another one."""
+    made = Handover(bus, Process("two", "http://two"), SETTINGS)
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def followed(handover: Handover, call: Call, details: TurnDetails = DETAILS) -> Track:
+    """A call that is logged."""
+    track = handover.follow(PLACE, call, call.turn, PROMPT, details)
+    await handover.flush()
+    return track
+
+
+async def logged(handover: Handover) -> LoggedCall:
+    (found,) = await handover.find(PLACE)
+    return found
+
+
+async def taken(one: Handover, two: Handover, bus: Bus) -> LoggedCall:
+    """The process `one` counts as gone, and `two` takes its call."""
+    await bus.leave(one.process)
+    found = await logged(two)
+    assert two.can_take(found) and await two.take(found)
+    return found
+
+
+async def test_what_is_shown_was_logged_before(one: Handover, bus: Bus) -> None:
+    call = Call()
+    track = await followed(one, call)
+    call.say(1, 2)
+    assert track.mark() and call.shown == 0
+    bus.during = lambda: call.say(3)
+    await one.flush()
+    assert call.shown == 2
+    call.say(4)
+    assert track.mark()
+    await one.flush()
+    assert call.shown == 4
+    assert (await logged(one)).turn.ids == [1, 2, 3, 4]
+
+
+async def test_a_log_that_was_lost_is_written_anew(one: Handover, bus: Bus) -> None:
+    call = Call()
+    track = await followed(one, call)
+    call.say(1, 2)
+    track.mark()
+    await one.flush()
+    bus.flush()
+    call.say(3)
+    track.mark()
+    await one.flush()
+    await one.flush()
+    assert (await logged(one)).turn.ids == [1, 2, 3]
+
+
+async def test_a_bus_that_is_away_holds_nothing_up_and_hears_of_it_later(one: Handover, bus: Bus) -> None:
+    call = Call()
+    track = await followed(one, call)
+    bus.away = True
+    call.say(1, 2)
+    track.mark()
+    assert not await one.flush()
+    assert call.shown == 2
+    bus.away = False
+    await one._beat()
+    assert await one.flush()
+    assert (await logged(one)).turn.ids == [1, 2]
+
+
+async def test_a_call_that_was_taken_over_is_neither_shown_nor_recorded_any_more(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    call = Call()
+    track = await followed(one, call)
+    call.say(1)
+    track.mark()
+    await one.flush()
+    await taken(one, two, bus)
+    call.say(2)
+    track.mark()
+    await one.flush()
+    assert call.shown == 1
+    await until(lambda: call.superseded == 1, "the call hears of it")
+    with pytest.raises(Unavailable, match="another gateway process"):
+        await track.confirm()
+    track.end()
+    await one.flush()
+    assert (await logged(two)).log.owner == "two"
+
+
+async def test_who_slept_asks_before_it_records(one: Handover, two: Handover, bus: Bus) -> None:
+    call = Call()
+    await followed(one, call)
+    await taken(one, two, bus)
+    slept = Handover(bus, one.process, SETTINGS)  # which has not been told for long that it is alive
+    track = slept.follow(PLACE, call, call.turn, PROMPT, DETAILS)
+    with pytest.raises(Unavailable, match="another gateway process"):
+        await track.confirm()
+
+
+async def test_who_takes_a_call_over_goes_on_with_its_log(one: Handover, two: Handover, bus: Bus) -> None:
+    call = Call()
+    call.say(1, 2)
+    await followed(one, call)
+    found = await taken(one, two, bus)
+    assert found.turn.ids == [1, 2]
+    again = Call()
+    again.turn = found.turn
+    again.turn.begin_run(0)
+    track = two.follow(PLACE, again, again.turn, PROMPT, DETAILS, found.log.epoch + 1)
+    again.say(3)
+    track.mark()
+    await two.flush()
+    log = await logged(two)
+    assert (log.turn.ids, log.log.owner, log.log.epoch) == ([1, 2, 3], "two", 2)
+
+
+async def test_nothing_is_taken_from_the_living(one: Handover, two: Handover) -> None:
+    await followed(one, Call())
+    found = await logged(two)
+    assert not two.can_take(found)
+    assert not await two.take(found)
+    assert (await logged(two)).log.owner == "one"
+
+
+async def test_a_call_whose_sampler_has_a_state_is_found_and_never_taken(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    call = Call()
+    pinned = replace(DETAILS, used=Sampling(max_tokens=100, seed=1))
+    track = await followed(one, call, pinned)
+    call.say(1)
+    assert not track.mark()  # so it is shown at once
+    await bus.leave(one.process)
+    found = await logged(two)
+    assert found.request_key == "namebody"
+    assert not two.can_take(found)
+
+
+async def test_a_stream_that_may_have_shown_more_than_was_logged_is_begun_anew(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    await followed(one, Call())
+    await bus.leave(one.process)
+    bus.now, bus.unbroken = 10.0, 5.0
+    found = await logged(two)
+    assert not two.can_take(found)
+    assert found.details is not None
+    assert two.can_take(replace(found, details=replace(found.details, stream=False)))
+    bus.unbroken = 20.0
+    assert two.can_take(found)
+
+
+async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_stays(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    track = await followed(one, Call())
+    track.end()
+    await one.flush()
+    assert await one.find(PLACE) == []
+    left = Call()
+    left.say(1)
+    track = await followed(one, left)
+    await one.leave()
+    track.end()
+    await one.close()
+    found = await logged(two)
+    assert found.turn.ids == [1] and two.can_take(found)
+
+
+async def test_a_call_that_was_taken_and_is_not_gone_on_with_is_dropped(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    await followed(one, Call())
+    await two.drop(await taken(one, two, bus))
+    assert await two.find(PLACE) == []
+
+
+async def test_the_log_of_a_call_that_says_nothing_is_kept(one: Handover, bus: Bus) -> None:
+    track = await followed(one, Call())
+    bus.now = 50.0
+    track.written_at -= 50.0
+    await one._beat()
+    await one.flush()
+    bus.now = 100.0
+    assert (await logged(one)).log.call == "call"
