@@ -17,7 +17,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+_NAME = "CLUSTER_TEST_NODE"
+
+
+def node_of(pid: int) -> str:
+    """The name of the Ray node that a process runs on."""
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next((line.partition("=")[2] for line in variables if line.startswith(f"{_NAME}=")), "none")
 
 
 class RayNodes:
@@ -27,23 +36,21 @@ class RayNodes:
         self._process = process
         self.token = token
         self.address: str = self._answer()["address"]
-        self._there: list[str] = []
+        self._there: dict[str, str] = {}
 
-    def add(self, **options: Any) -> str:
-        """One more node; its id."""
-        added: str = self._ask(add=options)["id"]
-        self._there.append(added)
-        return added
+    def add(self, name: str, **labels: str) -> None:
+        """One more node with two CPUs; whatever runs there can be asked for its name (`node_of`)."""
+        options = {"num_cpus": 2, "labels": labels, "env_vars": {_NAME: name}}
+        self._there[name] = self._ask(add=options)["id"]
 
-    def remove(self, node: str) -> None:
+    def remove(self, name: str) -> None:
         """A node is killed."""
-        self._there.remove(node)
-        self._ask(remove=node)
+        self._ask(remove=self._there.pop(name))
 
     def remove_all(self) -> None:
         """All but the head."""
-        for node in list(self._there):
-            self.remove(node)
+        for name in list(self._there):
+            self.remove(name)
 
     def _ask(self, **question: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

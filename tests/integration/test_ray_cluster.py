@@ -15,7 +15,7 @@ import pytest
 
 from scheduler.cluster.local import LocalProcess
 from tests.integration.cluster_process import UP_S, RunningCluster, run_cluster, run_to_end, write_files
-from tests.integration.ray_nodes import RayNodes, ray_nodes
+from tests.integration.ray_nodes import RayNodes, node_of, ray_nodes
 from tests.integration.support import until
 from tests.integration.test_scheduler_run import trainer
 
@@ -39,22 +39,16 @@ def on_ray(nodes: RayNodes, text: str, wait_s: float = 60.0) -> str:
     return f'[cluster]\nlauncher = "ray"\n[ray]\naddress = "{nodes.address}"\nwait_s = {wait_s}\n{text}'
 
 
-def node_of(pid: int) -> str:
-    """The id of the Ray node that a process runs on."""
-    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-    return next(line.partition("=")[2] for line in variables if line.startswith("RAY_NODE_ID="))
-
-
 def engine_nodes(cluster: RunningCluster, engines: dict[str, str]) -> dict[str, str]:
-    """For each engine: the id of its Ray node."""
+    """For each engine: its Ray node."""
     return {name: node_of(cluster.engine_pid(url)) for name, url in engines.items()}
 
 
 async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
-    sampler = nodes.add(num_cpus=2, labels={"rollout": "true", "zone": "a"})
-    learner = nodes.add(num_cpus=2, labels={"train": "true", "zone": "a"})
+    nodes.add("sampler", rollout="true", zone="a")
+    nodes.add("learner", train="true", zone="a")
     text = (
         '[[groups]]\nname = "s"\ntags = ["rollout"]\nzone = "a"\n'
         '[[groups]]\nname = "t"\ntags = ["train"]\nmost = 1\n[engine]\ncpus = 1\n'
@@ -63,22 +57,22 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
     try:
         async with run_cluster(tmp_path, tiny_model, on_ray(nodes, text), environment(nodes)) as cluster:
             first = await cluster.until_open("s-")
-            assert set(engine_nodes(cluster, first).values()) == {sampler}
+            assert set(engine_nodes(cluster, first).values()) == {"sampler"}
             assert isinstance(await cluster.chat(), str)
             await until(lambda: len(list(tmp_path.glob("rank-*.json"))) == 2, "both ranks run", UP_S)
             pids = [int(path.stem.split("-")[2]) for path in tmp_path.glob("rank-*.json")]
-            assert {node_of(pid) for pid in pids} == {learner}
+            assert {node_of(pid) for pid in pids} == {"learner"}
             assert nodes.token not in cluster.said + "".join(cluster.processes().values())
 
-            late = nodes.add(num_cpus=2, labels={"rollout": "true", "zone": "a"})
-            nodes.add(num_cpus=2, labels={"rollout": "true", "zone": "b"})
+            nodes.add("late", rollout="true", zone="a")
+            nodes.add("elsewhere", rollout="true", zone="b")
             both = await cluster.until_open("s-", "s-")
-            assert set(engine_nodes(cluster, both).values()) == {sampler, late}
+            assert set(engine_nodes(cluster, both).values()) == {"sampler", "late"}
 
-            nodes.remove(sampler)
+            nodes.remove("sampler")
             (name,) = first
             (left,) = await cluster.until_open(*(other for other in both if other != name))
-            assert engine_nodes(cluster, {left: both[left]}) == {left: late}
+            assert engine_nodes(cluster, {left: both[left]}) == {left: "late"}
             assert isinstance(await cluster.chat(), str)
             assert await cluster.stop() == 0, cluster.said
             await until(lambda: not _ours(cluster), "nothing is left on the nodes", UP_S)
