@@ -2,20 +2,21 @@
 
 The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
 calls that came and ended, every second a snapshot of all engines, and what episodes tell the ledger. Calls that it moves arrive
-anew. The CPU time of the program alone counts (checking, deciding, recording, observers), not that of making up the events.
-Weight updates of the engines are left out: they are seconds apart.
+anew. A first run makes the events up; a second program is told the same ones and decides the same, and its CPU time counts
+(checking, deciding, recording, nothing else). Weight updates of the engines are left out: they are seconds apart.
 """
 
 from __future__ import annotations
 
+import gc
 import heapq
 import random
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,31 +59,26 @@ class Plan:
     tick_ms: int
 
 
-@dataclass(slots=True)
-class Cost:
-    """CPU seconds and events, by kind."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event from outside: when (ns), of what kind, through which action."""
 
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    events: dict[str, int] = field(default_factory=dict)
-
-    def add(self, kind: str, cpu_s: float) -> None:
-        """One event."""
-        self.cpu_s[kind] = self.cpu_s.get(kind, 0.0) + cpu_s
-        self.events[kind] = self.events.get(kind, 0) + 1
+    time: int
+    kind: str
+    action: str
+    value: Any
 
 
 class Load:
-    """Episodes that make calls and end, and the program that is told of them."""
+    """Episodes that make calls and end, and a program that is told of them. Keeps what it was told."""
 
-    def __init__(self, plan: Plan, recording: Recording) -> None:
-        self.plan, self.cost = plan, Cost()
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.told: list[Told] = []
         self.moved = self.arrived = self.left = self.refused = 0
-        batch = max(1, plan.calls // plan.group // 3)
-        settings: dict[str, Any] = {"batch": batch, "eta": 3}
-        described = {_MODEL: {"ledger": {"rule": "staleflow", "settings": settings}}}
-        self.program = ControlProgram({"models": described})
+        self.program = built(plan)
         self.clock = VirtualClock()
-        self.runtime = Runtime(self.program, self.clock, recording)
+        self.runtime = Runtime(self.program, self.clock)
         self._placement, self._ledger = self.program.placements[_MODEL], self.program.ledgers[_MODEL]
         self.runtime.observe(self._placement.placed, lambda _, placed: self._on_placed(placed))
         self.runtime.observe(self._placement.moves, lambda _, moves: self._on_moves(moves))
@@ -109,7 +105,6 @@ class Load:
             ]
             self._tell("fill", self._placement.demand, Demand((), tuple(born)))
             left -= len(born)
-        self.cost = Cost()
         self.moved = self.arrived = self.left = self.refused = 0
 
     def run(self, seconds: float) -> None:
@@ -183,10 +178,9 @@ class Load:
                 self._tell("ledger", self._ledger.told, told)
 
     def _tell(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
-        started = time.process_time()
+        self.told.append(Told(self.clock.now(), kind, action.path, value))
         self.runtime.inject(action, value)
         self.runtime.advance()
-        self.cost.add(kind, time.process_time() - started)
 
     def _on_placed(self, placed: tuple[Placed, ...]) -> None:
         for one in placed:
@@ -205,35 +199,73 @@ class Load:
         self._ready += [command.buffer for command in commands if isinstance(command, BufferReady)]
 
 
+def built(plan: Plan) -> ControlProgram:
+    """The program of one model, with room in its ledger for every open episode."""
+    settings = {"batch": max(1, plan.calls // plan.group // 3), "eta": 3}
+    return ControlProgram({"models": {_MODEL: {"ledger": {"rule": "staleflow", "settings": settings}}}})
+
+
+class Retold:
+    """A program of its own, recorded, that is told the same."""
+
+    def __init__(self, plan: Plan, path: Path) -> None:
+        self._program, self._clock = built(plan), VirtualClock()
+        self._recording = Recording.open(path, {})
+        self._runtime = Runtime(self._program, self._clock, self._recording)
+        self._runtime.start()
+        self.seconds: dict[str, float] = {}
+        """By the wall clock, by kind."""
+
+    def tell(self, told: Iterable[Told]) -> float:
+        """Tells it so much; answers the CPU seconds."""
+        runtime, elements, clock = self._runtime, self._program.elements, self._clock
+        seconds, before = self.seconds, time.process_time()
+        for event in told:
+            if event.time > clock.now():
+                runtime.run_until(event.time)
+            started = time.perf_counter()
+            action: Any = elements[event.action]
+            runtime.inject(action, event.value)
+            runtime.advance()
+            seconds[event.kind] = seconds.get(event.kind, 0.0) + time.perf_counter() - started
+        return time.process_time() - before
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._runtime.close()
+        self._recording.close()
+
+
 def measure(plan: Plan, seconds: float, folder: Path) -> dict[str, Any]:
     """Runs it; answers rates a second of virtual time, and the share of one core."""
-    path = folder / "control.jsonl"
-    recording = Recording.open(path, {})
-    load = Load(plan, recording)
+    load, path = Load(plan), folder / "control.jsonl"
     load.fill()
-    filled = path.stat().st_size
+    filled = len(load.told)
     load.run(seconds)
-    load.runtime.close()
-    recording.close()
-    cpu_s = sum(load.cost.cpu_s.values())
+    again = Retold(plan, path)
+    again.tell(load.told[:filled])
+    again.seconds.clear()
+    size = path.stat().st_size
+    gc.collect()
+    cpu_s = again.tell(load.told[filled:])
+    again.close()
+    events = Counter(told.kind for told in load.told[filled:])
+    wall = sum(again.seconds.values())
+    cpu = {kind: part / wall * cpu_s for kind, part in again.seconds.items()}
     return {
         "share_of_a_core": cpu_s / seconds,
         "goal": GOAL,
-        "shares": {kind: cpu / seconds for kind, cpu in load.cost.cpu_s.items()},
-        "events_per_s": {kind: events / seconds for kind, events in load.cost.events.items()},
+        "shares": {kind: part / seconds for kind, part in cpu.items()},
+        "events_per_s": {kind: number_ / seconds for kind, number_ in events.items()},
         "arrived_per_s": load.arrived / seconds,
         "left_per_s": load.left / seconds,
         "moved_per_s": load.moved / seconds,
         "refused_per_s": load.refused / seconds,
-        "us_per_call": 1e6 * load.cost.cpu_s.get("calls", 0.0) / max(1, load.arrived),
-        "us_per_ledger_event": 1e6
-        * load.cost.cpu_s.get("ledger", 0.0)
-        / max(1, load.cost.events.get("ledger", 0)),
-        "ms_per_snapshot": 1e3
-        * load.cost.cpu_s.get("snapshot", 0.0)
-        / max(1, load.cost.events.get("snapshot", 0)),
+        "us_per_call": 1e6 * cpu.get("calls", 0.0) / max(1, load.arrived),
+        "us_per_ledger_event": 1e6 * cpu.get("ledger", 0.0) / max(1, events["ledger"]),
+        "ms_per_snapshot": 1e3 * cpu.get("snapshot", 0.0) / max(1, events["snapshot"]),
         "open_calls": load.placed,
-        "recording_mb_per_s": (path.stat().st_size - filled) / 1e6 / seconds,
+        "recording_mb_per_s": (path.stat().st_size - size) / 1e6 / seconds,
     }
 
 

@@ -4,11 +4,12 @@ what they saw, and so on. A network 3-32-2 in numpy, Adam 0.01, discount 0.99, e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from bench.reactor_process import Remote
 from bench.reactor_sides import Digest, Headgate, Hub, Ring, Side
 from scheduler.reactor import Context, Reactor
 
@@ -114,14 +115,28 @@ class Learner:
 class _Actor(Reactor):
     def __init__(self, index: int, steps: int) -> None:
         super().__init__(f"actor{index}")
-        self._rollout = Rollout(index, steps)
+        self.rollout = Remote(Rollout, index, steps)
         digest: Any = Digest
         self.heard = self.input("heard", digest)
         self.answer = self.output("answer", digest)
-        self.reaction(self._play, on=[self.heard], writes=[self.answer])
+        self.reaction(self._play, on=[self.heard], writes=[self.answer], parallel=True)
 
     def _play(self, now: Context) -> None:
-        now.set(self.answer, self._rollout.play(now[self.heard]))
+        now.set(self.answer, self.rollout.call("play", now[self.heard]))
+
+
+class _Headgate(Headgate):
+    """The program, and the processes of its actors: stepping an environment is Python, so threads would not help."""
+
+    def __init__(self, hub: Hub, actors: Sequence[_Actor]) -> None:
+        self._actors = actors
+        super().__init__(Ring("qlearning", hub, actors), hub, workers=len(actors) - 1)
+
+    def close(self) -> None:
+        """See `Side`."""
+        super().close()
+        for actor in self._actors:
+            actor.rollout.close()
 
 
 class _Loop:
@@ -170,7 +185,7 @@ def sides(
 
     def headgate() -> Side:
         hub = Hub(Learner(minibatch), actors, Digest, Digest, tuple[float, str])
-        return Headgate(Ring("qlearning", hub, [_Actor(index, steps) for index in range(actors)]), hub)
+        return _Headgate(hub, [_Actor(index, steps) for index in range(actors)])
 
     made: dict[str, Callable[[], Side]] = {
         "headgate": headgate,
