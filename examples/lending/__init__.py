@@ -1,0 +1,1 @@
+"""Lending, shown on a real run: what a train node does while it waits, with and without it."""
