@@ -63,6 +63,24 @@ async def test_the_next_member_decides_when_the_coordinator_has_left(cluster: Cl
     assert not second.lost
 
 
+async def test_a_call_under_an_agents_key_outlives_a_coordinator_that_is_being_stopped(
+    postgres: PostgresServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The coordinator takes no new call, so the process that the agent came to waits for the next one."""
+    key, store = "the-key-of-the-agent", postgres.url(postgres.new_database())
+    async with run_cluster(store, tiny_model, tmp_path, agents={"a": {"key": key}}) as cluster:
+        first, second = cluster.members
+        assert (await second.chat(key)).status_code == 200
+        first.app.state.drain.begin()
+        refused = await first.chat(key)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+        call = asyncio.create_task(second.chat(key))
+        await until(lambda: second.app.state.drain.running == 1, "the call waits")
+        await cluster.stop(first)
+        answer = await call
+        assert answer.status_code == 200, answer.text
+
+
 async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_recorded(
     cluster: Cluster,
 ) -> None:
