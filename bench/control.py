@@ -201,7 +201,7 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """The program of one model, with room in its ledger for every open episode."""
-    settings = {"batch": max(1, plan.calls // plan.group // 3), "eta": 3}
+    settings = {"batch": max(1, plan.calls // plan.group // 4), "eta": 15}
     return ControlProgram({"models": {_MODEL: {"ledger": {"rule": "staleflow", "settings": settings}}}})
 
 

@@ -180,15 +180,17 @@ def event_line(tag: str, action: PhysicalAction[Any], value: str) -> str:
     return f'{{"tag":{tag},"action":{action.quoted},"value":{value}}}'
 
 
-def decision_lines(
-    tag: str, reaction: Reaction, triggers: str, sent: Iterable[tuple[Output[Any], Any, str, str]]
-) -> list[str]:
-    """The lines of what a reaction sent at one tag: port, value, its JSON, and why; `tag` and `triggers` are JSON."""
+def add_decisions(
+    lines: list[str],
+    tag: str,
+    reaction: Reaction,
+    triggers: str,
+    sent: Iterable[tuple[Output[Any], Any, str, str]],
+) -> None:
+    """Adds the lines of what a reaction sent at one tag: port, value, its JSON, and why; `tag` and `triggers` are JSON."""
     head, tail = f'{{"tag":{tag},"port":', f',"reaction":{reaction.quoted},"triggers":{triggers},"why":'
-    return [
-        f'{head}{port.quoted},"value":{text}{tail}{encode_basestring_ascii(why)}}}'
-        for port, _, text, why in sent
-    ]
+    for port, _, text, why in sent:
+        lines.append(f'{head}{port.quoted},"value":{text}{tail}{encode_basestring_ascii(why)}}}')
 
 
 class Recorder(Protocol):

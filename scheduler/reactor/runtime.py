@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from scheduler.reactor.clock import SECOND, Clock, Tag, VirtualClock
 from scheduler.reactor.context import Context, refuse
 from scheduler.reactor.elements import STARTUP, Output, PhysicalAction, Reaction, Source, TopologyError
-from scheduler.reactor.recording import Failure, Late, Recorder, decision_lines, event_line, line
+from scheduler.reactor.recording import Failure, Late, Recorder, add_decisions, event_line, line
 from scheduler.reactor.topology import Program
 from scheduler.reactor.workers import Workers
 
@@ -225,7 +225,7 @@ class Runtime:
 
     def _send(self, context: Context) -> None:
         if self.recorded:
-            self._lines += decision_lines(self._at, context.reaction, context.triggers(), context.sent)
+            add_decisions(self._lines, self._at, context.reaction, context.triggers(), context.sent)
         observers = self._observers
         for port, value, _, _ in context.sent:
             for target, after in self._connected[port]:
