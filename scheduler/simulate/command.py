@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -34,9 +35,9 @@ def simulate(path: Path, policies: list[str], seeds: int) -> None:
     if unknown:
         raise ScenarioError(f"no policy {unknown[0]!r}; there are: {', '.join(BASELINES)}")
     chosen = {name: BASELINES[name] for name in policies or BASELINES}
-    outcomes = run(scenario, chosen, range(seeds), lambda what: print(what, file=sys.stderr, flush=True))
+    outcomes = run(scenario, chosen, range(seeds), lambda what: typer.echo(what, err=True))
     _show(scenario, outcomes, seeds)
-    print(
+    typer.echo(
         json.dumps(
             {"simulated": True, "scenario": scenario.name, "policies": [o.to_json() for o in outcomes]}
         )

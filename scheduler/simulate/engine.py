@@ -226,6 +226,8 @@ class Engine:
 
     def _fill(self) -> None:
         costs = self.costs
+        if self._running and not self._until_event():
+            return  # what is due at this boundary comes first: see `settle`
         while self.waiting and len(self._running) < costs.slots:
             call, n = self.waiting[0], len(self._running)
             if n and self.kv + call.context + HEADROOM * (n + 1) > costs.capacity:

@@ -154,6 +154,11 @@ class Scenario(_Table):
         return float(np.quantile(self._profile[1], 0.5)), float(np.quantile(self._profile[1], 0.9))
 
     @cached_property
+    def contexts_mean(self) -> float:
+        """Mean tokens of an episode, of the same profile."""
+        return float(np.mean(self._profile[1]))
+
+    @cached_property
     def _profile(self) -> tuple[np.ndarray, np.ndarray]:
         """Sampled tokens, and all tokens, of each episode of the first groups."""
         episodes = [turns for n in range(_DRAWN) for turns in self.workload(0).task(n).episodes]

@@ -25,8 +25,8 @@ longest 20% of prompts, which is what StreamRL's ranker does (papers.md section 
 LONG_TAIL = (
     (0.0, 0.15), (0.25, 0.6), (0.5, 1.0), (0.75, 1.9), (0.9, 4.5), (0.95, 8.0), (0.98, 15.0), (0.995, 24.0), (1.0, 28.0)
 )  # fmt: skip
-"""Lengths over the median by quantile. The longest is 28 times the median, and in a synchronous rollout the last tenth of the
-replies takes about half of the time (papers.md section 5; tests hold both)."""
+"""Lengths over the median by quantile. The longest is 28 times the median; where an engine gets two calls for each of its slots,
+the last tenth of the replies takes about half of a synchronous rollout (papers.md section 5; tests hold both)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+"""Scenarios, their command, and estimates over seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scheduler.cli import app
+from scheduler.simulate.errors import ScenarioError
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.study import Estimate
+
+GRID = sorted((Path(__file__).parents[3] / "scheduler/simulate/scenarios").glob("**/*.toml"))
+SMALL = """
+gpus = 4
+batch = 4
+group = 2
+batches = 3
+warmup = 1
+[lengths]
+median = 100
+"""
+
+
+@pytest.mark.parametrize("path", GRID, ids=lambda path: path.stem)
+def test_every_scenario_of_the_grid_can_be_run(path: Path) -> None:
+    scenario = Scenario.load(path)
+    assert scenario.name == path.stem
+    assert 0 < scenario.train_gpus < scenario.gpus
+    assert scenario.train_gpus % scenario.engine_gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("gpu = 'H900'", "no gpu 'H900'"),
+        ("gpuz = 3", "gpuz"),
+        ("eta = -1", "eta"),
+        ("model = '72B'", "leaves no room"),
+        ("recorded = 'none.jsonl'", r"none\.jsonl"),
+        ("engine_gpus = 3", "multiple of engine_gpus"),
+        ("gpus = 4\ngpus = 5", "Cannot overwrite"),
+    ],
+)
+def test_a_bad_scenario_is_refused_by_what_is_wrong(tmp_path: Path, change: str, told: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(change + SMALL)
+    with pytest.raises(ScenarioError, match=told):
+        Scenario.load(path)
+
+
+def test_the_command_prints_a_table_and_a_line_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(SMALL)
+    result = CliRunner().invoke(
+        app, ["simulate", str(path), "--policy", "areal", "--policy", "sync_split", "--seeds", "2"]
+    )
+    assert result.exit_code == 0
+    assert "Simulated" in result.stdout
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["simulated"] is True
+    assert [policy["policy"] for policy in told["policies"]] == ["areal", "sync_split"]
+    assert told["policies"][0]["tokens_per_s"]["ci95"] > 0
+
+
+def test_the_command_refuses_a_policy_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(SMALL)
+    result = CliRunner().invoke(app, ["simulate", str(path), "--policy", "best"])
+    assert result.exit_code == 2
+
+
+def test_an_interval_is_students() -> None:
+    found = Estimate.of([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.303 / 3**0.5)
+    assert Estimate.of([1.0]).half == 0

@@ -1,0 +1,149 @@
+"""Clusters in virtual time: what holds for every policy, and the bounds of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler.simulate.baselines import BASELINES
+from scheduler.simulate.meter import ROLES, Meter
+from scheduler.simulate.policy import Policy
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.world import World
+
+BOUND: dict[str, Callable[[int], float]] = {
+    "sync_colocated": lambda eta: 0,
+    "sync_split": lambda eta: 0,
+    "one_step": lambda eta: 1,
+    "streamrl": lambda eta: 1,
+    "roll_flash": lambda eta: eta,
+    "staleflow": lambda eta: eta,
+    "areal": lambda eta: math.inf,
+    "verl_async": lambda eta: math.inf,
+    "seamlessflow": lambda eta: math.inf,
+}
+"""The most that a trained group's version may be behind, as scheduler/policies/rules states it."""
+LIVE: dict[str, Callable[[int], int]] = {
+    **{name: lambda eta: eta + 1 for name in BASELINES},
+    "sync_colocated": lambda eta: 1,
+    "sync_split": lambda eta: 1,
+    "one_step": lambda eta: 2,
+    "streamrl": lambda eta: 2,
+}
+"""The most batches that may be live."""
+
+
+def scenario(**changes: Any) -> Scenario:
+    """A small cluster."""
+    base: dict[str, Any] = {
+        "name": "small",
+        "gpus": 8,
+        "model": "7B",
+        "batch": 8,
+        "group": 4,
+        "eta": 1,
+        "batches": 6,
+        "warmup": 2,
+        "lengths": {"kind": "lognormal", "median": 300, "sigma": 0.9, "longest": 6000},
+    }
+    return Scenario(**{**base, **changes})
+
+
+class Watched(World):
+    """Looks at the rule after everything that happens."""
+
+    live = 0
+
+    def _calm(self) -> None:
+        super()._calm()
+        self.live = max(self.live, sum(group.state != "dropped" for group in self.rule.groups()))
+
+
+def run(name: str, given: Scenario, seed: int = 0, policy: Policy | None = None) -> Meter:
+    """One run, with its token balance and the GPUs' time checked."""
+    world = Watched(given, policy or BASELINES[name](), given.workload(seed))
+    meter = world.run()
+    assert meter.sampled == sum(meter.tokens) + meter.wasted + meter.underway
+    assert world.live <= LIVE[name](given.eta) * given.batch
+    assert sum(meter.seconds[role] for role in ROLES) == pytest.approx(given.gpus * world.now)
+    return meter
+
+
+def started(given: Scenario, seed: int, batches: int) -> int:
+    """Tokens of the first batches, as the workload has them."""
+    workload = given.workload(seed)
+    return sum(workload.task(n).sampled for n in range(batches * given.batch))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("eta", [0, 1, 3])
+def test_a_policy_keeps_its_bounds_and_loses_no_token(name: str, eta: int) -> None:
+    for shape in ({}, {"turns": {"mean": 3, "most": 5, "wait_s": 4.0}}):
+        meter = run(name, scenario(eta=eta, **shape))
+        assert len(meter.tokens) == 6
+        assert max(meter.group_staleness) <= BOUND[name](eta)
+        if math.isfinite(BOUND[name](eta)):
+            assert max(max(ages) for ages in meter.staleness) <= BOUND[name](eta)
+        assert meter.wasted == 0  # every group is rewarded, and none is superfluous
+
+
+@pytest.mark.parametrize("name", ["sync_colocated", "sync_split"])
+def test_a_synchronous_policy_trains_the_workload_in_its_order(name: str) -> None:
+    given = scenario()
+    assert sum(run(name, given).tokens) == started(given, 0, given.batches)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_run_is_decided_by_its_seed(name: str) -> None:
+    first, again, other = (run(name, scenario(), seed).figures() for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("name", ["areal", "roll_flash"])
+def test_an_asynchronous_rule_with_eta_0_is_synchronous_disaggregated(name: str) -> None:
+    given = scenario(eta=0)
+    assert run(name, given).ends == run("sync_split", given).ends
+
+
+@pytest.mark.parametrize(
+    "name", ["sync_colocated", "sync_split", "one_step", "areal", "roll_flash", "seamlessflow"]
+)
+def test_twice_the_gpus_are_not_slower_where_all_replies_are_alike(name: str) -> None:
+    plain = {"kind": "constant", "median": 500}
+    times = [
+        run(name, scenario(gpus=gpus, train_share=0.5, batch=64, lengths=plain)).ends[-1]
+        for gpus in (4, 8, 16)
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+def test_one_batch_takes_what_the_cost_models_say() -> None:
+    """Constant lengths on one engine each: generation, the switch, training and the switch back, by hand."""
+    given = scenario(
+        gpus=2, batch=1, group=2, batches=2, warmup=1, lengths={"kind": "constant", "median": 100}, prompt=50
+    )
+    meter = run("sync_colocated", given)
+    model = given.engine.model
+    steps = sum(model.step_s(1, 50 + i) for i in range(100))
+    train = given.trainer.seconds(2 * 150, 2, True) + given.trainer.step_s
+    switch = given.transfers(2)
+    batch = 50 * given.engine.prefill_s + steps + switch.to_train_s + train
+    assert meter.ends[0] == pytest.approx(batch)
+    assert meter.ends[1] == pytest.approx(2 * batch + switch.to_rollout_s)
+
+
+def test_lent_nodes_are_busier_than_a_split() -> None:
+    given = scenario(batch=32, lengths={"kind": "lognormal", "median": 1000, "sigma": 0.5})
+    split, lent = run("verl_async", given).figures(), run("seamlessflow", given).figures()
+    assert lent["idle_share"] < split["idle_share"]
+
+
+def test_more_asynchrony_helps_where_replies_are_skewed() -> None:
+    given = {"batch": 16, "lengths": {"kind": "tail", "median": 500, "longest": 14000}}
+    rates = [run("areal", scenario(eta=eta, **given)).figures()["tokens_per_s"] for eta in (0, 1, 4)]
+    assert rates == sorted(rates)
+    assert rates[1] > 1.3 * rates[0]
