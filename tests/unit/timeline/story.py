@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from scheduler.policies.staleness_events import BufferReady, Consume, Leased
-from scheduler.program.calls import Arrived, Closed, Demand, Left, Opened, Placed
+from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Left, Opened, Placed
 from scheduler.program.events import Do, Done, Ended, Published
 from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
 from scheduler.reactor import SECOND, Program, Reactor, Recording, Runtime, VirtualClock
@@ -15,7 +15,7 @@ from scheduler.reactor.recording import Run, read
 TOLD = {
     "ledger_actor": (Leased, Consume, BufferReady),
     "update_actor": (Do, Done, Ended, Published, Opened, Closed),
-    "placement_actor": (Demand, Placed),
+    "placement_actor": (Demand, Placed, Fitted),
     "lending": (NodeAdded, NodeRemoved, Hosted, Claimed, Released, Asleep, RoleIs, Filling),
 }
 SETTINGS: dict[str, Any] = {"models": {"actor": {"ledger": {}}}}
