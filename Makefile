@@ -13,8 +13,9 @@ PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove chaos chaos-short \
+	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
-	bench-reactor bench-control \
+	bench-reactor bench-control bench-lengths \
 	litellm up up-vllm down compose-check clean
 
 help: ## list the targets
@@ -68,6 +69,9 @@ demo-tools: setup engine ## train an agent of the openai-agents SDK to use its t
 report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness
 
+report-lending: setup engine ## what lending a train node is worth here: three topologies on two cores, with charts (about 12 minutes)
+	$(BIN)/python -m examples.lending.run
+
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
 	$(BIN)/python -m tests.proof
 
@@ -114,6 +118,9 @@ bench-control: setup ## the control program's share of a core at 1,024 engines a
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
 	$(BIN)/python -m bench.ledger
+
+bench-lengths: setup ## recall of the longest 20% of calls, predicted before they are sampled, and what that costs
+	$(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
 	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) .cache runs *.egg-info build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ def test_a_measured_profile_by_hand(tmp_path: Path) -> None:
         (7, 1),
     }
     assert Path(said["png"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_profile_of_the_documentation_is_one() -> None:
+    text = Path(__file__).parents[3].joinpath("docs", "scheduler.md").read_text()
+    block = text.partition("## Planning")[2].partition("```toml\n")[2].partition("```")[0]
+    sites = Profile.parse(tomllib.loads(block)).sites_to_try()
+    assert [site.best().step_s > 0 for site in sites.values()] == [True, True]
 
 
 def test_two_sites_are_tried_both_ways() -> None:
