@@ -102,7 +102,7 @@ class Lengths:
             if len(found) >= limit or time.monotonic() > ends:
                 break
             some = episodes[start : start + _EPISODES]
-            found = await database.read(partial(_past, model=model, episode_ids=some)) + found
+            found = await database.read(partial(past_calls, model=model, episode_ids=some)) + found
         return found
 
     def _aside(self, work: Callable[[], None]) -> None:
@@ -138,7 +138,7 @@ class _Model:
         return {"calls": count, **known}
 
 
-def _past(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[Past]:
+def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[Past]:
     """What is known of the calls of some episodes. How many messages they had is not: it is what a plain conversation has."""
     nodes = turns.nodes(connection, model, episode_ids)
     trees = {episode: TokenTree(found) for episode, found in nodes.items()}
