@@ -120,7 +120,7 @@ bench-ledger: setup ## events per second of the staleness ledger, and its share 
 	$(BIN)/python -m bench.ledger
 
 bench-lengths: setup ## recall of the longest 20% of calls, predicted before they are sampled, and what that costs
-	$(BIN)/python -m bench.lengths
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
 	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) .cache runs *.egg-info build
