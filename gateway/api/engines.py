@@ -41,15 +41,25 @@ class MoveBody(BaseModel):
 
 @router.get("/engines")
 async def list_engines(access: Admin) -> dict[str, Any]:
-    """Every engine: state, version, streams."""
-    return {"engines": [engine for model in access.models for engine in model.pool.describe()]}
+    """Every engine: state, version, streams; and the coefficients of its speed (docs/scheduler.md), once it was looked at."""
+    return {
+        "engines": [
+            _described(access, model, slot) for model in access.models for slot in model.pool.slots.values()
+        ]
+    }
 
 
 @router.get("/engines/{name}")
 async def get_engine(name: str, access: Admin) -> dict[str, Any]:
     """One engine."""
     model, slot = _find(access, name)
-    return slot.describe(model)
+    return _described(access, access.one(model), slot)
+
+
+def _described(access: Access, model: LocalModel, slot: Slot) -> dict[str, Any]:
+    control = access.gateway.control
+    speeds = control.placements[model.name].describe() if control is not None else {}
+    return {**slot.describe(model.name), "speed": speeds.get(slot.name)}
 
 
 @router.post("/engines")

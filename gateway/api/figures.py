@@ -43,6 +43,7 @@ class Figures(Collector):
             trained = [model for model in models if isinstance(model, TrainedModel)]
             yield from _control(self._services.control, trained)
             yield from _nodes(self._services.control.nodes)
+            yield from _speeds(self._services.control)
             yield from _versions(models)
             yield from _ledgers(trained)
 
@@ -95,6 +96,24 @@ def _control(control: Control, models: Sequence[TrainedModel]) -> Iterator[Metri
         yield _one("followers", "Processes that are linked to the coordinator", len(control.hub.describe()))
     waiting = [((model.name,), sum(control.episodes.waiting(model.name).values())) for model in models]
     yield _gauge("waiting_episodes", "Episodes that wait for a slot", ("model",), waiting)
+
+
+def _speeds(control: Control) -> Iterator[Metric]:
+    """See `scheduler.policies.throughput`: k1 a cached token, k2 a batch, k3 a call, k4 in any case."""
+    found = [
+        ((model, engine), speed)
+        for model, placement in control.placements.items()
+        for engine, speed in placement.describe().items()
+    ]
+    keys = ("model", "engine")
+    yield _gauge(
+        "engine_step_seconds",
+        "The coefficients of an engine's decode step, fitted, or believed until then",
+        (*keys, "coefficient"),
+        [((*place, k), speed[k]) for place, speed in found for k in ("k1", "k2", "k3", "k4")],
+    )
+    fitted = [(place, speed["error"]) for place, speed in found if speed["error"] is not None]
+    yield _gauge("engine_step_error", "The median relative error of the fitted steps", keys, fitted)
 
 
 def _nodes(nodes: Nodes) -> Iterator[Metric]:

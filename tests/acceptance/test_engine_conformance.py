@@ -354,6 +354,27 @@ async def refused_or_silent(engine: Engine, name: str) -> None:
             assert not chunk.ids
 
 
+async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
+    """What runs, what it holds and what was sampled; and then that nothing runs."""
+    before = await engine.look()
+    assert before is not None
+    assert (before.running, before.waiting) == (0, 0)
+    async with aclosing(engine.generate(ask("busy", max_tokens=LONG))) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            sampled = chunk.ids
+            break
+        assert sampled
+        async with asyncio.timeout(PATIENCE_S):
+            while (now := await engine.look()) is None or now.running != 1 or now.sampled <= before.sampled:
+                await asyncio.sleep(0.02)
+            while (now := await engine.look()) is None or now.kv < len(PROMPT):
+                await asyncio.sleep(0.02)
+    async with asyncio.timeout(PATIENCE_S):
+        while (after := await engine.look()) is None or after.running:
+            await asyncio.sleep(0.02)
+    assert after.sampled >= now.sampled
+
+
 async def test_closing_the_iterator_stops_the_work(engine: Engine) -> None:
     """Many long requests are given up; a short one is then alone, and at once."""
     for number in range(16):

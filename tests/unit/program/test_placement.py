@@ -244,8 +244,8 @@ def happen(field: Field, what: str, name: str, number: int) -> None:
         case "close":
             field.closes(name)
         case "gone":
-            field.open.pop(name, None)
-            field.tell(field.program.fleets[MODEL].added, Added(name))
+            field.tell(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
+            field.closes(name)
         case "arrive":
             field.placed.pop(name, None)  # if it is inside, it arrives anew
             tail = number == 3
