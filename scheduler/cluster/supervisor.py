@@ -22,7 +22,7 @@ from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer
 from scheduler.cluster.growth import Growth
 from scheduler.cluster.kept import Budget, GivenUp, Kept, Say
-from scheduler.cluster.launch import Ended, Job, Launcher, Running
+from scheduler.cluster.launch import Ended, Job, Launcher, Running, filled
 from scheduler.cluster.local import LocalProcess
 from scheduler.cluster.registry import Address, Registry
 from scheduler.cluster.tags import Assignment, Capacity, Node, Place, assign, check_counts, match, unmatched
@@ -74,17 +74,20 @@ class Supervisor:
 
     async def run(self) -> int:
         """Until a signal comes, or the trainer is done: 0. Or until something is of no use any more: 1. Raises ClusterError."""
-        loop = asyncio.get_running_loop()
         self._running = asyncio.create_task(self._run(), name="cluster")
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+        self._heed_signals()
         try:
             return await self._running
         except asyncio.CancelledError:
             return 1
         finally:
             for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _heed_signals(self) -> None:
+        """Again once the launcher is open: Ray's driver puts handlers of its own in their place, which abort the process."""
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         """The first ends everything in order; a second one at once."""
@@ -96,6 +99,7 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._launcher.close)
             await self._launcher.open()
+            self._heed_signals()
             await self._placed_first()
             self._show(self._nodes, self._assignment)
             registry = await stack.enter_async_context(Registry(self.gateway, self._say, self._file.unlent))
@@ -247,7 +251,7 @@ class Supervisor:
     def _engine(self, place: Place, http: httpx.AsyncClient) -> Kept:
         engine, shared = self._file.engine, any(rank.node == place.node for rank in self._assignment.ranks)
         values = {"config": str(self.gateway.path.resolve()), "model": self.gateway.model}
-        argv = tuple(_named(part, values) for part in engine.command)
+        argv = tuple(filled(part, values) for part in engine.command)
         reserve = Capacity() if shared else self._file.engine_need.capacity
         job = Job(place, argv, engine.env, trusted=False, reserve=reserve)
 
@@ -363,12 +367,6 @@ class _Here:
     async def stop(self, grace_s: float) -> None:
         """See `Running`."""
         await self._process.stop(grace_s)
-
-
-def _named(part: str, values: dict[str, str]) -> str:
-    for name, value in values.items():
-        part = part.replace("{" + name + "}", value)
-    return part
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

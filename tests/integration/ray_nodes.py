@@ -37,10 +37,20 @@ class RayNodes:
         self.token = token
         self.address: str = self._answer()["address"]
         self._there: dict[str, str] = {}
+        self._count = 0
 
     def add(self, name: str, **labels: str) -> None:
-        """One more node with two CPUs; whatever runs there can be asked for its name (`node_of`)."""
-        options = {"num_cpus": 2, "labels": labels, "env_vars": {_NAME: name}}
+        """One more node with two CPUs; whatever runs there can be asked for its name (`node_of`).
+
+        Each has an address of its own: a driver picks a node at its own address, and dies with it.
+        """
+        self._count += 1
+        options = {
+            "num_cpus": 2,
+            "labels": labels,
+            "env_vars": {_NAME: name},
+            "node_ip_address": f"127.0.1.{self._count}",
+        }
         self._there[name] = self._ask(add=options)["id"]
 
     def remove(self, name: str) -> None:
