@@ -174,6 +174,7 @@ def start_ray(object_store_mb: int) -> None:
     import ray
 
     ray.init(
+        address="local",  # whatever cluster else runs here
         num_cpus=CPUS,
         include_dashboard=False,
         log_to_driver=False,
