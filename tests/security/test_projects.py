@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
+from gateway.control.projects import Projects
 from gateway.settings import ConfigError, Settings
 from tests.gateways import settings_for
 from tests.security.tenants import ROOT, Tenants, agent_key_of, bearer, key_of, routes
@@ -266,3 +267,15 @@ async def test_what_is_out_of_reach_was_not_touched(stage: Tenants) -> None:
             refused = answer.status_code in (400, 401, 404) or answer.status_code >= 500
             gone = route.endswith("/ack") and "no_lease" in answer.text  # it was given back just before
             assert not refused or gone or "url_needed" in answer.text, (route, answer.text)
+
+
+async def test_a_model_that_projects_share_is_run_by_none_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    """Its engines carry the calls of all of them: they call it, and the root key alone sees where it runs."""
+    models = {"shared": {"path": str(tiny_model), "train": False}}
+    projects = {name: {"key": key_of(name), "models": ["shared"]} for name in ("ann", "bob")}
+    values = settings_for(tiny_model, tmp_path, admin={"key": ROOT}, models=models, projects=projects)
+    found = Projects(Settings.parse(values))
+    for name in projects:
+        reach = found.reach(key_of(name))
+        assert reach is not None and not reach.has("shared") and reach.models == ()
+    assert found.root.has("shared") and found.callable("shared", "shared")

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, select
 
+from gateway.control.retention import prune
 from gateway.sections import StoreSettings
 from gateway.store import episodes as statements
 from gateway.store import retention, tallies
 from gateway.store.connections import connect
+from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.models import AnswerRow, CallRow, DecisionRow, EpisodeRow, LeaseRow
 from gateway.store.retention import Ages, Swept
@@ -152,6 +154,23 @@ def test_pages_that_are_full_are_not_the_last(connection: Connection) -> None:
     assert swept(connection).deleted == {"eval": len(names)}
     assert there(connection) == set()
     assert not any(tallies.tallies(connection, None).values())
+
+
+async def test_pruning_goes_on_to_the_last_page(store_url: str) -> None:
+    database = await Database.open(StoreSettings(url=store_url))
+    names = [f"ep-{number:03d}" for number in range(retention.PAGE + 1)]
+
+    def fill(connection: Connection) -> None:
+        for number, name in enumerate(names):
+            episode(connection, name, "g", at=float(number), mode="eval")
+
+    try:
+        await database.submit(fill)
+        for dry in (True, False):
+            assert (await prune(database, ALL, dry=dry)).deleted == {"eval": len(names)}
+            assert await database.read(there) == (set(names) if dry else set())
+    finally:
+        await database.close()
 
 
 def test_one_transaction_deletes_about_so_many_calls(
