@@ -3,11 +3,12 @@ discusses them.
 
 What is fitted, and to what:
 
-- verl's recipe (papers.md section 5; its README, three sizes and four thresholds): the trainer's seconds a batch are the table's own
-  (`update_actor` and `old_log_prob`, row by row), because its trainer scales as no simple model does. The median of the reply lengths is
-  fitted to `gen` of the three synchronous rows. Steps of the asynchronous rows, and so the speed-ups, are predictions.
-- AReaL's tokens/s over eta: the spread of the lengths is fitted to eta = 0; the trainer is the roofline's. Median (6,000) and batch
-  (64 groups of 16) are not published and were set so that a rollout has many waves. eta = 1, 4 and 16 are predictions.
+- verl's recipe (papers.md section 5; its README, three sizes and four thresholds): the trainer's seconds a batch are the
+  table's own (`update_actor` and `old_log_prob`, row by row), because its trainer scales as no simple model does. The median of
+  the reply lengths is fitted to `gen` of the three synchronous rows. Steps of the asynchronous rows are predictions; so are
+  the speed-ups, which are over the simulated synchronous rows.
+- AReaL's tokens/s over eta: the spread of the lengths is fitted to eta = 0; the trainer is the roofline's. Median (6,000) and
+  batch (64 groups of 16) are not published, and were set so that a rollout has several waves. eta = 1, 4 and 16 are predictions.
 """
 
 from __future__ import annotations
@@ -63,16 +64,17 @@ class Row:
 def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenario:
     """verl's experiment, with the trainer's seconds a batch as given."""
     base: dict[str, Any] = {
-        **{
-            "gpus": gpus,
-            "gpu": "H20",
-            "model": "7B",
-            "train_share": 0.5,
-            "batch": 512,
-            "group": 16,
-            "eta": 1,
-        },
-        **{"batches": 5, "warmup": 2, "prompt": 200, "name": f"verl-{gpus}"},
+        "gpus": gpus,
+        "gpu": "H20",
+        "model": "7B",
+        "train_share": 0.5,
+        "batch": 512,
+        "group": 16,
+        "eta": 1,
+        "batches": 5,
+        "warmup": 2,
+        "prompt": 200,
+        "name": f"verl-{gpus}",
         "lengths": {"kind": "tail", "median": MEDIAN, "longest": 28000},
     }
     tokens = Scenario(**base).contexts_mean * 512 * 16
@@ -85,16 +87,17 @@ def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenari
 def areal(eta: int) -> Scenario:
     """AReaL's experiment: 1.5B on 8 GPUs, a quarter of which train."""
     return Scenario(
-        **{
-            "gpus": 8,
-            "gpu": "H800",
-            "model": "1.5B",
-            "train_share": 0.25,
-            "batch": 64,
-            "group": 16,
-            "eta": eta,
-        },
-        **{"batches": 6 + eta // 2, "warmup": 2 + eta // 2, "prompt": 200, "name": f"areal-{eta}"},
+        gpus=8,
+        gpu="H800",
+        model="1.5B",
+        train_share=0.25,
+        batch=64,
+        group=16,
+        eta=eta,
+        batches=6 + eta // 2,
+        warmup=2 + eta // 2,
+        prompt=200,
+        name=f"areal-{eta}",
         lengths={"kind": "lognormal", "median": 6000, "sigma": SPREAD, "longest": 27000},
     )
 
