@@ -137,6 +137,13 @@ def test_a_node_stays_in_its_group_and_late_ones_are_used() -> None:
     assert [one.seen.id for one in match(groups, seen("a", "c", rollout="true"), kept)] == ["a", "c"]
 
 
+def test_a_group_that_chooses_first_takes_no_node_from_another() -> None:
+    groups = [Group("few", ("rollout",), zone="z"), Group("any", ("rollout",))]
+    there = seen("x", rollout="true", zone="z")
+    assert [one.name for one in match(groups, there, {})] == ["few"]
+    assert [one.name for one in match(groups, there, {"x": "any"})] == ["any"]
+
+
 def test_spare_nodes_are_used_only_when_they_may_be() -> None:
     groups = [Group("g", ("rollout",), engines=1, count=1, most=9)]
     there = seen("a", "b", "c", rollout="true")
