@@ -96,7 +96,9 @@ class Run:
             *("--agent", "examples.lending.agent:solve", "--group-size", str(self.group_size)),
             *("--concurrency", str(self.concurrency)),
         ]
-        serve, train = ["serve", "--config", config], ["run", str(self.directory / "trainer.toml")]
+        serve, settings = ["serve", "--config", config], str(self.directory / "trainer.toml")
+        fake = self.engine == "fake"
+        train = ["examples.lending.practice", settings] if fake else ["trainer.cli", "run", settings]
         async with (
             self._engines(at, config),
             self._process("gateway", at["r0"], "gateway.cli", *serve) as gateway,
@@ -105,7 +107,7 @@ class Run:
             await gateway.ready(lambda: _answers(http, f"{self.url}/readyz"), START_S)
             async with (
                 self._process("agents", at["r0"], "gateway.cli", *rollout) as agents,
-                self._process("trainer", trains, "trainer.cli", *train) as trainer,
+                self._process("trainer", trains, *train) as trainer,
             ):
                 await self._until_trained(trainer, gateway, agents)
 
@@ -144,10 +146,8 @@ class Run:
                 await process.stop()
 
     @asynccontextmanager
-    async def _process(
-        self, name: str, core: str, module: str, *arguments: str
-    ) -> AsyncIterator[LocalProcess]:
-        argv = ["taskset", "-c", core, sys.executable, "-m", module, *arguments]
+    async def _process(self, name: str, core: str, *module: str) -> AsyncIterator[LocalProcess]:
+        argv = ["taskset", "-c", core, sys.executable, "-m", *module]
         process = await LocalProcess.start(name, argv, self._log(name))
         try:
             yield process

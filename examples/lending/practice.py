@@ -1,0 +1,37 @@
+"""The trainer for a trial with fake engines: the same loop, with versions that have no probe.
+
+A fake engine's log-probabilities are no model's, so every probe would rightly fail.
+
+    python -m examples.lending.practice TRAINER.toml
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import trainer.run
+from trainer.batch import Batch
+from trainer.learner import Learner
+from trainer.settings import Settings
+
+
+class Unprobed(Learner):
+    """Its versions cannot be told from their parents."""
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """See `Learner`."""
+        measured = super().step(batch)
+        self.probe = None
+        return measured
+
+
+def main() -> None:
+    """Trains."""
+    trainer.run.Learner = Unprobed  # type: ignore[misc]
+    asyncio.run(trainer.run.run(Settings.load(Path(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()
