@@ -142,6 +142,7 @@ class Fleet(Reactor):
             return
         self._lives[engine] = _Life()
         if engine in self._unwanted:  # it may be there already, and awake
+            self._outbox.gone.append(Gone(engine, final=True, asleep=True))
             self._fall(now, engine, "it was added, and its node is not lent")
         else:
             self._outbox.gone.append(Gone(engine, final=False))

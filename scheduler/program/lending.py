@@ -49,6 +49,8 @@ class _Engine:
     open: bool = False
     asleep: bool = False
     warm: bool = False
+    leaving: bool = False
+    """It was removed, and may not have ended yet."""
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ class Lending(Reactor):
         self.reaction(self._on_claimed, on=[self.claimed], writes=[self.lapse, *switches])
         self.reaction(self._on_released, on=[self.released])
         self.reaction(self._on_lapse, on=[self.lapse])
-        self.reaction(self._on_overdue, on=[self.overdue])
+        self.reaction(self._on_overdue, on=[self.overdue], writes=switches)
         self.reaction(self._on_filling, on=[self.filling])
         every: list[Source[Any]] = [
             *(self.added, self.removed, self.hosted, self.claimed, self.released),
@@ -171,10 +173,10 @@ class Lending(Reactor):
 
     def _on_hosted(self, now: Context) -> None:
         hosted = now[self.hosted]
-        before = self._engines.pop(hosted.engine, None)
-        if before is not None and before.node:
-            self._done(now, hosted.engine, self._nodes[before.node])
-            del self._nodes[before.node].engines[hosted.engine]
+        known = self._engines.get(hosted.engine)
+        if known is not None and not known.leaving and known.node == hosted.node:
+            return
+        self._drop(hosted.engine)
         node = self._nodes.get(hosted.node)
         if node is None:
             return
@@ -184,12 +186,16 @@ class Lending(Reactor):
         if node.way is not None:
             node.pending.add(hosted.engine)
 
+    def _drop(self, engine: str) -> None:
+        known = self._engines.pop(engine, None)
+        if known is not None and known.node:
+            del self._nodes[known.node].engines[engine]
+
     def _on_gone(self, model: str, port: Input[tuple[Gone, ...]], now: Context) -> None:
         for gone in now[port]:
             engine = self._heard(gone.engine, model)
             engine.open = engine.asleep = False
-            if gone.removed and not engine.node:
-                del self._engines[gone.engine]
+            engine.leaving |= gone.removed
 
     def _on_asleep(self, model: str, port: Input[tuple[Asleep, ...]], now: Context) -> None:
         for asleep in now[port]:
@@ -198,8 +204,10 @@ class Lending(Reactor):
                 continue  # it was removed
             engine.model, engine.open, engine.asleep, engine.warm = model, False, True, asleep.warm
             node = self._nodes.get(engine.node)
-            if node is not None and node.way == "call back":
+            if node is not None and (node.way == "call back" or engine.leaving):
                 self._done(now, asleep.engine, node)
+            if engine.leaving:
+                self._drop(asleep.engine)
 
     def _on_opened(self, model: str, port: Input[Opened], now: Context) -> None:
         name = now[port].engine

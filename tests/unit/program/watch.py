@@ -62,6 +62,8 @@ class _Engine:
     """When that was said, or taken back, last."""
     sleeps: bool = False
     """Since it was unwanted it has been neither launched nor woken."""
+    roused: int = -1
+    """When it was, last."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Watch:
     def __init__(self, fleet: dict[str, Any], update: dict[str, Any], lending: dict[str, Any]) -> None:
         self.engines: dict[str, _Engine] = {}
         self.nodes: dict[str, Node] = {}
+        self._early: set[str] = set()
+        """Engines that shall sleep and are not there yet."""
         self._lending = lending
         self._contradicted = False
         """Somebody has failed with the newest version."""
@@ -100,7 +104,10 @@ class Watch:
 
     def added(self, engine: str) -> None:
         """Nothing changes where one of that name is there."""
-        self.engines.setdefault(engine, _Engine())
+        fresh = _Engine()
+        fresh.unwanted = fresh.sleeps = engine in self._early
+        self._early.discard(engine)
+        self.engines.setdefault(engine, fresh)
 
     def removed(self, now: int, engine: str) -> None:
         """See `passed`."""
@@ -119,6 +126,8 @@ class Watch:
     def wanted(self, now: int, wanted: Wanted) -> None:
         """Whether an engine shall sleep."""
         engine = self.engines.get(wanted.engine)
+        if engine is None:
+            (self._early.discard if wanted.awake else self._early.add)(wanted.engine)
         if engine is None or engine.removed is not None:
             return
         if not wanted.awake and not engine.unwanted:
@@ -157,11 +166,13 @@ class Watch:
         elif done.ok:
             engine.way += (done.step,)
             if done.step == "launch":
-                engine.process, engine.was_up, engine.given_up, engine.sleeps = "up", True, None, False
+                engine.process, engine.was_up, engine.given_up = "up", True, None
+                engine.sleeps, engine.roused = False, now
             if done.step == "sleep":
                 engine.process = "asleep" if engine.process == "falling" else engine.process
             if done.step == "wake":
-                engine.process, engine.way, engine.sleeps = "up", ("launch",), False
+                engine.process, engine.way = "up", ("launch",)
+                engine.sleeps, engine.roused = False, now
             engine.pinned = done.pinned > 0 if done.step == "hold" else engine.pinned
             if done.step == "open":
                 engine.runs = done.version
@@ -176,7 +187,7 @@ class Watch:
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
         self._failures_at_begin = self.failures
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, now: int, ended: Ended) -> None:
         """Once for each version, in order; and then nobody is left behind. A failed version may be live after all."""
         if len(self.ends) == len(self.published):
             last = max(i for i, known in enumerate(self.ends) if known.version == ended.version)
@@ -188,10 +199,18 @@ class Watch:
         left = [engine for engine in self.engines.values() if engine.removed is None]
         runs = any(engine.runs == ended.version for engine in left)
         sleeps = any(engine.sleeps for engine in left) and not self._contradicted
-        assert ended.live == (runs or (sleeps and ended.version == self._newest))
+        may_sleep = any(
+            engine.roused == now for engine in left
+        )  # who wakes now may be heard of a moment later
+        if not may_sleep:
+            assert ended.live == (runs or (sleeps and ended.version == self._newest))
         for engine in left:
             comes = engine.process in ("stopping", "stopped")
-            comes = comes or engine.sleeps or (engine.process in ("launching", "up") and engine.to >= ended.version)
+            comes = (
+                comes
+                or engine.sleeps
+                or (engine.process in ("launching", "up") and engine.to >= ended.version)
+            )
             if ended.live and self._update["order"] == "pull":
                 continue  # the others come when they are told to
             if ended.live:

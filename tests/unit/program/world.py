@@ -17,7 +17,7 @@ from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Publis
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
-from tests.unit.program.watch import FLEET_STEPS, Watch, Node
+from tests.unit.program.watch import FLEET_STEPS, Node, Watch
 
 T = TypeVar("T")
 
@@ -128,9 +128,9 @@ class World:
     def add(self, *engines: str) -> World:
         """Each is added, at this moment."""
         for engine in engines:
-            self.watch.added(engine)
-            if engine in self.homes:
+            if engine in self.homes and engine not in self.watch.engines:
                 self._happens(self._program.lending.hosted, Hosted(engine, self.homes[engine]))
+            self.watch.added(engine)
             self._happens(self._program.fleets[MODEL].added, Added(engine))
         return self
 
@@ -305,7 +305,7 @@ class World:
         self.lines.append(
             f"{self.now} version {ended.version} {'live' if ended.live else 'failed'}{failures}"
         )
-        self.watch.ended(ended)
+        self.watch.ended(self.now, ended)
 
 
 def _done(step: _Step) -> Done:

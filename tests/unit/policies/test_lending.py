@@ -1,0 +1,124 @@
+"""When nodes are lent and called back, by examples computed by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.policies.lending import Lendable, LendingSettings, Lent, Mean, Pace, call_back, lend
+
+SETTINGS = LendingSettings(margin_s=1.0, min_stay_s=5.0)
+WAITS = Lendable(wait_s=4.0, calls=8, awake=1, wake_s=2.0, sleep_s=0.5)
+
+
+def test_a_node_is_lent_if_the_wait_is_longer_than_the_switch_and_the_margin() -> None:
+    assert lend(WAITS, SETTINGS).yes  # 4 > 2 + 0.5 + 1
+    assert not lend(replace(WAITS, wait_s=3.5), SETTINGS).yes
+    assert not lend(replace(WAITS, wake_s=2.5), SETTINGS).yes
+    assert not lend(replace(WAITS, sleep_s=1.0), SETTINGS).yes
+    assert lend(replace(WAITS, wait_s=3.5), replace(SETTINGS, margin_s=0.9)).yes
+
+
+def test_nobody_knows_how_long_the_wait_is() -> None:
+    assert lend(replace(WAITS, wait_s=math.inf), SETTINGS).yes
+
+
+def test_without_work_for_one_more_engine_there_is_no_gain() -> None:
+    assert not lend(replace(WAITS, calls=1), SETTINGS).yes
+    assert lend(replace(WAITS, calls=2), SETTINGS).yes
+    assert not lend(replace(WAITS, calls=0, awake=0, wait_s=math.inf), SETTINGS).yes
+    assert lend(replace(WAITS, calls=1, awake=0), SETTINGS).yes
+
+
+def test_what_was_called_back_stays_for_a_while() -> None:
+    assert not lend(replace(WAITS, called_back_s=4.9), SETTINGS).yes
+    assert lend(replace(WAITS, called_back_s=5.0), SETTINGS).yes
+
+
+def test_lending_can_be_turned_off() -> None:
+    assert not lend(replace(WAITS, wait_s=math.inf), replace(SETTINGS, enabled=False)).yes
+
+
+def test_the_reason_has_the_figures() -> None:
+    reason = lend(WAITS, SETTINGS).reason
+    assert all(figure in reason for figure in ("4.0 s", "8 calls", "2.00 s", "0.50 s", "margin 1 s"))
+    assert "3.5 s" in lend(replace(WAITS, wait_s=3.5), SETTINGS).reason
+
+
+def test_a_node_is_called_back_when_what_is_left_is_what_that_takes() -> None:
+    lent = Lent(wait_s=1.5, awake=1, sleep_s=0.5, lent_s=60.0)
+    assert call_back(lent, SETTINGS).yes  # 1.5 <= 0.5 + 1
+    assert not call_back(replace(lent, wait_s=1.6), SETTINGS).yes
+    assert call_back(replace(lent, wait_s=1.6, sleep_s=0.6), SETTINGS).yes
+    assert not call_back(replace(lent, awake=0), SETTINGS).yes
+    assert not call_back(replace(lent, lent_s=4.9), SETTINGS).yes
+    assert call_back(replace(lent, lent_s=5.0), SETTINGS).yes
+
+
+@given(
+    e=st.integers(1, 64),
+    k=st.integers(1, 64),
+    wait_s=st.floats(0.1, 1e4),
+    wake_s=st.floats(0, 100),
+    sleep_s=st.floats(0, 100),
+    margin_s=st.floats(0, 100),
+)
+def test_the_rule_is_that_of_its_derivation(
+    e: int, k: int, wait_s: float, wake_s: float, sleep_s: float, margin_s: float
+) -> None:
+    """Lent, k engines do what they can of e * wait_s seconds of work; that is worth it if the batch is whole sooner."""
+    lost = wake_s + sleep_s + margin_s
+    sooner = wait_s - (e * wait_s + k * lost) / (e + k)
+    if abs(wait_s - lost) > 1e-6 * max(wait_s, lost):
+        state = Lendable(wait_s, 10_000, e, wake_s, sleep_s)
+        assert lend(state, replace(SETTINGS, margin_s=margin_s)).yes == (sooner > 0)
+
+
+def test_the_pace_is_that_of_the_groups() -> None:
+    pace = Pace(smooth_s=10.0)
+    assert pace.wait_s == math.inf
+    for second in range(5):
+        pace.seen(second, buffer=3, groups=2 * second, size=16)
+    assert pace.groups_per_s == pytest.approx(2.0)
+    assert pace.wait_s == pytest.approx((16 - 8) / 2)
+
+
+def test_newer_groups_weigh_more() -> None:
+    pace = Pace(smooth_s=10.0)
+    pace.seen(0, 0, 0, 100)
+    pace.seen(10, 0, 10, 100)  # 1 a second
+    pace.seen(20, 0, 40, 100)  # 3 a second
+    share = 1 - math.exp(-1)
+    first, second = share * (1 - share), share
+    assert pace.groups_per_s == pytest.approx((first * 1 + second * 3) / (first + second))
+
+
+def test_time_in_which_a_batch_was_whole_or_another_one_was_filled_says_nothing() -> None:
+    pace = Pace(smooth_s=10.0)
+    pace.seen(0, 0, 0, 4)
+    pace.seen(2, 0, 4, 4)
+    assert pace.wait_s == 0.0
+    pace.seen(100, 0, 4, 4)
+    pace.seen(101, 1, 3, 4)
+    assert pace.groups_per_s == pytest.approx(2.0)
+    assert pace.wait_s == pytest.approx(0.5)
+
+
+def test_groups_that_are_dropped_do_not_make_it_go_backwards() -> None:
+    pace = Pace(smooth_s=10.0)
+    pace.seen(0, 0, 3, 4)
+    pace.seen(1, 0, 1, 4)
+    assert pace.groups_per_s == 0.0
+    assert pace.wait_s == math.inf
+
+
+def test_the_mean_goes_a_share_of_the_way_to_each_value() -> None:
+    mean = Mean(share=0.5)
+    assert (mean.value, mean.count) == (0.0, 0)
+    for seconds in (4.0, 2.0, 6.0):
+        mean.measured(seconds)
+    assert mean.value == pytest.approx(4.5)
