@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness prove chaos chaos-short \
+.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short \
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths \
@@ -65,6 +65,9 @@ demo-seeds: setup engine ## the demo for three seeds, and a control run with fro
 
 demo-tools: setup engine ## train an agent of the openai-agents SDK to use its tool to the end
 	$(BIN)/python -m examples.tools_demo.run
+
+report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each (an hour)
+	$(BIN)/python -m scheduler.simulate.report
 
 report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness
