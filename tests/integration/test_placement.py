@@ -1,0 +1,153 @@
+"""Where calls go while the control program places them: versions side by side, calls that move, a program that has stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateways import RunningGateway, run_gateway
+from tests.integration.support import check_sampled_by_the_fake, nodes_of, until
+from tests.integration.test_engines import finished, slots, start_agents, two_engines, versions
+from tests.integration.test_updates import check_everything
+
+__all__ = ["versions"]
+
+
+def of_version(gateway: RunningGateway, version: int) -> list[Any]:
+    return [slot for slot in slots(gateway) if slot.state == "open" and slot.version == version]
+
+
+async def one_pulls(gateway: RunningGateway, weights: Path) -> tuple[Any, Any]:
+    """Publishes version 1 while calls hardly go on: answers the engine that has pulled it, and the one that still has calls."""
+    await until(lambda: all(slot.streams >= 2 for slot in slots(gateway)), "both have calls", 30)
+    for slot in slots(gateway):
+        await gateway.fake("faults", slot, delay_s=1.0)
+    record = await gateway.admin.publish(1, str(weights), wait_s=60)
+    assert record["state"] == "live"
+    (new,), (old,) = of_version(gateway, 1), of_version(gateway, 0)
+    await gateway.fake("faults", new, delay_s=0.01)
+    assert old.streams
+    return new, old
+
+
+async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:
+    return [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+
+
+async def check_all(gateway: RunningGateway, versions: dict[int, Path], results: list[Any]) -> set[int]:
+    """Nothing is lost, doubled or mislabelled; answers which versions sampled. A turn may go back to an older one."""
+    sampled: set[int] = set()
+    for episode, counts in results:
+        nodes = await nodes_of(gateway, episode)
+        turns = [node for node in nodes if node["sampled"]]
+        assert [len(turn["ids"]) for turn in turns] == counts, "received is recorded"
+        for turn in turns:
+            assert turn["mask_reason"] == ""
+            check_sampled_by_the_fake(nodes, turn, versions)
+            sampled |= {version for version, _ in turn["versions"]}
+    return sampled
+
+
+@pytest.mark.parametrize("rule", ["cached", "gain"])
+async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sample(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], rule: str
+) -> None:
+    """Of two busy engines one comes to version 1; new episodes go there alone, until the other has nothing to do."""
+    routing = {"rule": rule, "running_below": 1, "mu": 0.0}
+    values = two_engines(tiny_model, tmp_path, 0.02, update={"order": "pull"}, routing=routing)
+    async with run_gateway(values, in_process=False) as gateway:
+        agents, done = start_agents(gateway, 6)
+        new, old = await one_pulls(gateway, versions[1])
+        for i in range(4):
+            episode, headers = await gateway.open(f"young-{i}", mode="eval")
+            assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
+            (turn,) = await turns_of(gateway, episode)
+            assert turn["versions"] == [[1, len(turn["ids"])]]
+            (call,) = (await gateway.admin.episode(episode))["calls"]
+            assert call["engine"] == new.name
+        assert (new.version, old.version) == (1, 0), "the other is busy, and stays as it is"
+        await gateway.fake("faults", old, delay_s=0.01)
+        assert 0 in await check_all(gateway, versions, await finished(agents, done))
+        await until(lambda: len(of_version(gateway, 1)) == 2, "the other has pulled", 30)
+
+
+async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+) -> None:
+    """The one engine with the newest version dies; the other is busy with older calls, and pulls all the same."""
+    update = {"order": "pull"}
+    values = two_engines(
+        *(tiny_model, tmp_path, 0.02), update=update, routing={"running_below": 1}, engine={"max_restarts": 0}
+    )
+    async with run_gateway(values, in_process=False) as gateway:
+        agents, done = start_agents(gateway, 4)
+        new, old = await one_pulls(gateway, versions[1])
+        episode, headers = await gateway.open("young", mode="eval")
+        gateway.services.control.host.lose("demo", new.name, "a test says so")
+        young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
+        await until(lambda: old.version == 1, "it has pulled", 30)
+        await gateway.fake("faults", old, delay_s=0.01)
+        assert (await young).status_code == 200
+        (turn,) = await turns_of(gateway, episode)
+        assert {version for version, _ in turn["versions"]} == {1}
+        await check_all(gateway, versions, await finished(agents, done))
+
+
+async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+) -> None:
+    """One engine samples two calls at a time and has six; then another opens."""
+    routing = {"migrate": True, "waiting_above": 0}
+    values = two_engines(tiny_model, tmp_path, 0.02, routing=routing)
+    async with run_gateway(values, in_process=False) as gateway:
+        first, second = slots(gateway)
+        await gateway.fake("faults", first, slots=2)
+        second.state = "held"
+        gateway.model.pool.notify()
+        agents, done = start_agents(gateway, 6)
+        await until(lambda: first.streams == 6, "all are in the first", 30)
+        second.confirm(second.version)
+        gateway.model.pool.notify()
+        await until(lambda: second.streams >= 2, "calls have moved", 30)
+        results = await finished(agents, done)
+        await check_everything(gateway, versions, results)
+        calls = [c for episode, _ in results for c in (await gateway.admin.episode(episode))["calls"]]
+        assert any(call["pauses"] for call in calls)
+        assert not any(call["pauses"] > 3 for call in calls), "to and fro"
+
+
+async def test_calls_go_on_when_nobody_decides_any_more(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+) -> None:
+    """The control program has stopped, by a defect: engines that are open are used, and calls that wait get them."""
+    async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
+        first, second = slots(gateway)
+        first.state = second.state = "held"
+        _, headers = await gateway.open(mode="eval")
+        waiting = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="waiting")
+        await until(lambda: gateway.model.pool.waiting == 1, "it waits")
+        driver = gateway.services.control.host._driver
+        driver.cancel()
+        await asyncio.wait({driver})
+        second.confirm(0)
+        later = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="later")
+        assert (await later).status_code == 200
+        assert (await waiting).status_code == 200
+
+
+async def test_the_speed_of_engines_is_shown(tiny_model: Path, tmp_path: Path) -> None:
+    async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
+
+        async def seen() -> bool:
+            engines = (await gateway.http.get("/admin/v1/engines")).json()["engines"]
+            return all(engine["speed"] is not None for engine in engines)
+
+        await until(seen, "both were looked at")
+        (engine, _) = (await gateway.http.get("/admin/v1/engines")).json()["engines"]
+        assert engine["speed"]["error"] is None
+        assert engine["speed"]["k2"] == gateway.settings.routing.k2
+        page = (await gateway.http.get("/metrics")).text
+        assert 'headgate_engine_step_seconds{coefficient="k2",engine="demo-0",model="demo"}' in page

@@ -1,0 +1,82 @@
+"""Coefficients are found again in what a simulated engine says of itself; what it says nothing about stays at the prior."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gateway.control.fitting import Fits, Sample, fit
+from scheduler.policies.throughput import EngineModel
+
+TRUE = EngineModel(k1=2e-7, k2=8e-3, k3=2e-4, k4=3e-3)
+PRIOR = EngineModel(k1=1e-7, k2=5e-3, k3=1e-4, k4=5e-3)
+
+
+def seconds(
+    count: int,
+    most: int,
+    *,
+    noise: float = 0.03,
+    outliers: float = 0.0,
+    lengths: tuple[int, int] = (200, 8000),
+) -> list[Sample]:
+    rng, found = random.Random(7), []
+    for _ in range(count):
+        running = rng.randint(1, most)
+        kv = running * rng.randint(*lengths)
+        factor = rng.gauss(1.0, noise) * (rng.uniform(2, 6) if rng.random() < outliers else 1.0)
+        found.append(Sample(running, kv, TRUE.step_s(running, kv) * factor))
+    return found
+
+
+@pytest.mark.parametrize("outliers", [0.0, 0.1])
+def test_coefficients_are_found_again_from_noisy_seconds_with_outliers(outliers: float) -> None:
+    found = fit(seconds(300, 160, outliers=outliers), PRIOR)
+    assert found.model.k1 == pytest.approx(TRUE.k1, rel=0.1)
+    assert found.model.k3 == pytest.approx(TRUE.k3, rel=0.2)
+    assert found.error < 0.05
+    for running, kv in ((1, 1000), (20, 60_000), (100, 300_000), (160, 900_000)):
+        assert found.model.step_s(running, kv) == pytest.approx(TRUE.step_s(running, kv), rel=0.08)
+
+
+def test_what_the_seconds_say_nothing_about_stays_at_the_prior() -> None:
+    """Eight calls never leave the flat part: k3 is unknown, and k2 is known only together with k4."""
+    found = fit(seconds(200, 8), PRIOR)
+    assert found.model.k3 == PRIOR.k3
+    assert found.model.k2 + found.model.k4 == pytest.approx(TRUE.k2 + TRUE.k4, rel=0.1)
+    assert found.model.k2 == pytest.approx(found.model.k4, rel=1e-6)  # as in the prior
+
+
+def test_no_coefficient_is_negative_and_the_same_seconds_give_the_same() -> None:
+    short = seconds(60, 40, noise=0.5, lengths=(1, 5))
+    found = fit(short, PRIOR)
+    assert min(found.model.k1, found.model.k2, found.model.k3, found.model.k4) >= 0
+    assert fit(short, PRIOR) == found
+    with pytest.raises(ValueError, match="samples"):
+        fit([], PRIOR)
+
+
+def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_gone() -> None:
+    fits, rng, sampled = Fits(PRIOR), random.Random(3), 0.0
+    for second in range(60):
+        running = 40 + rng.randint(-2, 2)
+        kv = 2000 * running
+        fits.observe("e", 1, float(second), running, kv, int(sampled))
+        sampled += TRUE.rate(running, kv)
+        assert second >= 20 or fits.describe()["e"]["error"] is None
+    ((name, model),) = fits.changed()
+    assert name == "e"
+    assert model.rate(40, 80_000) == pytest.approx(TRUE.rate(40, 80_000), rel=0.05)
+    assert fits.changed() == []
+    fits.forget(())
+    assert fits.describe() == {}
+
+
+def test_a_second_in_which_the_load_changed_or_the_engine_began_anew_says_nothing() -> None:
+    fits = Fits(PRIOR)
+    fits.observe("e", 1, 0.0, 10, 1000, 0)
+    assert fits.observe("e", 1, 1.0, 40, 4000, 500) == 500.0
+    assert fits.observe("e", 2, 2.0, 40, 4000, 900) == 0.0
+    assert fits.observe("e", 2, 3.0, 40, 4000, 100) == 0.0
+    assert fits.describe()["e"]["samples"] == 0
