@@ -89,12 +89,12 @@ class EngineProcess:
             raise
         return cls(process, engine, url)
 
-    async def stop(self) -> None:
-        """Ends the engine and whatever it started."""
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """Ends the engine and whatever it started; what is left after `grace_s` is killed."""
         try:
             await self.engine.close()
         finally:  # also when this is cancelled: nobody else would stop the process
-            await self.process.stop()
+            await self.process.stop(grace_s)
 
 
 def _vllm_command(

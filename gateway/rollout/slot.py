@@ -57,6 +57,8 @@ class Slot:
         self.version = -1
         self.given_up = False
         """Nobody waits for it any more."""
+        self.restless = False
+        """It was to sleep, and has to be stopped: somebody waits for its memory."""
         self.generation = 0
         """Grows whenever the engine is opened: what it had cached before is gone."""
         self.restarts = 0
@@ -180,12 +182,12 @@ class Slot:
         else:
             self.evict(reason)
 
-    async def stop(self) -> None:
-        """Ends the engine; an external one is only disconnected."""
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """Ends the engine, within `grace_s`; an external one is only disconnected."""
         process, engine = self.process, self.engine
         self.process = self.engine = None
         if process is not None:
-            await process.stop()
+            await process.stop(grace_s)
         elif engine is not None:
             await engine.close()
 

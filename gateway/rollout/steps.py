@@ -130,6 +130,7 @@ class EngineSteps:
         if slot is not None:
             if slot.state != "draining":
                 self._report(do.engine, do.version).failure = do.reason
+            slot.restless = slot.state == "asleep"
             slot.given_up = do.step == "quarantine"
             slot.fail(do.reason)
             self._pool.notify()
@@ -192,7 +193,7 @@ class EngineSteps:
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
         slot.restarts += 1
-        await slot.stop()
+        await slot.stop(0.0 if slot.restless else 10.0)
 
     async def _drain(self, slot: Slot, _weights: Weights) -> None:
         slot.state = "draining"
