@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +97,146 @@ async def test_a_node_is_lent_while_its_trainer_waits_and_its_calls_go_on_when_i
         assert 'headgate_node_role{node="t0",role="rollout"} 1.0' in metrics
         assert 'headgate_node_seconds_total{node="t0",role="train"}' in metrics
     check_replay(values)
+
+
+async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+) -> None:
+    """Colocated: nothing samples while the trainer computes, and its version is live without any engine."""
+    values = cluster(tiny_model, tmp_path, {"t0": {"tags": BOTH, "engines": 2}}, engine={"sleep": "level2"})
+    async with run_gateway(values, in_process=False) as gateway:
+        slots = gateway.model.pool.slots
+        agents, done = start_agents(gateway, 4)
+        await until(lambda: gateway.model.pool.waiting == 4, "all wait")
+        assert (await gateway.http.get("/readyz")).is_success
+        await gateway.admin.release("t0")
+        await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
+        await gateway.admin.claim("t0", wait_s=30)
+        assert gateway.model.pool.waiting == 4
+        for slot in slots.values():
+            told = await gateway.fake("state", slot)
+            assert (told["asleep"], told["running"]) == (2, 0)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+        assert record["state"] == "live"
+        await gateway.admin.release("t0")
+        await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
+        assert [slot.version for slot in slots.values()] == [1, 1]
+        assert await check_everything(gateway, versions, await finished(agents, done)) >= 4
+        assert [(await gateway.fake("state", slot))["refused"] for slot in slots.values()] == [0, 0]
+    check_replay(values)
+
+
+async def test_an_engine_that_hangs_in_sleep_is_killed_and_the_claim_is_answered(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+) -> None:
+    values = cluster(
+        tiny_model,
+        tmp_path,
+        {"t0": {"tags": BOTH, "engines": 1}},
+        count=1,
+        engine={"sleep": "level1"},
+        lending={"deadline_s": 4.0},
+    )
+    async with run_gateway(values, in_process=False) as gateway:
+        slot = gateway.model.pool.slots["t0-0"]
+        agents, done = start_agents(gateway, 4)
+        await gateway.admin.release("t0")
+        await until(lambda: slot.streams >= 1, "the lent engine works", 40)
+        pid = slot.describe("demo")["pid"]
+        await gateway.fake("faults", slot, sleep_s=3600.0)
+        claimed = await gateway.admin.claim("t0", wait_s=50)
+        assert claimed["role"] == "train"
+        await until(lambda: not Path(f"/proc/{pid}").exists(), "the engine is killed", 40)
+        await gateway.admin.release("t0")
+        await until(lambda: slot.state == "open", "it is launched anew", 40)
+        await check_everything(gateway, versions, await finished(agents, done))
+    check_replay(values)
+
+
+async def test_what_cannot_be_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    nodes = {"t0": {"tags": ["train"]}, "r0": {"tags": ["rollout"], "zone": "z"}}
+    async with run_gateway(cluster(tiny_model, tmp_path, nodes, count=0), in_process=False) as gateway:
+        admin = gateway.admin
+        told = await admin.nodes()
+        assert [(n["name"], n["role"], n["zone"]) for n in told] == [
+            ("t0", "idle", ""),
+            ("r0", "rollout", "z"),
+        ]
+        refusals = [
+            await _refusal(admin.claim("nowhere")),
+            await _refusal(admin.release("nowhere")),
+            await _refusal(admin.remove_node("nowhere")),
+            await _refusal(admin.claim("r0")),
+            await _refusal(admin.claim("t0", model="other")),
+            await _refusal(admin.add_engine(node="nowhere")),
+            await _refusal(admin.add_engine(node="t0")),
+            await _refusal(admin.add_node("a node", ["train"])),
+            await _refusal(admin.add_node("n", [])),
+        ]
+        assert [(refused.status, refused.code) for refused in refusals] == [
+            (404, "no_node"),
+            (404, "no_node"),
+            (404, "no_node"),
+            (409, "node_not_for_training"),
+            (404, "model_not_found"),
+            (404, "no_node"),
+            (409, "node_not_for_rollout"),
+            (400, "invalid_value"),
+            (400, "invalid_value"),
+        ]
+        assert "'train'" in refusals[3].message
+        assert (await admin.claim("t0", wait_s=5))["role"] == "train"
+        assert (await admin.release("t0"))["role"] == "idle"
+
+
+async def _refusal(work: Any) -> GatewayRefused:
+    with pytest.raises(GatewayRefused) as refused:
+        await work
+    return refused.value
+
+
+async def test_nodes_and_their_engines_come_and_go(tiny_model: Path, tmp_path: Path) -> None:
+    async with run_gateway(cluster(tiny_model, tmp_path, {}, count=0), in_process=False) as gateway:
+        admin = gateway.admin
+        for _ in range(2):
+            node = await admin.add_node("n0", ["rollout", "a100"], zone="z1", capacity={"gpus": 8})
+            assert (node["role"], node["tags"], node["capacity"]) == (
+                "rollout",
+                ["rollout", "a100"],
+                {"gpus": 8},
+            )
+        added = await admin.add_engine("e0", node="n0", wait_s=40)
+        assert (added["state"], added["node"]) == ("open", "n0")
+        await admin.add_node(
+            "n0", BOTH
+        )  # it is a trainer's node too from now on: its engine sleeps until that has spoken
+        await until(lambda: state_of(gateway, "e0") == "asleep", "it falls asleep", 40)
+        assert (await admin.claim("n0", wait_s=20))["role"] == "train"
+        waiting = asyncio.create_task(admin.add_engine("e1", node="n0", wait_s=40), name="added")
+        assert (await waiting)["state"] == "asleep"
+        removed = await admin.remove_node("n0")
+        assert removed["engines"] == ["e0", "e1"]
+        await until(lambda: not gateway.model.pool.slots, "its engines are gone", 40)
+        assert await admin.nodes() == []
+
+
+async def test_an_engine_that_dies_on_a_claimed_node_is_not_started_before_it_is_lent_again(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    nodes = {"t0": {"tags": BOTH, "engines": 1}}
+    values = cluster(tiny_model, tmp_path, nodes, delay_s=0.5, lending={"claim_s": 3600.0})
+    async with run_gateway(values, in_process=False) as gateway:
+        slot = gateway.model.pool.slots["t0-0"]
+        await gateway.admin.release("t0")
+        _, headers = await gateway.open(mode="eval")
+        call = asyncio.create_task(gateway.chat(headers, max_tokens=12), name="call")
+        await until(lambda: slot.streams == 1, "the lent engine works", 40)
+        await gateway.admin.claim("t0", wait_s=30)
+        pid = slot.describe("demo")["pid"]
+        os.killpg(pid, signal.SIGKILL)
+        await until(lambda: slot.restarts == 1, "its death is noticed", 40)
+        assert slot.process is None
+        await gateway.admin.claim("t0", wait_s=30)
+        assert slot.process is None
+        await gateway.admin.release("t0")
+        assert (await call).is_success
