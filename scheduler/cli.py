@@ -168,13 +168,14 @@ def simulate(
         list[str] | None, typer.Option(help="A policy; repeatable. [default: every baseline]")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy.")] = 3,
+    gantt: Annotated[Path | None, typer.Option(help="A folder for a Gantt chart of each policy.")] = None,
 ) -> None:
     """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none."""
     from scheduler.simulate.command import simulate as run_simulation
     from scheduler.simulate.errors import SimulationError
 
     try:
-        run_simulation(scenario, policy or [], seeds)
+        run_simulation(scenario, policy or [], seeds, gantt)
     except SimulationError as error:
         raise _bad(str(error)) from error
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from scheduler.simulate.baselines import BASELINES
 from scheduler.simulate.errors import ScenarioError
+from scheduler.simulate.gantt import draw
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import Outcome, run
 
@@ -28,8 +29,8 @@ _COLUMNS = {
 }
 
 
-def simulate(path: Path, policies: list[str], seeds: int) -> None:
-    """Runs them and prints. Raises ScenarioError."""
+def simulate(path: Path, policies: list[str], seeds: int, gantt: Path | None = None) -> None:
+    """Runs them and prints; draws each policy's first seed into a folder of `gantt`. Raises SimulationError."""
     scenario = Scenario.load(path)
     unknown = [name for name in policies if name not in BASELINES]
     if unknown:
@@ -37,6 +38,9 @@ def simulate(path: Path, policies: list[str], seeds: int) -> None:
     chosen = {name: BASELINES[name] for name in policies or BASELINES}
     outcomes = run(scenario, chosen, range(seeds), lambda what: typer.echo(what, err=True))
     _show(scenario, outcomes, seeds)
+    if gantt is not None:
+        for name, policy in chosen.items():
+            typer.echo(draw(scenario, policy(), 0, gantt / name)["html"], err=True)
     typer.echo(
         json.dumps(
             {"simulated": True, "scenario": scenario.name, "policies": [o.to_json() for o in outcomes]}

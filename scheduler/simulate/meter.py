@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from scheduler.simulate.policy import Layout
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
 
 Role = Literal["rollout", "train", "switching", "idle", "lent"]
 ROLES = ("rollout", "train", "switching", "idle")
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A node had a role for a while: a bar of a Gantt chart."""
-
-    node: str
-    role: str
-    start: float
-    end: float
 
 
 class Meter:
@@ -44,9 +33,8 @@ class Meter:
         self._trainer = ("idle", 0.0)
         self.seconds: Counter[str] = Counter()
         """GPU seconds by role."""
-        self.stays: list[Stay] = []
-        """Filled if `keep_stays`."""
-        self.keep_stays = False
+        self.changes: list[tuple[float, str, str]] | None = None
+        """When which node took which role, if somebody wants to know: set it to a list before the run."""
         self.sampled = 0
         """Tokens that left an engine."""
         self.wasted = 0
@@ -72,16 +60,18 @@ class Meter:
         if before == role:
             return
         self._hosts[number] = (role, now)
+        self._note(now, f"e{number}", role)
         if before == "lent" or role == "lent":
             self._book_trainer(now)
             self._lent += gpus if role == "lent" else -gpus
         if before != "lent":
-            self._add(f"e{number}", before, since, now, gpus)
+            self.seconds[before] += gpus * (now - since)  # type: ignore[assignment]
 
     def trainer_is(self, now: float, role: str) -> None:
         """The trainer's GPUs have this role from now on."""
         self._book_trainer(now)
         self._trainer = (role, now)
+        self._note(now, "trainer", role)
 
     def trained(self, now: float, buffer: int, groups: Sequence[Group]) -> None:
         """A batch was trained."""
@@ -148,9 +138,8 @@ class Meter:
         role, since = self._trainer
         self._trainer = (role, now)
         if (gpus := self._dedicated + self._lent) and now > since:
-            self._add("trainer", role, since, now, gpus)
+            self.seconds[role] += gpus * (now - since)  # type: ignore[assignment]
 
-    def _add(self, node: str, role: str, since: float, now: float, gpus: int) -> None:
-        self.seconds[role] += gpus * (now - since)  # type: ignore[assignment]
-        if self.keep_stays and now > since:
-            self.stays.append(Stay(node, role, since, now))
+    def _note(self, now: float, node: str, role: str) -> None:
+        if self.changes is not None:
+            self.changes.append((now, node, role))

@@ -121,9 +121,9 @@ class Scenario(_Table):
             raise ValueError(
                 f"gpus ({self.gpus}) must be a multiple of engine_gpus ({self.engine_gpus}), at least twice it"
             )
-        if self.workload(0).longest > self.engine.capacity:
+        if (longest := self.workload(0).longest) > self.engine.capacity:
             raise ValueError(
-                f"a context of {self.workload(0).longest} tokens does not fit into an engine's cache of {self.engine.capacity}"
+                f"a context of {longest} tokens does not fit into an engine's cache of {self.engine.capacity}"
             )
         return self
 
@@ -161,7 +161,8 @@ class Scenario(_Table):
     @cached_property
     def _profile(self) -> tuple[np.ndarray, np.ndarray]:
         """Sampled tokens, and all tokens, of each episode of the first groups."""
-        episodes = [turns for n in range(_DRAWN) for turns in self.workload(0).task(n).episodes]
+        workload = self.workload(0)
+        episodes = [turns for n in range(_DRAWN) for turns in workload.task(n).episodes]
         sampled = [sum(turn.sampled for turn in turns) for turns in episodes]
         context = [sum(turn.prompt + turn.sampled for turn in turns) for turns in episodes]
         return np.array(sampled), np.array(context)

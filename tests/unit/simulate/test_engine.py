@@ -98,3 +98,11 @@ def _settle(engine: Engine) -> float | None:
     if due is not None:
         engine.settle(due)
     return due
+
+
+def test_what_ends_with_the_step_underway_ends_before_the_next_call_is_prefilled() -> None:
+    costs = EngineCosts(MODEL, prefill_s=1.0, capacity=10**6, slots=8)
+    job, late = Job(0, 0.001, 1, 10), Job(1, 1.001 + 9.5 * MODEL.step_s(1, 5), 50, 5)
+    ends, _ = run(costs, [job, late])
+    assert ends == pytest.approx(finished(costs, [Job(0, 0.001, 1, 10), Job(1, late.time, 50, 5)]))
+    assert ends[0] < 1.2

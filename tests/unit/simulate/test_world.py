@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.simulate.baselines import BASELINES
+from scheduler.simulate.gantt import timeline
 from scheduler.simulate.meter import ROLES, Meter
 from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
@@ -147,3 +148,22 @@ def test_more_asynchrony_helps_where_replies_are_skewed() -> None:
     rates = [run("areal", scenario(eta=eta, **given)).figures()["tokens_per_s"] for eta in (0, 1, 4)]
     assert rates == sorted(rates)
     assert rates[1] > 1.3 * rates[0]
+
+
+@pytest.mark.parametrize("name", ["sync_colocated", "seamlessflow", "verl_async"])
+def test_a_gantt_has_the_seconds_of_the_meter(name: str) -> None:
+    given = scenario()
+    found, meter = timeline(given, BASELINES[name](), 0), run(name, given)
+    found.check()
+    assert found.end_s == meter.ends[-1]
+    for kind in ROLES:
+        gpus = {"trainer": given.train_gpus}
+        seconds = sum(
+            i.seconds * gpus.get(i.node, given.engine_gpus) for i in found.intervals if i.kind == kind
+        )
+        assert seconds == pytest.approx(meter.seconds[kind])
+
+
+def test_all_stand_still_while_weights_are_sent_together() -> None:
+    given = scenario(gpus=2, batch=1, group=2, batches=2, warmup=1, train_share=0.5)
+    assert run("sync_split", given).seconds["switching"] == pytest.approx(2 * given.transfers(1).collective_s)
