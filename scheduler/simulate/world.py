@@ -150,9 +150,8 @@ class World:
                 raise Stalled(self._where())
             self.now, _, happen = heappop(self._events)
             happen()
-            while (
-                self._events and self._events[0][0] == self.now
-            ):  # engines that open together are one choice
+            # Engines that open together are one choice for the policy.
+            while self._events and self._events[0][0] == self.now:
                 heappop(self._events)[2]()
             self._calm()
             if self.rule.consumed > done:
