@@ -207,6 +207,7 @@ class EngineSteps:
         """What runs goes on elsewhere; what cannot move has `pinned_s`, and is cut then, as if its engine had died."""
         slot.state, slot.reason = "asleep", "its node is not lent"
         slot.evict("it is put to sleep while its weights change")
+        self._pool.notify()
         await self._shown(slot)
         if slot.engine is None and slot.external_url is None:
             return  # it has no process
