@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program.events import Do, Step
-from tests.unit.program.test_properties import ANSWERS, SETTINGS
+from tests.unit.program.test_properties import ANSWERS
 from tests.unit.program.world import Answer, World
 
 T0 = {"a": "t0", "b": "t0"}
@@ -234,6 +234,12 @@ def test_removing_an_engine_that_sleeps_and_one_that_falls_asleep() -> None:
         assert world.watch.nodes["t0"].role == "rollout"
 
 
+SETTINGS = st.tuples(
+    st.fixed_dictionaries({"max_restarts": st.integers(0, 2), "backoff_s": st.sampled_from([1, 3])}),
+    st.fixed_dictionaries(
+        {"mode": st.sampled_from(["abort", "keep"]), "order": st.sampled_from(["rolling", "together"])}
+    ),
+)
 HOMES = st.sampled_from(
     [{}, {"a": "t0"}, {"a": "t0", "b": "t0"}, {"a": "t0", "b": "t1"}, {"a": "t0", "b": "t0", "c": "t0"}]
 )

@@ -128,7 +128,7 @@ class Watch:
         engine = self.engines.get(wanted.engine)
         if engine is None:
             (self._early.discard if wanted.awake else self._early.add)(wanted.engine)
-        if engine is None or engine.removed is not None:
+        if engine is None or (engine.removed is not None and engine.removed < now):
             return
         if not wanted.awake and not engine.unwanted:
             engine.sleeps, engine.runs, engine.given_up = True, -1, None
@@ -216,7 +216,7 @@ class Watch:
             if ended.live:
                 assert engine.given_up is not None or comes
             else:
-                assert engine.given_up is not None or ended.version < self._newest
+                assert engine.given_up is not None or engine.sleeps or ended.version < self._newest
 
     def passed(self, now: int) -> None:
         """All that was to happen until now has happened: no deadline was missed in silence, and no claim was left unanswered."""
@@ -243,7 +243,7 @@ class Watch:
         assert engine.asked != "stop" or do.step == "quarantine", "nothing cuts a stop short"
         if do.step in ("stop", "quarantine"):
             self._check_reason(now, engine, do)
-        if engine.removed is not None:
+        if engine.removed is not None and (engine.removed < now or engine.told != now):
             assert do.step in ("drain", "stop", "quarantine")
         match do.step:
             case "launch":
