@@ -11,6 +11,10 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
+TESTS = $(BIN)/python -m pytest tests
+# Most tests wait for other processes. Those with vLLM use every core, so they come one after the other.
+AT_ONCE := -n auto --maxprocesses 4 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short \
 	report-lending \
@@ -37,10 +41,11 @@ format: setup ## format and sort imports
 	$(BIN)/ruff format .
 
 test: setup engine ## every test, real vLLM included
-	$(BIN)/python -m pytest tests
+	$(TESTS) -m "not vllm" $(AT_ONCE)
+	$(TESTS) -m vllm
 
 test-fast: setup ## the tests that need no vLLM
-	$(BIN)/python -m pytest tests -m "not vllm"
+	$(TESTS) -m "not vllm" $(AT_ONCE)
 
 test-compat: setup $(CLIENTS:%=$(COMPAT)/%/.ready) ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
 	$(BIN)/python -m tests.compat
