@@ -138,7 +138,7 @@ class ControlPlacement:
             call.call_id,
             call.version,
             call.length,
-            expected=call.expected,
+            expected=max(call.expected - len(call.turn.ids), 0),
             tail=call.tail,
             near=near,
             cached=cached,
