@@ -217,6 +217,14 @@ class Settings(Section):
                     raise ValueError(f"[nodes.{name}] urls: {public_engine(url)}")
         return self
 
+    @model_validator(mode="after")
+    def _tails_are_predicted(self) -> Self:
+        if self.routing.tails and self.lengths.ranker == "none":
+            raise ValueError(
+                "[routing] tails: nobody says which calls will be long, for [lengths] ranker is none: choose another"
+            )
+        return self
+
     def model_on(self, node: str) -> str:
         """The model that the engines of a node run."""
         return self.nodes[node].model or self.model_name

@@ -142,3 +142,9 @@ def test_bounds_override_or_clamp() -> None:
     assert Bounds(override=0.0).apply(1.0) == 0.0
     assert Bounds(min=0.5, max=1.0).apply(0.0) == 0.5
     assert Bounds(min=0.5, max=1.0).apply(2.0) == 1.0
+
+
+def test_tails_need_somebody_who_predicts_them() -> None:
+    with pytest.raises(ConfigError, match=r"\[routing\] tails.*\[lengths\] ranker"):
+        Settings.parse({**MODEL, "routing": {"tails": True}})
+    assert Settings.parse({**MODEL, "routing": {"tails": True}, "lengths": {"ranker": "history"}}).routing.tails
