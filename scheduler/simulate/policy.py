@@ -3,7 +3,7 @@
 The world tells a policy what happened; the policy answers by calling the world's verbs (`world.py`):
 
 - groups: `start_group()`, and what to do with its samples: `route(sample, engine)` or `hold(sample)`;
-- engines: `sync(engine, seconds)`, `give_back(engine)`, `move(sample, engine)`;
+- engines: `sync(engine, seconds)`, `move(sample, engine)`, `give_back(sample)`, `look(engine)`;
 - nodes: `claim(engines, seconds)`, `release(engines, seconds)`;
 - the trainer: `train()`, `publish(blocked_s)`.
 
@@ -60,6 +60,16 @@ class Policy(Protocol):
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
         """Samples want an engine: they were just started, were given back, had their tool's answer, or an engine opened again
         while they were held."""
+
+    def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
+        """Calls want no engine any more: their turn has ended, or their sample is given up. The sample, the number of its turn,
+        and the tokens of its context. Told before anything else that follows from it."""
+
+    def on_opened(self, world: World, host: Host) -> None:
+        """An engine has loaded weights, or has woken up."""
+
+    def on_asleep(self, world: World, host: Host) -> None:
+        """An engine that was claimed sleeps."""
 
     def on_ready(self, world: World) -> None:
         """The trainer waits, and has something to train: `train()` now, or once the nodes are there."""

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from scheduler.simulate.baselines import BASELINES
+from scheduler.simulate.combined import Combined
 from scheduler.simulate.frozen import HERE, digest
 from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
@@ -27,8 +28,8 @@ from scheduler.simulate.study import Outcome, run
 OWN = "combined"
 SYNCHRONOUS = ("sync_colocated", "sync_split")
 LARGE = "large-32b-1024"
-POLICIES: dict[str, Callable[[], Policy]] = dict(BASELINES)
-"""The baselines, and headgate's own once it is there."""
+POLICIES: dict[str, Callable[[], Policy]] = {**BASELINES, OWN: Combined}
+"""The baselines, and headgate's own."""
 
 
 def bounded(outcome: Outcome, eta: int) -> bool:

@@ -130,6 +130,9 @@ class World:
         self._serial = 0
         self._touched: dict[Host, None] = {}
         self._homeless: list[Sample] = []
+        self._gone: list[tuple[Sample, int, int]] = []
+        self._changed: list[tuple[Callable[[World, Host], None], Host]] = []
+        """Engines that opened or fell asleep, and which of the policy's hooks is for that."""
         self._room = self._look = True
         self._woken: dict[Host, None] = {}
         self._trained: list[str] = []
@@ -202,6 +205,20 @@ class World:
             self._turn_over(sample)
         else:
             self.route(sample, host)
+
+    def give_back(self, sample: Sample) -> None:
+        """The sample leaves its engine, and the policy is asked where it goes on."""
+        if self._take_out(sample):
+            self._turn_over(sample)
+        else:
+            self._homeless.append(sample)
+
+    def look(self, host: Host) -> Engine:
+        """The engine as it is now."""
+        if host.state == "open":
+            host.engine.advance(self.now)
+            self._touch(host)
+        return host.engine
 
     def least_loaded(self) -> Host | None:
         """The open engine with the fewest calls; among equals the first. None if none is open."""
@@ -299,7 +316,13 @@ class World:
     def _calm(self) -> None:
         """Lets the policy answer until it has no more to say, then asks every engine that changed for its next event."""
         while True:
-            if self._homeless:
+            if self._gone:
+                calls, self._gone = self._gone, []
+                self.policy.on_left(self, calls)
+            elif self._changed:
+                hook, host = self._changed.pop(0)
+                hook(self, host)
+            elif self._homeless:
                 samples, self._homeless = [s for s in self._homeless if not s.over], []
                 if samples:
                     self.policy.on_homeless(self, samples)
@@ -351,6 +374,7 @@ class World:
 
     def _turn_over(self, sample: Sample) -> None:
         turn = sample.turns[sample.at]
+        self._gone.append((sample, sample.at, sample.call.context))
         sample.at += 1
         if sample.at == len(sample.turns):
             sample.over = True
@@ -373,6 +397,7 @@ class World:
     def _opened(self, host: Host, version: int) -> None:
         host.state, host.version = "open", version
         host.engine.advance(self.now)
+        self._changed.append((self.policy.on_opened, host))
         kept, host.kept = [sample for sample in host.kept if not sample.over], []
         self._touch(host)
         for sample in kept:
@@ -386,6 +411,7 @@ class World:
 
     def _asleep(self, host: Host) -> None:
         host.state = "asleep"
+        self._changed.append((self.policy.on_asleep, host))
         self._touch(host)
         self._claimed()
 
@@ -499,6 +525,7 @@ class World:
             self._take_out(sample)
         elif sample in self.held:
             self.held.remove(sample)
+        self._gone.append((sample, sample.at, sample.call.context))
 
     # Time
 

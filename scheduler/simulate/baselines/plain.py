@@ -51,6 +51,15 @@ class Plain:
             else:
                 world.route(sample, host)
 
+    def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
+        """Nothing."""
+
+    def on_opened(self, world: World, host: Host) -> None:
+        """Nothing."""
+
+    def on_asleep(self, world: World, host: Host) -> None:
+        """Nothing."""
+
     def on_ready(self, world: World) -> None:
         """Trains."""
         world.train()

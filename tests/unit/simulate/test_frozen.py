@@ -6,8 +6,12 @@ import pytest
 
 from scheduler.simulate import frozen
 
-FROZEN = "c7a33b61e2dd02686a8462fed69cef0ef4f30bbe9563600557bf70f3246256f2"
-"""Changed since the freeze: never. A change is written down here, with its reason and what it did to the figures."""
+FROZEN = "f4fb0d9f300b3a2cf79c811f4ebd463fbcce92a68e9d222cc482980824d63f16"
+"""Changed since the freeze; a change is written down here, with its reason and what it did to the figures:
+
+1. `baselines/plain.py` has three hooks more (`on_left`, `on_opened`, `on_asleep`), with empty bodies: headgate's own policy needs to
+   be told. No figure changed, to the bit (`test_world.py` holds what the baselines did before).
+"""
 
 
 def test_nothing_changed_since_the_freeze() -> None:

@@ -1,0 +1,333 @@
+"""headgate's own policy: the very reactors of the gateway (`scheduler.program`), in virtual time over a simulated cluster.
+
+Nothing is decided here. What happens in the world is told to a `ControlProgram` as the gateway's hosts tell it
+(`gateway/control/{host,placement,nodes}.py`), and what the program wants is done with the world's verbs: StaleFlow's ledger
+bounds staleness; calls go where they add most tokens a second, wait here and not in engines, and move (`placement`, `migration`);
+engines pull weights one by one (`sync`); nodes that train are lent to rollout while the trainer waits (`lending`); the trainer
+takes groups as they come once it has its nodes, as `trainer/run.py` does. What the gateway cannot know is not told: lengths are
+expected by `foresight.py`, an engine's coefficients are those that a fit would find, and engines are looked at once a second.
+
+Owns what the program was told of and has not been told the end of: calls, steps that take time, and whether the trainer claims
+its nodes. Knobs: `Knobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from scheduler.policies.rules import StalenessRule
+from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
+from scheduler.program.events import Added, Begun, Do, Done, Published
+from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
+from scheduler.simulate.errors import SimulationError
+from scheduler.simulate.foresight import Foresight
+from scheduler.simulate.hosting import Hosting
+from scheduler.simulate.policy import Layout
+
+if TYPE_CHECKING:
+    from scheduler.simulate.scenario import Scenario
+    from scheduler.simulate.world import Host, Sample, World
+
+MODEL = "model"
+MACHINE = 8
+"""GPUs of a machine: a node, which is lent as a whole."""
+_RENEW_S = 10
+"""A trainer that holds its nodes says so this often."""
+_FLEET_STEPS = ("launch", "sleep", "wake")
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What a gateway's configuration would say."""
+
+    mu: float = 0.05
+    running_below: int = 2
+    rate_below: float = 0.0
+    pull_at_once: float = 0.25
+    migrate: bool = True
+    tails: bool = False
+    lend: bool = True
+    lead: float = 0.0
+    """Nodes are called back so long before the batch is whole, as a share of the time in which it is trained (`[lending]
+    margin_s`): the trainer takes the groups that are there meanwhile."""
+    mode: Literal["abort", "keep"] = "abort"
+    share: float = 0.0
+    """Of the GPUs, those that train and are lent; 0: the scenario's."""
+
+
+class Combined:
+    """See `policy.Policy`."""
+
+    name = "combined"
+    stream = 16
+    recompute = False
+    ticks = True
+
+    def __init__(self, recording: Path | None = None, knobs: Knobs | None = None) -> None:
+        """`recording`: a file that `scheduler replay` accepts; `close` ends it."""
+        self._path, self._knobs = recording, knobs or Knobs()
+        self._foresight = Foresight()
+        self._calls: dict[str, Sample] = {}
+        """Calls that run or wait, by name."""
+        self._to: dict[str, str] = {}
+        """Where calls that move are expected to go."""
+        self._steps: dict[str, Do] = {}
+        """Steps that take time, by engine."""
+        self._roles: dict[str, RoleIs] = {}
+        """Of the nodes that the trainer needs."""
+        self._claims = False
+        """The trainer has claimed its nodes, or has them."""
+        self._hosts: dict[str, Host] = {}
+        self._doing = False
+
+    def layout(self, scenario: Scenario) -> Layout:
+        """The nodes that train have both tags."""
+        size = scenario.engine_gpus
+        train = round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
+        if not self._knobs.lend:
+            return Layout(rollout=scenario.gpus - train, train=train)
+        return Layout(rollout=scenario.gpus - train, train=0, both=train)
+
+    def rule(self, scenario: Scenario) -> StalenessRule:
+        """StaleFlow's ledger, in the program; it is built here."""
+        self._hosting = Hosting(self._settings(scenario), MODEL, self._path)
+        program = self._hosting.program
+        self._fleet, self._update = program.fleets[MODEL], program.updates[MODEL]
+        self._placement, self._lending = program.placements[MODEL], program.lending
+        self._hosting.want(self._fleet.commands)
+        self._hosting.want(self._update.commands)
+        self._hosting.want(self._placement.placed)
+        self._hosting.want(self._placement.moves)
+        self._hosting.observe(self._lending.roles, self._on_roles)
+        return self._hosting.start()
+
+    def _settings(self, scenario: Scenario) -> dict[str, Any]:
+        knobs, engine = self._knobs, scenario.engine
+        placement = {
+            "rule": "gain",
+            "mu": knobs.mu,
+            "tails": knobs.tails,
+            "slots": engine.slots,
+            "engine": asdict(engine.model),
+            "sync": {
+                "running_below": knobs.running_below,
+                "rate_below": knobs.rate_below,
+                "at_once": knobs.pull_at_once,
+            },
+            "migration": {"on": knobs.migrate},
+        }
+        ledger = {"eta": scenario.eta, "batch": scenario.batch, "min_members": 1}
+        model = {
+            "update": {"order": "pull", "mode": knobs.mode},
+            "placement": placement,
+            "ledger": {"rule": "staleflow", "settings": ledger},
+        }
+        step_s = scenario.trainer.seconds(
+            scenario.batch * scenario.group * scenario.contexts_mean, self.layout(scenario).train_gpus, False
+        )
+        return {"models": {MODEL: model}, "lending": {"margin_s": 1.0 + knobs.lead * step_s}}
+
+    def close(self) -> None:
+        """Ends the recording."""
+        self._hosting.close()
+
+    # What happens
+
+    def on_room(self, world: World) -> None:
+        """Starts what may start."""
+        if not self._hosts:
+            self._begin(world)
+        samples: list[Sample] = []
+        while world.room() and (group := world.start_group()):
+            samples += group.samples
+        self.on_homeless(world, samples)
+
+    def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
+        """Calls arrive; also such as an engine gave back."""
+        if samples:
+            arrived = tuple(self._arrived(world, sample) for sample in samples)
+            self._hosting.tell(self._placement.demand, Demand(arrived=arrived))
+        self._do_all(world)
+
+    def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
+        """Calls leave, and teach how long calls are."""
+        left = []
+        for sample, turn, context in calls:
+            name = f"{sample.name}/{turn}"
+            if self._calls.pop(name, None) is not None:
+                left.append(Left(name, context))
+                self._to.pop(name, None)
+                if sample.at > turn:
+                    self._foresight.learn(sample.turns[turn].sampled)
+        if left:
+            self._hosting.tell(self._placement.demand, Demand(left=tuple(left)))
+        self._do_all(world)
+
+    def on_opened(self, world: World, host: Host) -> None:
+        """What the engine was to do is done, or can be begun with."""
+        self._go_on(world, host, sleeps=False)
+
+    def on_asleep(self, world: World, host: Host) -> None:
+        """What the engine was to do is done, or can be begun with."""
+        self._go_on(world, host, sleeps=True)
+
+    def on_ready(self, world: World) -> None:
+        """The trainer claims its nodes when the batch is whole, or when all were called back; and trains once it has them."""
+        near = all(role.near for role in self._roles.values())
+        if not self._claims and (near or world.rule.complete(world.rule.consumed)):
+            self._claim()
+        self._do_all(world)
+        held = self._claims and all(role.role == "train" for role in self._roles.values())
+        if held and all(host.state == "asleep" for host in world.hosts if host.shared):
+            world.train()
+
+    def on_trained(self, world: World) -> None:
+        """The weights are pushed into host memory, and between sites travel beside all else; the nodes are released."""
+        transfers, apart = world.transfers, world.scenario.sites > 1
+        world.publish(transfers.push_s, delay_s=transfers.overlapped_s if apart else 0.0)
+        self._claims = False
+        for node in self._roles:
+            self._hosting.tell(self._lending.released, Released(node, MODEL))
+        self._do_all(world)
+
+    def on_published(self, world: World, version: int) -> None:
+        """A version is there."""
+        self._hosting.tell(self._update.published, Published(version))
+        self._do_all(world)
+
+    def on_idle(self, world: World, host: Host) -> None:
+        """Nothing: who looks once a second has seen it."""
+
+    def on_second(self, world: World) -> None:
+        """How engines are, and how full the batch is; and a trainer that has its nodes says so."""
+        seen = tuple(_seen(world, host) for host in world.open_hosts() if host.name not in self._steps)
+        self._hosting.tell(self._placement.seen, Seen(seen))
+        batch, buffer = world.scenario.batch, world.rule.consumed
+        groups = min(len(world.rule.entries(buffer)), batch)
+        self._hosting.tell(self._lending.filling, Filling(MODEL, buffer, groups, batch, len(self._calls)))
+        if self._claims and round(world.now) % _RENEW_S == 0:
+            self._claim()
+        self._do_all(world)
+        if world.trainer == "waiting" and world.ready():
+            self.on_ready(world)  # the nodes may have been called back
+
+    # What is told
+
+    def _begin(self, world: World) -> None:
+        """The cluster is there."""
+        tell = self._hosting.tell
+        self._hosting.clock = lambda: world.now
+        self._hosts = {host.name: host for host in world.hosts}
+        tell(self._fleet.begun, Begun(0))
+        tell(self._update.begun, Begun(0))
+        tell(self._placement.begun, Begun(0))
+        first = world.layout.rollout // world.scenario.engine_gpus
+        for host in world.hosts:
+            if host.shared:
+                node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
+                if node not in self._roles:
+                    tell(self._lending.added, NodeAdded(node, ("train", "rollout")))
+                    tell(self._lending.released, Released(node, MODEL))
+                tell(self._lending.hosted, Hosted(host.name, node))
+            tell(self._fleet.added, Added(host.name))
+        self._do_all(world)
+
+    def _arrived(self, world: World, sample: Sample) -> Arrived:
+        name = f"{sample.name}/{sample.at}"
+        self._calls[name] = sample
+        expected, tail = self._foresight.expect(sample.predicted)
+        near = world.last_host(sample)
+        return Arrived(
+            name,
+            sample.group.version,
+            sample.call.context,
+            expected=max(expected - sample.call.done, 1) if expected else 0,
+            tail=tail,
+            near=near.name if near else "",
+            cached=sample.call.prompt - sample.turns[sample.at].prompt if near else 0,
+            to=self._to.pop(name, ""),
+        )
+
+    def _claim(self) -> None:
+        self._claims = True
+        for node in self._roles:
+            self._hosting.tell(self._lending.claimed, Claimed(node, MODEL))
+
+    def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
+        self._roles.update((role.node, role) for role in told)
+
+    # What is wanted
+
+    def _do_all(self, world: World) -> None:
+        """Does what the program wants, until it wants no more."""
+        if self._doing:
+            return
+        self._doing = True
+        while self._hosting.wanted:
+            match self._hosting.wanted.popleft():
+                case Do() as do:
+                    self._act(world, do)
+                case Placed(call, engine):
+                    self._place(world, call, self._hosts[engine])
+                case Move(call, engine, to):
+                    self._move(world, call, self._hosts[engine], to)
+        self._doing = False
+
+    def _act(self, world: World, do: Do) -> None:
+        host, transfers = self._hosts[do.engine], world.transfers
+        match do.step:
+            case "hold":
+                self._hosting.tell(self._placement.closed, Closed(do.engine))
+            case "load":
+                world.sync(host, transfers.pull_s, keep=self._knobs.mode == "keep")
+            case "open":
+                self._hosting.tell(self._placement.opened, Opened(do.engine, do.version))
+            case "sleep":
+                self._hosting.tell(self._placement.closed, Closed(do.engine))
+                if host.state == "open":
+                    world.claim([host], transfers.to_train_s)
+            case "launch" | "wake" if host.state == "asleep":
+                world.release([host], transfers.to_rollout_s)
+            case "stop" | "drain" | "quarantine":
+                raise SimulationError(f"{do.engine} has failed, and no engine fails here: {do.reason}")
+        awaited = {"load": "open", "sleep": "asleep", "launch": "open", "wake": "open"}.get(do.step)
+        if awaited in (None, host.state):
+            self._done(do)
+        else:
+            self._steps[do.engine] = do
+
+    def _go_on(self, world: World, host: Host, sleeps: bool) -> None:
+        """The engine sleeps now, or has opened: which ends the step that was for that, and lets another one begin."""
+        do = self._steps.pop(host.name, None)
+        if do is not None and (do.step == "sleep") == sleeps:
+            self._done(do)
+        elif do is not None:
+            self._act(world, do)
+        self._do_all(world)
+
+    def _done(self, do: Do) -> None:
+        reactor = self._fleet if do.step in _FLEET_STEPS else self._update
+        self._hosting.tell(reactor.done, Done(do.engine, do.step, do.version))
+
+    def _place(self, world: World, call: str, host: Host) -> None:
+        """A call that was sent to an engine that is not open any more asks anew, as in the gateway."""
+        sample = self._calls.get(call)
+        if sample is None or sample.over or sample.host is not None:
+            return
+        if host.state == "open":
+            world.route(sample, host)
+        else:
+            self.on_homeless(world, [sample])
+
+    def _move(self, world: World, call: str, host: Host, to: str) -> None:
+        sample = self._calls.get(call)
+        if sample is not None and sample.host is host and host.state == "open":
+            self._to[call] = to
+            world.give_back(sample)
+
+
+def _seen(world: World, host: Host) -> EngineSeen:
+    engine = world.look(host)
+    return EngineSeen(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())

@@ -1,0 +1,35 @@
+"""How long calls are expected to be: a ranker of a stated recall, and the lengths that were seen so far.
+
+What the ranker knows is `Sample.predicted`: how hard a task is beside others, through a noise with which it finds 0.87 of the
+truly longest fifth of the prompts (`workload.RANKER_NOISE`; StreamRL's figure. headgate's `learnt` reached 0.88 on tasks that
+come again, docs/scheduler.md, and cannot run here: prompts have no words. How many tokens that means is learnt online, from
+the calls that have ended. Nothing is known of a length that has not been sampled yet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+
+class Foresight:
+    """Of one run."""
+
+    def __init__(self, tail_share: float = 0.2, window: int = 1000, least: int = 20) -> None:
+        self._tail_share, self._window, self._least = tail_share, window, least
+        self._newest: deque[int] = deque()
+        self._ordered: list[int] = []
+
+    def expect(self, rank: float) -> tuple[int, bool]:
+        """Tokens of a call of this rank (0 to 1, the longest), and whether it is a tail; (0, False) while nobody knows."""
+        count = len(self._ordered)
+        if count < self._least:
+            return 0, False
+        return self._ordered[min(int(rank * count), count - 1)], rank >= 1 - self._tail_share
+
+    def learn(self, tokens: int) -> None:
+        """A call has ended, and sampled so many."""
+        insort(self._ordered, tokens)
+        self._newest.append(tokens)
+        if len(self._newest) > self._window:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
