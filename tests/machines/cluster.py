@@ -20,6 +20,7 @@ from gateway.errors import EngineError, GatewayError
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.rollout.call import Call
+from gateway.rollout.placing import SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
@@ -45,7 +46,13 @@ class Work:
         sampling = Sampling(max_tokens=tokens, seed=1 if pinned else None)
         prompt = np.zeros(3, np.int32)
         self.call = Call(
-            f"c{process.cluster.calls}", prompt, sampling, process.pool, episode_id=live.id, max_failures=1000
+            f"c{process.cluster.calls}",
+            prompt,
+            sampling,
+            process.pool,
+            episode_id=live.id,
+            max_failures=1000,
+            version=live.version,
         )
         live.calls.add(self)  # type: ignore[arg-type]
         self.call.start(lambda: None)
@@ -88,6 +95,8 @@ class Work:
             truth = [version_of(token) for token in turn.ids[at : at + span.count]]
             if any(not span.version <= version <= span.newest for version in truth):
                 wrong(f"{turn.call_id}: {span} were sampled by {truth}")
+            if any(version < self.call.version for version in truth):
+                wrong(f"{turn.call_id}: its V is {self.call.version}, and it was sampled by {truth}")
             at += span.count
 
 
@@ -102,6 +111,7 @@ class Process:
         self.works: list[Work] = []
         settings = cluster.settings
         self.pool = EnginePool(MODEL, settings.queue, settings.update.patience_s)
+        self.pool.placed_by(_Watched(self))
         self.follower = Follower(name, self.url, name, {MODEL: self.pool}, [])
         self.pool.on_trouble = lambda slot: self.follower.trouble(MODEL, slot)
         self.pool.on_dispute = lambda slot, reason: self.follower.trouble(MODEL, slot, reason)
@@ -138,7 +148,7 @@ class Process:
         self.host = ControlHost(settings, {MODEL: model}, self.hub)
         self.host.start()
         self.hub.on_trouble = self._look_into
-        self.live = {name: LiveEpisode(name, "t", "g", "eval", MODEL, 0.0, 0.0) for name in cluster.open}
+        self.live = {name: self.live_of(name) for name in cluster.open}
         self.steps.know(Weights(cluster.live_version, str(cluster.live_version)))
         self.host.begin(MODEL, cluster.live_version)
         known = dict(self.pool.slots)
@@ -172,6 +182,10 @@ class Process:
             self.host.lose(model, slot.name, reason)
         else:
             self.host.suspect(model, slot)
+
+    def live_of(self, name: str) -> LiveEpisode:
+        """An episode that is open, as the store knows it."""
+        return LiveEpisode(name, "t", "g", "eval", MODEL, 0.0, 0.0, version=self.cluster.open[name])
 
     # As `Episodes`, for the hub
 
@@ -226,6 +240,13 @@ class Process:
         if slot is not None and slot.state != "open" and told and server.url in self.cluster.controlled:
             self.cluster.wrongs.append(f"{self.name} begins a run in {slot.name}, which is {slot.state}")
 
+    def chosen(self, call: Call, slot: Slot) -> bool:
+        """An engine was chosen for a call; answers whether it may have it. Who asks the pool again would get it for ever."""
+        if slot.version < call.version:
+            said = f"{self.name}: {call.call_id} of V = {call.version} was given {slot.name} at version {slot.version}"
+            self.cluster.wrongs.append(said)
+        return slot.version >= call.version
+
     def runs(self) -> int:
         """Calls that are not over."""
         return sum(not work.recorded for work in self.works)
@@ -244,6 +265,18 @@ class Process:
             work.task.cancel()
         for task in list(self.follower._ending):
             task.cancel()
+
+
+class _Watched(SlotPlacer):
+    """What a process chooses by itself is looked at before a call has it."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.pool)
+        self.process = process
+
+    def _choose(self, call: Call) -> Slot | None:
+        slot = super()._choose(call)
+        return slot if slot is not None and self.process.chosen(call, slot) else None
 
 
 class _Told(Adapter):
@@ -274,7 +307,8 @@ class Cluster:
         self.record_s = 0.0
         """How long it takes to record a call."""
         self.calls = self.fence = self.published = self.live_version = 0
-        self.open: set[str] = set()
+        self.open: dict[str, int] = {}
+        """Episodes that are open, and the V of each."""
         self.url = ""
         self.leader: Process | None = None
         self.processes: list[Process] = []

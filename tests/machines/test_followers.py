@@ -131,7 +131,7 @@ def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_c
         found = [leader.hub.runs("m", slot)]
 
         async def end() -> None:
-            machine.c.open.discard(name)
+            del machine.c.open[name]
             await leader.end(name)
             found.append(leader.hub.runs("m", slot))
 
@@ -147,6 +147,51 @@ def test_who_asks_a_process_that_becomes_the_coordinator_is_told_so() -> None:
         machine.the_coordinator_dies(0.0)
         machine.another_follows(machine.alive().index(follower))
         assert asking.done() and isinstance(asking.exception(), Unavailable)
+
+
+def versions_side_by_side() -> LinkMachine:
+    """Two engines under `pull`, at versions 1 and 0: nobody has told the second to come."""
+    machine = LinkMachine()
+    machine.begin("abort", "pull", 2, 0.0, accounts=True)
+    machine.publish()
+    machine.advance(5.0)
+    assert sorted(slot.version for slot in machine.alive()[1].pool.slots.values()) == [0, 1]
+    return machine
+
+
+def test_a_follower_lets_no_engine_sample_a_call_of_a_newer_group() -> None:
+    """The newer engine has more to do, so that the older one would be chosen but for the V of the call."""
+    machine = versions_side_by_side()
+    try:
+        follower = machine.alive()[1]
+        old, new = sorted(follower.pool.slots.values(), key=lambda slot: slot.version)
+        for _ in range(4):
+            machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        assert (new.streams, old.streams) == (4, 0)
+        machine.c.open["older"] = 0  # of a group that began before
+        machine.c.leader.live["older"] = machine.c.leader.live_of("older")  # type: ignore[union-attr]
+        machine.c.spawn(follower.call("older", 150, pinned=False))
+        machine.advance(0.5)
+        assert (new.streams, old.streams) == (4, 1)
+    finally:
+        machine.teardown()
+
+
+def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough() -> None:
+    machine = versions_side_by_side()
+    try:
+        follower = machine.alive()[1]
+        old, new = sorted(follower.pool.slots.values(), key=lambda slot: slot.version)
+        next(server for server in machine.c.servers if server.url == new.name).die()
+        machine.advance(20.0)
+        assert (new.state != "open", old.state, old.version) == (True, "open", 0)
+        machine.call(1, 12, False, True)
+        machine.advance(5.0)
+        assert (follower.pool.waiting, old.streams, old.version) == (1, 0, 0)
+        assert old.state == "open"
+    finally:
+        machine.teardown()
 
 
 class Silent:

@@ -7,7 +7,6 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.control.live import LiveEpisode
 from gateway.settings import Settings
 from tests.machines.cluster import LEASE_S, Cluster
 from tests.machines.virtual import profile
@@ -39,7 +38,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(["abort", "keep"]),
-        order=st.sampled_from(["rolling", "together"]),
+        order=st.sampled_from(["rolling", "together", "pull"]),
         engines=st.integers(1, 2),
         patience_s=st.sampled_from([0.0, 2.0]),
     )
@@ -73,8 +72,8 @@ class LinkMachine(RuleBasedStateMachine):
                 return
             self.episodes += 1
             name = f"ep{self.episodes}"
-            self.c.open.add(name)
-            self.c.leader.live[name] = LiveEpisode(name, "t", "g", "eval", "m", 0.0, 0.0)
+            self.c.open[name] = self.c.live_version
+            self.c.leader.live[name] = self.c.leader.live_of(name)
         name = sorted(self.c.open)[-1 - at % min(2, len(self.c.open))]
         self.c.spawn(process.call(name, tokens, pinned=pinned))
         self.c.loop.settle()
@@ -85,7 +84,7 @@ class LinkMachine(RuleBasedStateMachine):
         name = sorted(self.c.open)[which % len(self.c.open)]
         assert self.c.leader is not None
         if name in self.c.leader.live:
-            self.c.open.discard(name)
+            del self.c.open[name]
             self.c.spawn(self.c.leader.end(name))
         self.c.loop.settle()
 
