@@ -6,7 +6,8 @@ for the trainer. Generation is divided evenly, so with n units delta' = T_gen / 
 
 Both times are measured at the trainer's end alone. Between one version and the next the trainer first waits for its batch, and
 then trains: if it waits, generation was at work all the time, so T_gen is the whole step and T_train what is left of it. If it
-does not wait, generation is no bottleneck, and T_gen is not known, only that it is no more than T_train.
+does not wait, generation is no bottleneck, and T_gen is not known, only that it is no more than T_train. A batch that nobody saw
+complete was trained between two looks: T_train is no more than that, and counts as 0.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Watch:
 
 
 def watched(watch: Watch, now: float, version: int, ready: bool) -> tuple[Watch, Measured | None]:
-    """The next state, and the step that ended, if one did and both of its ends were seen.
+    """The next state, and the step that ended, if one did and its begin was seen.
 
     `ready`: the batch that the trainer at `version` trains is complete.
     """
@@ -57,9 +58,10 @@ def watched(watch: Watch, now: float, version: int, ready: bool) -> tuple[Watch,
 
 
 def _measured(watch: Watch, now: float) -> Measured | None:
-    if watch.began is None or watch.ready is None:
+    if watch.began is None:
         return None
-    whole, training = now - watch.began, now - watch.ready
+    whole = now - watch.began
+    training = 0.0 if watch.ready is None else now - watch.ready
     return Measured(whole, training) if training < whole else Measured(training, training)
 
 

@@ -52,3 +52,8 @@ def test_so_many_steps_in_a_row_must_say_so_and_then_counting_begins_anew() -> N
 
 def test_generation_that_takes_no_longer_than_training_is_never_helped() -> None:
     assert not decide(Elastic(steps=1), Measured(0, 0), 1)[1]
+
+
+def test_a_batch_that_was_trained_between_two_looks_took_no_time() -> None:
+    watch, _ = watched(Watch(version=0), 10.0, 1, ready=False)
+    assert watched(watch, 25.0, 2, ready=False)[1] == Measured(15.0, 0.0)
