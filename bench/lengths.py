@@ -8,7 +8,10 @@ the short ones teach first. Recall is over windows of 500 calls: which share of 
   length tell most of it, a part is hidden; turns differ; a sample varies around its task by `WITHIN`, and so do the turns of an
   episode together. Every task comes up `EPOCHS` times, 8 samples each. `oracle` knows each task's and turn's median.
 - none: the same prompts, and lengths that depend on nothing.
-- recorded: the calls of a gateway's store, by default the demo's.
+- recorded: the calls of gateways' stores, by default the demo's and those of the demo with tools.
+
+The made-up workloads are drawn anew for each seed, from `FIRST_SEED` on: nothing was tried on these while rankers were written
+(that was done on seeds 0 and 100). Means over seeds, with the least and the most.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ BETWEEN, WITHIN = 1.2, 0.15
 TURNS = (0.0, -0.5, 0.4)
 """What the median of each turn is, beside the task's, as a logarithm."""
 MOST = 8192
+FIRST_SEED = 7001
+STORES = {"demo": Path("runs/demo/gateway.db"), "tools demo": Path("runs/tools-demo/gateway.db")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class _Episode:
     shift: float
 
 
-def synthetic(tasks: int, structure: bool, seed: int = 0) -> Iterator[Event]:
+def synthetic(tasks: int, structure: bool, seed: int) -> Iterator[Event]:
     """Calls of `RUNNING` groups at once, a token a second; the next group begins when one is over."""
     draw, order = random.Random(seed), count()
     topics = [draw.gauss(0, 1) for _ in range(TOPICS)]
@@ -196,57 +201,117 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _rows(workload: str, events: list[Event], memory: int) -> dict[str, Outcome]:
-    begun = [event for event in events if event.begins]
-    lengths = [event.length for event in begun]
-    outcomes = {
-        "learnt": ranked(events, make_ranker("learnt", SHARE, memory)),
-        "history": ranked(events, make_ranker("history", SHARE, memory)),
-        "prompt length": scored([len(event.features.prompt) for event in begun], lengths),
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload, drawn once for each seed; or recorded, and then once."""
+
+    draws: tuple[Callable[[], list[Event]], ...]
+    made_up: bool = True
+
+
+def _outcomes(load: Load, memory: int) -> Iterator[dict[str, Outcome]]:
+    """Of each draw: what each ranking was worth."""
+    for draw in load.draws:
+        events = draw()
+        begun = [event for event in events if event.begins]
+        lengths = [event.length for event in begun]
+        outcomes = {name: ranked(events, make_ranker(name, SHARE, memory)) for name in ("boosted", "history")}
+        outcomes["prompt length"] = scored([len(event.features.prompt) for event in begun], lengths)
+        if load.made_up:
+            outcomes["oracle"] = scored([event.oracle for event in begun], lengths)
+        yield outcomes
+
+
+def _loads(tasks: int, seeds: int, stores: dict[str, Path]) -> dict[str, Load]:
+    drawn = range(FIRST_SEED, FIRST_SEED + seeds)
+
+    def of(structure: bool) -> Load:
+        return Load(
+            tuple(partial(lambda seed: list(synthetic(tasks, structure, seed)), seed) for seed in drawn)
+        )
+
+    return {
+        "structured": of(True),
+        "none": of(False),
+        **{name: Load((partial(recorded, path),), made_up=False) for name, path in stores.items()},
     }
-    if workload != "recorded":
-        outcomes["oracle"] = scored([event.oracle for event in begun], lengths)
-    return outcomes
+
+
+class Found:
+    """What rankings were worth on a workload, over its draws."""
+
+    def __init__(self, outcomes: list[dict[str, Outcome]]) -> None:
+        self.names = list(outcomes[0])
+        self._outcomes = outcomes
+
+    def values(self, name: str, figure: str) -> list[float]:
+        """One figure of a ranking, of each draw in which it is known."""
+        told = (getattr(outcome[name], figure) for outcome in self._outcomes)
+        return [value for value in told if value is not None]
+
+    def mean(self, name: str, figure: str = "recall") -> float | None:
+        """Over the draws."""
+        return _mean(self.values(name, figure))
+
+    def range(self, name: str) -> tuple[float, float]:
+        """The least and the greatest recall."""
+        values = self.values(name, "recall")
+        return min(values), max(values)
+
+    def row(self, load: str, name: str) -> tuple[str, ...]:
+        """For the table."""
+        least, most = self.range(name)
+        figures = ("early", "late", "flagged", "predict_us", "learn_us")
+        shown = (number(self.mean(name, figure) or None) for figure in figures)
+        recall = number(self.mean(name))
+        return f"{load}, {name}", recall, "" if least == most else f"{least:.3f} to {most:.3f}", *shown
 
 
 def main(
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks of the synthetic workloads.")] = 250,
-    store: Annotated[Path, typer.Option(help="A gateway's SQLite store.")] = Path("runs/demo/gateway.db"),
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of the made-up workloads.")] = 250,
+    seeds: Annotated[int, typer.Option(min=1, help="How often these are drawn.")] = 3,
+    store: Annotated[
+        list[Path] | None, typer.Option(help="Gateways' SQLite stores; by default those of both demos.")
+    ] = None,
     memory: Annotated[int, typer.Option(min=16, help="Tasks that a ranker remembers.")] = 10_000,
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/bench/lengths.json"),
 ) -> None:
-    """Recall of the true longest 20% on three workloads, and what a prediction costs."""
-    loads: dict[str, Callable[[], list[Event]]] = {
-        "structured": lambda: list(synthetic(tasks, structure=True)),
-        "none": lambda: list(synthetic(tasks, structure=False)),
-    }
-    if store.is_file():
-        loads["recorded"] = partial(recorded, store)
-    outcomes: dict[str, dict[str, Outcome]] = {}
+    """Recall of the true longest 20% on made-up and on recorded calls, and what a prediction costs."""
+    wanted = STORES if store is None else {str(path): path for path in store}
+    stores = {name: path for name, path in wanted.items() if path.is_file()}
+    loads = _loads(tasks, seeds, stores)
+    found: dict[str, Found] = {}
     with Steps(len(loads)) as steps:
         for name, load in loads.items():
             steps.begin(name)
-            outcomes[name] = _rows(name, load(), memory)
-    header = ("workload, ranking", "recall", "first third", "later", "flagged", "predict us", "learn us")
-    rows = [
-        (f"{load}, {name}", *(number(v) for v in (o.recall, o.early, o.late, o.flagged)),
-         number(o.predict_us or None), number(o.learn_us or None))
-        for load, found in outcomes.items()
-        for name, o in found.items()
-    ]  # fmt: skip
-    note = "" if store.is_file() else f"No recorded calls: {store} is not there (`make demo` makes it)."
+            found[name] = Found(list(_outcomes(load, memory)))
+    header = (
+        "workload, ranking",
+        "recall",
+        "range",
+        "first third",
+        "later",
+        "flagged",
+        "predict us",
+        "learn us",
+    )
+    rows = [one.row(load, name) for load, one in found.items() for name in one.names]
+    missing = ", ".join(str(path) for name, path in wanted.items() if name not in stores)
+    note = f"Not there: {missing} (`make demo`, `make demo-tools`)." if missing else ""
     show("Recall of the true longest 20%, windows of 500 calls", header, rows, note)
-    learnt = outcomes["structured"]["learnt"]
+    structured = found["structured"]
     report = {
         "bench": "lengths",
-        "recall_structured": learnt.recall,
-        "recall_structured_later": learnt.late,
-        "recall_oracle": outcomes["structured"]["oracle"].recall,
-        "recall_history": outcomes["structured"]["history"].recall,
-        "recall_none": outcomes["none"]["learnt"].recall,
-        "recall_recorded": outcomes["recorded"]["learnt"].recall if "recorded" in outcomes else None,
-        "predict_us": learnt.predict_us,
-        "learn_us": learnt.learn_us,
+        "seeds": seeds,
+        "recall_structured": structured.mean("boosted"),
+        "recall_structured_range": structured.range("boosted"),
+        "recall_structured_later": structured.mean("boosted", "late"),
+        "recall_oracle": structured.mean("oracle"),
+        "recall_history": structured.mean("history"),
+        "recall_none": found["none"].mean("boosted"),
+        "recall_recorded": {name: found[name].mean("boosted") for name in stores},
+        "predict_us": structured.mean("boosted", "predict_us"),
+        "learn_us": structured.mean("boosted", "learn_us"),
         "machine": machine(),
     }
     finish(report, out)

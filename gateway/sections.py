@@ -428,8 +428,9 @@ class BusSettings(Section):
 class LengthSettings(Section):
     """`[lengths]`: how long calls are expected to be, learnt from those that are over (docs/scheduler.md, Long tails)."""
 
-    ranker: Literal["none", "history", "learnt"] = "none"
-    """`history`: as long as the calls of the same task were. `learnt`: a model of the prompt, the task's history and the turn."""
+    ranker: Literal["none", "history", "boosted"] = "none"
+    """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
+    (extra `lengths`)."""
     tail_share: float = Field(0.2, gt=0, lt=1)
     """Which share of the calls, those that are expected to be longest, are tails."""
     memory: int = Field(10_000, ge=16, le=1_000_000)

@@ -56,7 +56,7 @@ from gateway.rollout.replies import Replies
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
 from gateway.rollout.upstream import Upstream
-from gateway.settings import Settings
+from gateway.settings import ConfigError, Settings
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
 from scheduler.policies.throughput import EngineModel
@@ -69,7 +69,8 @@ _GATHER_S = 1.0
 
 
 async def check_store(settings: Settings) -> None:
-    """Raises ConfigError if the store cannot go on under these settings, or an engine is where everybody can reach it."""
+    """Raises ConfigError if the store cannot go on under these settings, an engine is where everybody can reach it, or the
+    package of a ranker is missing."""
     await check_engines(settings)
     database = await Database.open(settings.store)
     try:
@@ -136,7 +137,10 @@ async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
 async def _lengths(settings: Settings, models: Models, database: Database) -> Lengths | None:
     if settings.lengths.ranker == "none":
         return None
-    lengths = Lengths(settings.lengths, [model.name for model in models if model.settings.train])
+    try:
+        lengths = Lengths(settings.lengths, [model.name for model in models if model.settings.train])
+    except ImportError as error:
+        raise ConfigError(f"[lengths] ranker: {error}") from error
     await lengths.warm_up(database)
     return lengths
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from scheduler.lengths.base import Features as Features
 from scheduler.lengths.base import Prediction as Prediction
 from scheduler.lengths.base import Ranker as Ranker
+from scheduler.lengths.boosted import Aside, Boosted, at_once
 from scheduler.lengths.history import History
-from scheduler.lengths.learnt import Aside, Learnt, at_once
 from scheduler.lengths.none import NoRanker
 
 Make = Callable[[float, int, Aside], Ranker]
@@ -19,14 +19,14 @@ Make = Callable[[float, int, Aside], Ranker]
 RANKERS: dict[str, Make] = {
     "none": lambda _share, _memory, _aside: NoRanker(),
     "history": lambda share, memory, _aside: History(share, memory),
-    "learnt": Learnt,
+    "boosted": Boosted,
 }
 
 
 def make_ranker(name: str, tail_share: float = 0.2, memory: int = 10_000, aside: Aside = at_once) -> Ranker:
     """A ranker by its name. `tail_share`: which share of calls are tails; `memory`: tasks that it remembers.
 
-    `aside` does what takes some milliseconds. Raises ValueError for a name that is none.
+    `aside` does what takes long. Raises ValueError for a name that is none, ImportError if a package of its own is not there.
     """
     if (make := RANKERS.get(name)) is None:
         raise ValueError(f"no ranker {name!r}; there are: {', '.join(RANKERS)}")

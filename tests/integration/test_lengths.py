@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import pytest
 
 from gateway.rollout.call import Call
-from gateway.settings import Settings
+from gateway.services import open_services
+from gateway.settings import ConfigError, Settings
 from scheduler.lengths import Features
 from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import until
 
-LEARNT = {"ranker": "learnt", "warm_s": 60.0}
+LEARNT = {"ranker": "boosted", "warm_s": 60.0}
 LONG, SHORT = "write a long story", "yes or no"
 
 
@@ -24,7 +28,7 @@ class Watched:
         self.calls: list[Call] = []
         self.learnt: list[tuple[Features, int]] = []
         lengths = gateway.services.lengths
-        ranker = lengths._models[gateway.model.name].ranker
+        self.ranker = ranker = lengths._models[gateway.model.name].ranker
         begin: Callable[..., Any] = lengths.begin
         learn: Callable[..., Any] = ranker.learn
 
@@ -58,20 +62,21 @@ async def test_calls_teach_what_later_ones_are_told(
     async with run_gateway(values) as gateway:
         seen = Watched(gateway, monkeypatch)
         await talk(gateway, "task", SHORT, 4, turns=2)
-        assert [(call.expected, call.tail) for call in seen.calls] == [(0, False)] * 2
+        assert [(call.expected, call.tail) for call in seen.calls] == [(0, False), (4, False)]
         first, second = (features for features, _ in seen.learnt)
         assert (first.task, first.turn, first.messages, first.most) == ("task", 0, 1, 4)
         assert (second.turn, second.messages, second.episode) == (1, 3, first.episode)
         assert [length for _, length in seen.learnt] == [len(call.turn.ids) for call in seen.calls]
         assert (await status(gateway))["tail_recall"] is None
         for features, _ in list(seen.learnt) * 32:
-            gateway.services.lengths._models[gateway.model.name].ranker.learn(features, 4)
-        await gateway.services.lengths.close()  # what was begun is done, and calls go on
+            seen.ranker.learn(features, 4)
+        await until(lambda: seen.ranker._trees._booster is not None, "it has been fitted", 60)
+        await gateway.services.lengths.close()  # calls go on
         await talk(gateway, "task", SHORT, 4)
         assert 2 <= seen.calls[-1].expected <= 4
-        assert (await status(gateway))["calls"] == 1
+        assert (await status(gateway))["calls"] == 2
         for features, _ in list(seen.learnt) * 32:
-            gateway.services.lengths._models[gateway.model.name].ranker.learn(features, 4)
+            seen.ranker.learn(features, 4)
 
 
 async def test_a_start_learns_from_the_store(
@@ -138,3 +143,37 @@ def test_settings_are_bounded(tiny_model: Path, tmp_path: Path) -> None:
 
 async def status(gateway: RunningGateway) -> Any:
     return (await gateway.admin.status())["lengths"]
+
+
+async def test_a_ranker_without_its_package_is_refused_at_the_start(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(ConfigError, match=r"\[lengths\] ranker: .*headgate\[lengths\]"):
+        async with open_services(Settings.model_validate(settings_for(tiny_model, tmp_path, lengths=LEARNT))):
+            pass
+
+
+async def test_the_gauges_tell_how_good_predictions_were(tiny_model: Path, tmp_path: Path) -> None:
+    """Five tasks whose calls have 2, 4, 6, 8 and 10 tokens; three calls of the first surprise with 20."""
+    values = settings_for(tiny_model, tmp_path, lengths={"ranker": "history"}, staleness={"batch": 256})
+    async with run_gateway(values) as gateway:
+        for i in range(11):
+            for task in range(5):
+                await talk(gateway, f"task-{task}", SHORT, 20 if task == 0 and i >= 8 else 2 * task + 2)
+        text = (await gateway.http.get("/metrics")).text
+    told = {
+        name: float(value) for name, value in re.findall(r"^headgate_length_(\w+)\{.*\} (\S+)$", text, re.M)
+    }
+    expected = [expected_after([2] * 8 + [20] * more) for more in range(3)]
+    assert told["mean_error"] == pytest.approx(sum(20 - tokens for tokens in expected) / 50)
+    # All ten of the last task were expected to be the longest ten; beside three others, seven of them were, by lot.
+    assert told["tail_recall"] == pytest.approx(0.7)
+    # From the 21st on, calls above the 80% quantile of those before: of the last task alone, and of it not the first ones.
+    assert 0 < told["tail_share"] <= 0.2
+
+
+def expected_after(lengths: list[int]) -> float:
+    """The mean of lengths in which each counts 0.97 of the next."""
+    counts = [0.97**age for age in reversed(range(len(lengths)))]
+    return sum(count * length for count, length in zip(counts, lengths, strict=True)) / sum(counts)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from scheduler.lengths import RANKERS, Features, Ranker, make_ranker
-from scheduler.lengths.encoding import Encoder
-from scheduler.lengths.learnt import Equations, Learnt
+from scheduler.lengths.boosted import Boosted
+from scheduler.lengths.encoding import Encoder, _words
 from scheduler.lengths.recall import tail_recall
 
 EASY, HARD = [5, 6, 7, 8], [50, 60, 70, 80]
-
-
-def small() -> Ranker:
-    """Few columns, so that it is quick."""
-    return Learnt(0.2, 1000, bits=6)
 
 
 def features(
@@ -78,8 +75,22 @@ def test_an_unknown_name_is_refused() -> None:
         make_ranker("nonsense")
 
 
+def test_without_its_package_boosted_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(ImportError, match=r"boosted.*headgate\[lengths\]"):
+        make_ranker("boosted")
+
+
+def test_its_package_is_imported_only_for_who_chose_it() -> None:
+    text = (
+        "import sys, gateway.services, scheduler.lengths as l; l.make_ranker('history');"
+        "assert 'lightgbm' not in sys.modules; l.make_ranker('boosted'); assert 'lightgbm' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
+
+
 def test_the_words_of_a_prompt_say_how_long_the_calls_of_a_new_task_are() -> None:
-    scores, lengths = shown(small(), 1200, lambda i: f"t{i}")
+    scores, lengths = shown(make_ranker("boosted"), 1200, lambda i: f"t{i}")
     recall = tail_recall(scores[600:], lengths[600:])
     assert recall is not None
     assert (
@@ -88,7 +99,7 @@ def test_the_words_of_a_prompt_say_how_long_the_calls_of_a_new_task_are() -> Non
 
 
 def test_the_history_of_a_task_says_what_its_words_do_not() -> None:
-    ranker, draw = small(), random.Random(1)
+    ranker, draw = make_ranker("boosted"), random.Random(1)
     scores, lengths = [], []
     for i in range(1500):
         task = i % 50
@@ -102,7 +113,7 @@ def test_the_history_of_a_task_says_what_its_words_do_not() -> None:
 
 
 def test_turns_have_lengths_of_their_own() -> None:
-    ranker = small()
+    ranker = make_ranker("boosted")
     for i in range(640):
         ranker.learn(features(i, f"t{i}", turn=i % 2), 1000 if i % 2 else 10)
     first, second = (ranker.predict(features(9999, "new", turn=turn)).expected for turn in (0, 1))
@@ -111,22 +122,21 @@ def test_turns_have_lengths_of_their_own() -> None:
 
 
 def test_about_the_share_are_called_tails_and_they_are_the_long_ones() -> None:
-    ranker = small()
+    ranker = make_ranker("boosted")
     flagged: list[int] = []
-    draw, lengths = random.Random(3), []
+    draw = random.Random(3)
     for i in range(1500):
         call = features(i, f"t{i % 50}")
         if ranker.predict(call).tail:
             flagged.append(i)
-        lengths.append(int(math.exp(3 + 0.1 * (i % 50) + draw.gauss(0, 0.1))))
-        ranker.learn(call, lengths[-1])
+        ranker.learn(call, int(math.exp(3 + 0.1 * (i % 50) + draw.gauss(0, 0.1))))
     late = [i for i in flagged if i >= 750]
     assert 0.15 < len(late) / 750 < 0.25
     assert sum(i % 50 >= 40 for i in late) / len(late) > 0.85
 
 
 def test_no_more_is_expected_than_may_be_sampled() -> None:
-    ranker = small()
+    ranker = make_ranker("boosted")
     for i in range(128):
         ranker.learn(features(i), 1000)
     assert ranker.predict(features(999, most=16)).expected == 16
@@ -135,61 +145,86 @@ def test_no_more_is_expected_than_may_be_sampled() -> None:
 
 def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> None:
     """All samples of a group begin at once: what its first ones teach the others did not have."""
-    taught: list[Callable[[], None]] = []
-    ranker = Learnt(0.2, 100, aside=taught.append)
+    work: list[Callable[[], None]] = []
+    ranker = Boosted(0.2, 100, aside=work.append)
     calls = [features(i) for i in range(64)]
     for call in calls:
         ranker.predict(call)
     for call in calls:
         ranker.learn(call, 50)
-    rows = taught[0].args[0]  # type: ignore[attr-defined]
-    assert all((row == rows[0]).all() for row in rows)
+    (rows,) = work[0].args  # type: ignore[attr-defined]
+    assert len(rows) == 64
+    assert all((row == rows[0][0]).all() for row, _ in rows)
 
 
-def test_work_that_takes_long_is_left_to_others() -> None:
+def test_before_the_first_fit_it_is_what_history_says_and_fits_are_left_to_others() -> None:
     work: list[Callable[[], None]] = []
-    ranker = Learnt(0.2, 100, aside=work.append)
-    for i in range(64):
+    ranker, history = Boosted(0.2, 100, aside=work.append), make_ranker("history", memory=100)
+    draw = random.Random(5)
+    for i in range(200):
+        call = features(i, f"t{i % 7}")
+        assert ranker.predict(call) == history.predict(call)
+        length = draw.randrange(10, 99)
+        ranker.learn(call, length)
+        history.learn(call, length)
+    assert len(work) == 1, "while a fit is not done, no other one is asked for"
+    work.pop()()
+    assert ranker.predict(features(999)) != history.predict(features(999))
+    ranker.learn(features(999), 5)
+    assert len(work) == 1
+
+
+def test_a_fit_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranker = Boosted(0.2, 100)
+    monkeypatch.setattr(ranker._trees._lightgbm, "train", lambda *_: 1 / 0)
+    for i in range(63):
         ranker.learn(features(i), 50)
-    assert not ranker.predict(features(99)).known
-    for piece in work:
-        piece()
-    assert ranker.predict(features(99)).known
+    with pytest.raises(ZeroDivisionError):
+        ranker.learn(features(63), 50)
+    monkeypatch.undo()
+    shown(ranker, 100, lambda i: f"t{i}")
+    assert ranker._trees.predict(ranker._encoder.row(features(1))) is not None
 
 
 def test_memory_is_bounded() -> None:
-    encoder = Encoder(memory=10, bits=4)
+    encoder = Encoder(memory=10)
     for i in range(100):
         encoder.add(features(i, f"t{i}"), 5)
     assert len(encoder) == 4 * 10
-    ranker = Learnt(0.2, memory=10, bits=4)
-    for i in range(5000):
+    work: list[Callable[[], None]] = []
+    ranker = Boosted(0.2, memory=10, aside=work.append)
+    for i in range(9000):
         ranker.predict(features(i, f"t{i}"))
     assert len(ranker._open) == 4096
-
-
-def test_the_weights_are_those_of_ridge_regression() -> None:
-    rng = np.random.default_rng(0)
-    rows, values = rng.normal(size=(64, 5)), rng.normal(size=64)
-    equations = Equations(5)
-    equations.add(list(rows), list(values))
-    weights = equations.weights
-    assert weights is not None
-    gradient = rows.T @ (rows @ weights - values) + weights
-    assert np.abs(gradient).max() < 1e-9
+    for i in range(9000):
+        ranker.learn(features(i, f"t{i}"), 5)
+    assert len(ranker._newest) == 8000
 
 
 @pytest.mark.parametrize("prompt", [[], [1], [2**31 - 1] * 1000, list(range(1000))])
 def test_any_prompt_is_a_row(prompt: list[int]) -> None:
-    encoder = Encoder(memory=4, bits=6)
+    encoder = Encoder(memory=4)
     for given in (prompt, np.asarray(prompt, np.int32)):
-        row = encoder.row(Features("c", "t", "g", "e", 30, given, 3, 2, 100))
-        assert row.shape == (encoder.width,)
-        assert np.isfinite(row).all()
-        assert np.abs(row).max() < 10
+        call = Features("c", "t", "g", "e", 30, given, 3, 2, 100)
+        for _ in range(2):
+            row = encoder.row(call)
+            assert row.shape == (encoder.width,)
+            assert row.dtype == np.float32
+            assert np.isfinite(row).all()
+            encoder.add(call, 7)
 
 
 def test_the_words_at_the_end_of_a_long_prompt_count() -> None:
-    encoder = Encoder(memory=4, bits=9)
+    encoder = Encoder(memory=4)
     rows = [encoder.row(features(0, prompt=[1] * 5000 + [last] * 20)) for last in (5, 6)]
     assert (rows[0] != rows[1]).any()
+
+
+def test_a_word_of_long_calls_says_so_of_a_new_task() -> None:
+    encoder = Encoder(memory=4)
+    for i in range(40):
+        encoder.add(features(i, f"t{i}", prompt=HARD if i % 2 else EASY), 1000 if i % 2 else 10)
+    said = [encoder._told(np.unique(_words(prompt)))[0] for prompt in (EASY, HARD, [1, 2, 3, 4])]
+    assert said[0] < -1
+    assert said[1] > 1
+    assert said[2] == 0
