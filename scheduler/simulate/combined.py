@@ -35,21 +35,23 @@ MACHINE = 8
 """GPUs of a machine: a node, which is lent as a whole."""
 _RENEW_S = 10
 """A trainer that holds its nodes says so this often."""
-_FLEET_STEPS = ("launch", "sleep", "wake")
+_FLEET_STEPS = ("launch", "sleep", "stop", "wake")
+_AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep", "stop": "asleep"}
+"""What an engine is when a step that takes time has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """What a gateway's configuration would say."""
 
-    mu: float = 0.05
+    mu: float = 0.1
     running_below: int = 2
     rate_below: float = 0.0
     pull_at_once: float = 0.25
     migrate: bool = True
     tails: bool = False
     lend: bool = True
-    lead: float = 0.0
+    lead: float = 1.0
     """Nodes are called back so long before the batch is whole, as a share of the time in which it is trained (`[lending]
     margin_s`): the trainer takes the groups that are there meanwhile."""
     mode: Literal["abort", "keep"] = "abort"
@@ -284,15 +286,15 @@ class Combined:
                 world.sync(host, transfers.pull_s, keep=self._knobs.mode == "keep")
             case "open":
                 self._hosting.tell(self._placement.opened, Opened(do.engine, do.version))
-            case "sleep":
+            case "sleep" | "stop":  # what is stopped while it is launched is launched again, as if it woke
                 self._hosting.tell(self._placement.closed, Closed(do.engine))
                 if host.state == "open":
                     world.claim([host], transfers.to_train_s)
             case "launch" | "wake" if host.state == "asleep":
                 world.release([host], transfers.to_rollout_s)
-            case "stop" | "drain" | "quarantine":
+            case "drain" | "quarantine":
                 raise SimulationError(f"{do.engine} has failed, and no engine fails here: {do.reason}")
-        awaited = {"load": "open", "sleep": "asleep", "launch": "open", "wake": "open"}.get(do.step)
+        awaited = _AWAITED.get(do.step)
         if awaited in (None, host.state):
             self._done(do)
         else:
@@ -301,7 +303,7 @@ class Combined:
     def _go_on(self, world: World, host: Host, sleeps: bool) -> None:
         """The engine sleeps now, or has opened: which ends the step that was for that, and lets another one begin."""
         do = self._steps.pop(host.name, None)
-        if do is not None and (do.step == "sleep") == sleeps:
+        if do is not None and (_AWAITED[do.step] == "asleep") == sleeps:
             self._done(do)
         elif do is not None:
             self._act(world, do)

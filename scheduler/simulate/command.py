@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from scheduler.simulate.baselines import BASELINES
 from scheduler.simulate.errors import ScenarioError
 from scheduler.simulate.gantt import draw
+from scheduler.simulate.registry import POLICIES
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import Outcome, run
 
@@ -32,10 +32,10 @@ _COLUMNS = {
 def simulate(path: Path, policies: list[str], seeds: int, gantt: Path | None = None) -> None:
     """Runs them and prints; draws each policy's first seed into a folder of `gantt`. Raises SimulationError."""
     scenario = Scenario.load(path)
-    unknown = [name for name in policies if name not in BASELINES]
+    unknown = [name for name in policies if name not in POLICIES]
     if unknown:
-        raise ScenarioError(f"no policy {unknown[0]!r}; there are: {', '.join(BASELINES)}")
-    chosen = {name: BASELINES[name] for name in policies or BASELINES}
+        raise ScenarioError(f"no policy {unknown[0]!r}; there are: {', '.join(POLICIES)}")
+    chosen = {name: POLICIES[name] for name in policies or POLICIES}
     outcomes = run(scenario, chosen, range(seeds), lambda what: typer.echo(what, err=True))
     _show(scenario, outcomes, seeds)
     if gantt is not None:

@@ -9,8 +9,8 @@ from scheduler.simulate import frozen
 FROZEN = "f4fb0d9f300b3a2cf79c811f4ebd463fbcce92a68e9d222cc482980824d63f16"
 """Changed since the freeze; a change is written down here, with its reason and what it did to the figures:
 
-1. `baselines/plain.py` has three hooks more (`on_left`, `on_opened`, `on_asleep`), with empty bodies: headgate's own policy needs to
-   be told. No figure changed, to the bit (`test_world.py` holds what the baselines did before).
+1. `baselines/plain.py` has three hooks more (`on_left`, `on_opened`, `on_asleep`), with empty bodies: headgate's own policy needs
+   to be told. No figure changed, to the bit (`test_world.py` holds what the baselines did before).
 """
 
 

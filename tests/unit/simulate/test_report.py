@@ -19,7 +19,14 @@ def test_only_baselines_that_keep_the_bound_are_rivals() -> None:
     ]
     other = [outcome("sync_colocated", 10), outcome("staleflow", 10, 1), outcome("combined", 9, 1)]
     told = goals({"large-32b-1024": some, "b": other}, {"large-32b-1024": 1, "b": 1})
-    assert told == {"vs_sync": 3.0, "vs_best_async": 1.5, "worst_vs_any": 0.9, "idle_1024": 0.02}
+    assert told == {
+        "vs_sync": 3.0,
+        "vs_best_async": 1.5,
+        "worst_vs_any": 0.9,
+        "vs_best_async_unbounded": 0.9,
+        "worst_vs_any_unbounded": 0.3,
+        "idle_1024": 0.02,
+    }
 
 
 def test_without_a_policy_of_our_own_there_is_no_figure() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +53,9 @@ def scenario(**changes: Any) -> Scenario:
         "lengths": {"kind": "lognormal", "median": 300, "sigma": 0.9, "longest": 6000},
     }
     return Scenario(**{**base, **changes})
+
+
+BEFORE = "3f62875c991eb937a3a4f2aa386910fd3fe2c1f30c9c80bc7ded99dd51afa10c"
 
 
 class Watched(World):
@@ -120,6 +125,13 @@ def test_twice_the_gpus_are_not_slower_where_all_replies_are_alike(name: str) ->
         for gpus in (4, 8, 16)
     ]
     assert times == sorted(times, reverse=True)
+
+
+def test_the_hooks_for_a_told_policy_changed_no_baseline() -> None:
+    """What each trained, and when, before `Plain` had `on_left`, `on_opened` and `on_asleep` (see test_frozen.py)."""
+    meters = {name: run(name, scenario(turns={"mean": 3, "most": 5, "wait_s": 4.0})) for name in BASELINES}
+    did = {name: (meter.tokens, [f"{end:.9f}" for end in meter.ends]) for name, meter in meters.items()}
+    assert hashlib.sha256(json.dumps(did).encode()).hexdigest() == BEFORE
 
 
 def test_one_batch_takes_what_the_cost_models_say() -> None:

@@ -1,0 +1,146 @@
+"""headgate's own policy: the gateway's reactors in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.policies.staleness_events import Publish
+from scheduler.program import PROGRAMS
+from scheduler.reactor import replay
+from scheduler.simulate.combined import Combined, Knobs
+from scheduler.simulate.foresight import Foresight
+from scheduler.simulate.gantt import timeline
+from scheduler.simulate.meter import ROLES, Meter
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.world import World
+from tests.unit.simulate.test_world import scenario
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"turns": {"mean": 3, "most": 5, "wait_s": 4.0}},
+    {"slots": 4, "batch": 16, "lengths": {"kind": "tail", "median": 300, "longest": 8000}},
+]
+
+
+class Watched(World):
+    """After everything that happens, compares what the program believes with what is so."""
+
+    checks = 0
+
+    def _calm(self) -> None:
+        super()._calm()
+        policy = self.policy
+        assert isinstance(policy, Combined)
+        live = sum(group.state != "dropped" for group in self.rule.groups())
+        assert live <= (self.scenario.eta + 1) * self.scenario.batch
+        inside = sum(sample.host is not None for sample in policy._calls.values())
+        assert len(policy._calls) - inside == policy._placement.waiting
+        believed = Counter({name: len(runs) for name, runs in policy._placement._inside.items() if runs})
+        held = {host.name: host.engine.load + len(host.kept) for host in self.hosts}
+        assert believed == Counter({name: load for name, load in held.items() if load})
+        for name, engine in policy._placement._engines.open.items():
+            assert self.hosts[int(name[1:])].state == "open"
+            assert self.hosts[int(name[1:])].version >= engine.version
+        self.checks += 1
+
+
+def run(given: Scenario, seed: int = 0, policy: Combined | None = None) -> tuple[Watched, Meter]:
+    """One run, with its token balance, the GPUs' time and the bound checked."""
+    world = Watched(given, policy or Combined(), given.workload(seed))
+    meter = world.run()
+    assert world.checks > 100
+    assert meter.sampled == sum(meter.tokens) + meter.wasted + meter.underway
+    assert meter.wasted == 0
+    assert sum(meter.seconds[role] for role in ROLES) == pytest.approx(given.gpus * world.now)
+    assert len(meter.tokens) == given.batches
+    assert max(meter.group_staleness) <= given.eta
+    assert max(max(ages) for ages in meter.staleness) <= given.eta
+    return world, meter
+
+
+@pytest.mark.parametrize("eta", [0, 1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "knobs",
+    [Knobs(), Knobs(lend=False), Knobs(mode="keep", lead=0.0, tails=True), Knobs(mu=0.6, migrate=False)],
+)
+def test_the_bound_holds_no_token_is_lost_and_the_program_knows_what_is_so(
+    eta: int, shape: dict[str, Any], knobs: Knobs
+) -> None:
+    run(scenario(eta=eta, **shape), policy=Combined(knobs=knobs))
+
+
+def test_a_run_is_decided_by_its_seed() -> None:
+    first, again, other = (run(scenario(), seed)[1].figures() for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_a_recorded_run_replays_and_has_what_was_done(tmp_path: Path) -> None:
+    path = tmp_path / "simulated.jsonl"
+    policy = Combined(path)
+    given = scenario(**SHAPES[1])
+    world, _ = run(given, policy=policy)
+    policy.close()
+    report = replay(path, PROGRAMS["control"])
+    assert report.equal
+    decisions = report.runs[0].decisions
+    ports = {decision.port for decision in decisions}
+    assert {"placement_model.placed", "update_model.opened", "lending.roles", "ledger_model.decided"} <= ports
+    placed = sum(len(d.value) for d in decisions if d.port == "placement_model.placed")
+    assert placed >= len(world.groups) * given.group
+    assert report.runs[0].run.last.time <= round(world.now * 1e9)
+
+
+def test_nodes_are_lent_while_the_trainer_waits_and_given_back_before_it_trains() -> None:
+    given = scenario(
+        batch=32, batches=4, warmup=1, lengths={"kind": "lognormal", "median": 1500, "sigma": 0.7}
+    )
+    lent = timeline(given, Combined(), 0)
+    lent.check()
+    shared = {i.node for i in lent.intervals if i.kind == "train"}
+    assert len(shared) == given.train_gpus
+    assert {i.node for i in lent.intervals if i.kind == "rollout"} > shared
+    kept = run(given, policy=Combined(knobs=Knobs(lend=False)))[1].figures()
+    figures = run(given)[1].figures()
+    assert figures["idle_share"] < kept["idle_share"]
+    assert figures["rollout_share"] > kept["rollout_share"]
+
+
+def test_the_trainer_claims_its_nodes_before_the_batch_is_whole_if_it_is_told_to_lead() -> None:
+    """It then has most of a batch behind it when the last group comes."""
+    given = scenario(batch=64, eta=1, lengths={"kind": "tail", "median": 1000, "longest": 28000})
+    late, early = (run(given, policy=Combined(knobs=Knobs(lead=lead)))[1].ends[-1] for lead in (0.0, 1.0))
+    assert early < late
+
+
+def test_between_sites_weights_are_on_their_way() -> None:
+    one, two = (run(scenario(sites=sites))[1] for sites in (1, 2))
+    assert two.ends[0] == one.ends[0]
+    assert two.ends[-1] > one.ends[-1]
+
+
+def test_what_the_ledger_finds_impossible_is_said_so() -> None:
+    given = scenario()
+    world = World(given, Combined(), given.workload(0))
+    world.rule.apply(Publish(1))
+    with pytest.raises(ValueError, match="version 1 published after version 1"):
+        world.rule.apply(Publish(1))
+
+
+def test_foresight_knows_what_has_ended_and_nothing_else() -> None:
+    foresight = Foresight(least=3, window=5)
+    assert foresight.expect(0.99) == (0, False)
+    for tokens in (10, 20, 30):
+        foresight.learn(tokens)
+    assert foresight.expect(0.0) == (10, False)
+    assert foresight.expect(0.5) == (20, False)
+    assert foresight.expect(1.0) == (30, True)
+    for tokens in (100, 200, 300, 400, 500):
+        foresight.learn(tokens)
+    assert foresight.expect(0.0) == (100, False)
+    assert foresight.expect(0.8) == (500, True)
