@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program.events import Do, Step
-from tests.unit.program.test_properties import ANSWERS
+from tests.unit.program.test_properties import ANSWERS, SETTINGS
 from tests.unit.program.world import Answer, World
 
 T0 = {"a": "t0", "b": "t0"}
@@ -234,12 +235,49 @@ def test_removing_an_engine_that_sleeps_and_one_that_falls_asleep() -> None:
         assert world.watch.nodes["t0"].role == "rollout"
 
 
-SETTINGS = st.tuples(
-    st.fixed_dictionaries({"max_restarts": st.integers(0, 2), "backoff_s": st.sampled_from([1, 3])}),
-    st.fixed_dictionaries(
-        {"mode": st.sampled_from(["abort", "keep"]), "order": st.sampled_from(["rolling", "together"])}
-    ),
-)
+@pytest.mark.parametrize("order", ["rolling", "together", "pull"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_answer_at_its_deadline_counts(order: str, count: int) -> None:
+    """The property found it with `pull`: placement was asked before the answer, which came at a later tag than its deadline."""
+    fleet = {"max_restarts": 1, "backoff_s": 1}
+    world = World(
+        lambda do: Answer(after_s=8 if do.step == "launch" else 1), fleet=fleet, update={"order": order}
+    )
+    world.add(*"ab"[:count]).run(50)
+    assert [line for line in world.story() if "launch" in line] == [
+        f"0 {name} launch 0" for name in "ab"[:count]
+    ]
+
+
+@pytest.mark.parametrize("order", ["rolling", "pull"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_restart_for_an_engine_that_does_not_wake_counts(order: str, warm: bool) -> None:
+    world = lent(fleet={"max_restarts": 1}, update={"order": order})
+    world.answer = lambda do: Answer(ok=warm or do.step != "sleep")
+    world.claim("t0").run(5).story()
+    world.answer = lambda do: Answer(ok=do.step not in ("wake", "launch"))
+    assert [line for line in world.release("t0").run(10).story() if " a " in line] == [
+        f"15 a {'wake' if warm else 'launch'} 0",
+        "16 a stop 0",
+        "17 a launch 0",
+        "18 a quarantine 0",
+    ]
+
+
+def test_an_engine_that_is_wanted_while_it_does_not_fall_asleep_is_stopped_and_launched() -> None:
+    world = World(homes=T0, fleet={"max_restarts": 0})
+    world.answer = lambda do: Answer(after_s=None if do.step == "sleep" else 1)
+    world.add("a").release("t0").fill(0).run(12)
+    assert [line for line in world.story() if " a " in line] == [
+        "0 a sleep 0",
+        "5 a stop 0",
+        "6 a launch 0",
+        "7 a label 0",
+        "8 a probe 0",
+        "9 a open 0",
+    ]
+
+
 HOMES = st.sampled_from(
     [{}, {"a": "t0"}, {"a": "t0", "b": "t0"}, {"a": "t0", "b": "t1"}, {"a": "t0", "b": "t0", "c": "t0"}]
 )

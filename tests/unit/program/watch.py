@@ -61,9 +61,7 @@ class _Engine:
     told: int = -1
     """When that was said, or taken back, last."""
     sleeps: bool = False
-    """Since it was unwanted it has been neither launched nor woken."""
-    roused: int = -1
-    """When it was, last."""
+    """Since it was unwanted it has been neither launched nor woken, nor was that tried in vain."""
 
 
 @dataclass(slots=True)
@@ -128,7 +126,7 @@ class Watch:
         engine = self.engines.get(wanted.engine)
         if engine is None:
             (self._early.discard if wanted.awake else self._early.add)(wanted.engine)
-        if engine is None or (engine.removed is not None and engine.removed < now):
+        if engine is None or engine.removed is not None:
             return
         if not wanted.awake and not engine.unwanted:
             engine.sleeps, engine.runs, engine.given_up = True, -1, None
@@ -167,12 +165,12 @@ class Watch:
             engine.way += (done.step,)
             if done.step == "launch":
                 engine.process, engine.was_up, engine.given_up = "up", True, None
-                engine.sleeps, engine.roused = False, now
+                engine.sleeps = False
             if done.step == "sleep":
-                engine.process = "asleep" if engine.process == "falling" else engine.process
+                engine.process = "asleep" if engine.was_up else "none"
             if done.step == "wake":
                 engine.process, engine.way = "up", ("launch",)
-                engine.sleeps, engine.roused = False, now
+                engine.sleeps = False
             engine.pinned = done.pinned > 0 if done.step == "hold" else engine.pinned
             if done.step == "open":
                 engine.runs = done.version
@@ -187,7 +185,7 @@ class Watch:
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
         self._failures_at_begin = self.failures
 
-    def ended(self, now: int, ended: Ended) -> None:
+    def ended(self, ended: Ended) -> None:
         """Once for each version, in order; and then nobody is left behind. A failed version may be live after all."""
         if len(self.ends) == len(self.published):
             last = max(i for i, known in enumerate(self.ends) if known.version == ended.version)
@@ -199,18 +197,10 @@ class Watch:
         left = [engine for engine in self.engines.values() if engine.removed is None]
         runs = any(engine.runs == ended.version for engine in left)
         sleeps = any(engine.sleeps for engine in left) and not self._contradicted
-        may_sleep = any(
-            engine.roused == now for engine in left
-        )  # who wakes now may be heard of a moment later
-        if not may_sleep:
-            assert ended.live == (runs or (sleeps and ended.version == self._newest))
+        assert ended.live == (runs or (sleeps and ended.version == self._newest))
         for engine in left:
-            comes = engine.process in ("stopping", "stopped")
-            comes = (
-                comes
-                or engine.sleeps
-                or (engine.process in ("launching", "up") and engine.to >= ended.version)
-            )
+            comes = engine.process in ("launching", "up") and engine.to >= ended.version
+            comes = comes or engine.sleeps or engine.process in ("stopping", "stopped")
             if ended.live and self._update["order"] == "pull":
                 continue  # the others come when they are told to
             if ended.live:
@@ -232,6 +222,7 @@ class Watch:
             if engine.asked is not None:
                 assert now < engine.since + self._limit(engine.asked), f"{name} was forgotten"
             if engine.removed is not None:
+                assert engine.asked in ("drain", "stop")
                 longest = self._limits["drain_s"] + self._limits["stop_s"]
                 assert now < engine.removed + longest, f"{name} is still there"
 
@@ -243,8 +234,9 @@ class Watch:
         assert engine.asked != "stop" or do.step == "quarantine", "nothing cuts a stop short"
         if do.step in ("stop", "quarantine"):
             self._check_reason(now, engine, do)
-        if engine.removed is not None and (engine.removed < now or engine.told != now):
-            assert do.step in ("drain", "stop", "quarantine")
+        if engine.removed is not None:
+            at_once = ("sleep", "wake", "launch") if engine.removed == now == engine.told else ()
+            assert do.step in ("drain", "stop", "quarantine", *at_once)  # `passed`: which was the last
         match do.step:
             case "launch":
                 assert do.version == self._newest
@@ -257,8 +249,7 @@ class Watch:
                 engine.process, engine.way = "waking", ()
             case "sleep":
                 assert engine.process in ("none", "up", "waking")
-                engine.process = "none" if engine.process == "none" else "falling"
-                engine.way, engine.runs = (), -1
+                engine.process, engine.way, engine.runs = "falling", (), -1
             case "stop":
                 self._stop(now, engine)
             case "quarantine":
@@ -278,7 +269,8 @@ class Watch:
         if engine.removed is None or engine.asked in FLEET_STEPS:
             self.failures += 1
             limit = f"step '{engine.asked}' was not done within {self._limit(engine.asked)} s"
-            assert limit in do.reason or now in (engine.lost, engine.told)
+            unwanted = engine.unwanted and engine.told == now
+            assert limit in do.reason or engine.lost == now or unwanted
 
     def _check_free(self, now: int, engine: str) -> None:
         """Nothing wakes while a trainer has the node."""
@@ -294,7 +286,7 @@ class Watch:
         engine.process, engine.way, engine.runs = "launching", (), -1
 
     def _stop(self, now: int, engine: _Engine) -> None:
-        if engine.removed is None and (engine.sleeps or engine.process in ("falling", "asleep")):
+        if engine.removed is None and (engine.unwanted or engine.process in ("falling", "asleep")):
             engine.down, engine.given_up = False, None
         elif engine.removed is None:
             assert engine.process in ("launching", "waking", "up", "stopping", "none")
@@ -310,6 +302,7 @@ class Watch:
                 assert engine.was_up
                 assert len(engine.restarts) < self._limits["max_restarts"]
                 engine.restarts.append(now)
+                engine.sleeps = False  # it was to be awake
         engine.process, engine.way, engine.runs = "stopping", (), -1
 
     def _quarantine(self, now: int, name: str, engine: _Engine) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from scheduler.program import ControlProgram
@@ -93,6 +94,8 @@ class World:
     _steps: dict[str, _Step] = field(default_factory=dict)
     _late: list[_Late] = field(default_factory=list)
     _answered: list[Done] = field(default_factory=list)
+    _wanted: tuple[Wanted, ...] = ()
+    """Told at the last tag: the fleet hears of it at the next, and so does the watch."""
 
     def __post_init__(self) -> None:
         self.fleet, self.update = {**FLEET, **self.fleet}, {**UPDATE, **self.update}
@@ -116,7 +119,7 @@ class World:
         for node in sorted(set(self.homes.values())):
             self.watch.nodes[node] = Node({e for e, home in self.homes.items() if home == node})
             self._runtime.inject(self._program.lending.added, NodeAdded(node, ("rollout", "train")))
-        self._runtime.advance()
+        self._advance()
 
     @property
     def now(self) -> int:
@@ -130,34 +133,34 @@ class World:
         for engine in engines:
             if engine in self.homes and engine not in self.watch.engines:
                 self._happens(self._program.lending.hosted, Hosted(engine, self.homes[engine]))
-            self.watch.added(engine)
-            self._happens(self._program.fleets[MODEL].added, Added(engine))
+            told = partial(self.watch.added, engine)
+            self._happens(self._program.fleets[MODEL].added, Added(engine), told)
         return self
 
     def remove(self, engine: str) -> World:
         """It is no longer wanted."""
-        self.watch.removed(self.now, engine)
-        self._happens(self._program.fleets[MODEL].removed, Removed(engine))
+        told = partial(self.watch.removed, self.now, engine)
+        self._happens(self._program.fleets[MODEL].removed, Removed(engine), told)
         return self
 
     def lose(self, engine: str, reason: str = "it died") -> World:
         """It dies."""
-        self.watch.lost(self.now, engine)
-        self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason))
+        told = partial(self.watch.lost, self.now, engine)
+        self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason), told)
         return self
 
     def claim(self, *nodes: str) -> World:
         """Their trainer wants them, or still has them."""
         for node in nodes:
-            self.watch.claimed(self.now, node)
-            self._happens(self._program.lending.claimed, Claimed(node, MODEL))
+            told = partial(self.watch.claimed, self.now, node)
+            self._happens(self._program.lending.claimed, Claimed(node, MODEL), told)
         return self
 
     def release(self, *nodes: str) -> World:
         """Their trainer waits."""
         for node in nodes:
-            self.watch.released(node)
-            self._happens(self._program.lending.released, Released(node, MODEL))
+            told = partial(self.watch.released, node)
+            self._happens(self._program.lending.released, Released(node, MODEL), told)
         return self
 
     def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10) -> World:
@@ -172,11 +175,27 @@ class World:
             self._happens(self._program.updates[MODEL].published, Published(version))
         return self
 
-    def _happens(self, action: PhysicalAction[T], value: T) -> None:
-        """The program hears of it; what follows at the next tag is left, to meet the next event."""
+    def _happens(self, action: PhysicalAction[T], value: T, told: Callable[[], None] = lambda: None) -> None:
+        """The program hears of it, and so does the watch; what follows at the next tag is left, to meet the next event."""
         tag = self._runtime.inject(action, value)
-        while self._runtime.tag < tag:
-            assert self._runtime.step()
+        while self._runtime._tags[0] < tag:
+            self._step()
+        self._tell_wanted()
+        told()
+        assert self._step()
+
+    def _step(self) -> bool:
+        self._tell_wanted()
+        return self._runtime.step()
+
+    def _advance(self) -> None:
+        while self._step():
+            pass
+
+    def _tell_wanted(self) -> None:
+        told, self._wanted = self._wanted, ()
+        for wanted in told:
+            self.watch.wanted(self.now, wanted)
 
     def run(self, seconds: int = 0) -> World:
         """Lets time pass; what is due now is done in any case."""
@@ -224,33 +243,47 @@ class World:
 
     def _settle(self) -> None:
         """Does what is due now, until nothing is."""
-        if self.update["order"] == "pull":
-            self._runtime.inject(self._program.placements[MODEL].seen, Seen(()))
         if not self.answers_first:
-            self._runtime.advance()
+            self._advance()
         while self._answer_due():
-            self._runtime.advance()
-        self._runtime.advance()
+            self._advance()
+        self._advance()
+        if self.update["order"] == "pull":
+            self._happens(self._program.placements[MODEL].seen, Seen(()))
+            self._advance()
         while self._answer_due():
-            self._runtime.advance()
+            self._advance()
         for late in [late for late in self._late if late.ends <= self._clock.now()]:
             self._late.remove(late)
             self._say_late(late.done)
         self.watch.passed(self.now)
 
     def _answer_due(self) -> bool:
-        """Tells of every step that ends now; answers whether there was one."""
+        """Tells of every step that ends now, one after the other; answers whether there was one.
+
+        The watch hears of each when the program does: what that says to one answer, or to a deadline, may end a step before its
+        own answer is heard.
+        """
         now = self._clock.now()
-        due = [engine for engine, step in self._steps.items() if step.ends is not None and step.ends <= now]
-        for engine in due:
-            step = self._steps.pop(engine)
-            self._say(_done(step))
+        due = [step for step in self._steps.values() if step.ends is not None and step.ends <= now]
+        for step in due:
+            self._say(step)
         return bool(due)
 
-    def _say(self, done: Done) -> None:
-        self._answered.append(done)
-        self.watch.done(self.now, done)
-        self._inject(done)
+    def _say(self, step: _Step) -> None:
+        done = _done(step)
+        if done.ok and done.step == "open":
+            self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
+        if self._steps.get(done.engine) is step:
+            del self._steps[done.engine]
+            self._answered.append(done)
+            self._happens(self._hears(done), done, partial(self._answers, done))
+
+    def _answers(self, done: Done) -> None:
+        """Unless it crosses something that was decided meanwhile."""
+        engine = self.watch.engines.get(done.engine)
+        if engine is not None and (engine.asked, engine.to) == (done.step, done.version):
+            self.watch.done(self.now, done)
 
     def _say_late(self, done: Done) -> None:
         asked = self._steps.get(done.engine)
@@ -258,16 +291,13 @@ class World:
         if asked is not None and (asked.do.step, asked.do.version) == key:
             return  # the gateway never has two such: a step is begun when the last has ended
         before = list(self.lines)
-        self._inject(done)
-        self._runtime.advance()
+        self._happens(self._hears(done), done)
+        self._advance()
         assert self.lines == before, f"{done} changed something"
 
-    def _inject(self, done: Done) -> None:
-        if done.ok and done.step == "open":
-            opened = Opened(done.engine, done.version)
-            self._runtime.inject(self._program.placements[MODEL].opened, opened)
+    def _hears(self, done: Done) -> PhysicalAction[Done]:
         fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
-        self._runtime.inject(fleet.done if done.step in FLEET_STEPS else update.done, done)
+        return fleet.done if done.step in FLEET_STEPS else update.done
 
     # What is decided
 
@@ -289,8 +319,7 @@ class World:
             self._steps[do.engine] = _Step(do, answer, ends)
 
     def _on_wanted(self, _tag: Tag, told: tuple[Wanted, ...]) -> None:
-        for wanted in told:
-            self.watch.wanted(self.now, wanted)
+        self._wanted += told
 
     def _on_roles(self, _tag: Tag, told: tuple[RoleIs, ...]) -> None:
         for role in told:
@@ -305,7 +334,7 @@ class World:
         self.lines.append(
             f"{self.now} version {ended.version} {'live' if ended.live else 'failed'}{failures}"
         )
-        self.watch.ended(self.now, ended)
+        self.watch.ended(ended)
 
 
 def _done(step: _Step) -> Done:
