@@ -37,6 +37,7 @@ _PARAMETERS = {
     "objective": "regression",
     "num_leaves": 15,
     "learning_rate": 0.1,
+    "feature_fraction": 0.3,
     "max_bin": 63,
     "num_threads": 1,
     "seed": 0,

@@ -25,7 +25,7 @@ TURNS = 8
 _KEEP, _KEEP_TURN = 0.97, 0.999
 _FIRST, _LAST = 64, 192
 """Tokens of a long prompt that are looked at."""
-_WORD_BITS = 13
+_WORD_BITS = 16
 _COLUMN_BITS = 7
 _MOST = 200.0
 """Values of a word that count; older ones fade."""
