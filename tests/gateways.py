@@ -19,6 +19,7 @@ from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
+from scheduler.policies.staleness_events import Publish
 
 
 @dataclass
@@ -46,6 +47,14 @@ class RunningGateway:
         """Opens the first engine, which a test held."""
         self.slot.confirm(self.slot.version)
         self.model.pool.notify()
+
+    async def as_if_published(self, version: int) -> None:
+        """The ledger hears of a version, and the fake engine in this process is taken to run it."""
+        assert self.engine is not None
+        self.engine.label = str(version)
+        self.slot.confirm(version)
+        self.model.pool.notify()
+        await self.model.ledger.apply(Publish(version))
 
     async def fake(self, path: str, slot: Any = None, **values: Any) -> dict[str, Any]:
         """Asks a fake engine (the first, if no slot is named) something of its own: `faults` or `state`."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Access, Admin, admin
 from gateway.control.nodes import Nodes
-from gateway.errors import BadRequest
+from gateway.errors import NotFound
 from gateway.sections import Name, NodeSettings
 
 router = APIRouter(prefix="/admin/v1", tags=["Nodes"], dependencies=[Depends(admin)])
@@ -93,7 +93,7 @@ async def release_node(name: str, body: TrainerBody, access: Admin) -> dict[str,
 
 
 def _nodes(access: Access) -> Nodes:
-    """Nodes are shared by all models, so they are the root key's. Raises BadRequest."""
+    """Nodes are shared by all models, so they are the root key's. Raises NotFound for a project's."""
     if not access.reach.everything:
-        raise BadRequest("nodes are reached with the root key alone", code="root_key_needed")
+        raise NotFound("there is no such route", code="not_found")
     return access.gateway.decides.nodes

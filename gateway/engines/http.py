@@ -37,13 +37,13 @@ class EngineHTTP:
         self._name = name
         self._base_url = base_url.rstrip("/")
         self._silence = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
-        self._opened: aiohttp.ClientSession | None = None
+        self._opened: dict[str, aiohttp.ClientSession] = {}
 
     async def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> bytes:
         """Posts a JSON object; answers the body."""
         content = None if body is None else _dump(body)
         with self._translated(path):
-            async with self._session.post(
+            async with self._control.post(
                 self._base_url + path, params=params, data=content, headers=_JSON, allow_redirects=False
             ) as response:
                 answer = await response.read()
@@ -54,7 +54,7 @@ class EngineHTTP:
     async def get(self, path: str) -> bytes:
         """The body of a GET."""
         with self._translated(path):
-            async with self._session.get(
+            async with self._control.get(
                 self._base_url + path, headers=_JSON, allow_redirects=False
             ) as response:
                 answer = await response.read()
@@ -72,7 +72,7 @@ class EngineHTTP:
         """
         connection = SimpleNamespace(new=False)
         with self._translated(path):
-            async with self._session.post(
+            async with self._streams.post(
                 self._base_url + path,
                 data=_dump(body),
                 headers=_JSON,
@@ -97,7 +97,7 @@ class EngineHTTP:
         """Whether a GET is answered with 200."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.get(
+            async with self._control.get(
                 self._base_url + path, timeout=timeout, allow_redirects=False
             ) as response:
                 return response.status == 200
@@ -106,22 +106,31 @@ class EngineHTTP:
 
     async def close(self) -> None:
         """Closes the connections."""
-        if self._opened is not None:
-            await self._opened.close()
+        for session in self._opened.values():
+            await session.close()
 
     @property
-    def _session(self) -> aiohttp.ClientSession:
+    def _control(self) -> aiohttp.ClientSession:
+        return self._session("control")
+
+    @property
+    def _streams(self) -> aiohttp.ClientSession:
+        """Streams of events share no connection with anything else: one that a health check made would count as known."""
+        return self._session("streams")
+
+    def _session(self, use: str) -> aiohttp.ClientSession:
         """Opened at its first use, as it belongs to the event loop that runs then."""
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
+        if use not in self._opened:
+            watched = self._watched and use == "streams"
+            self._opened[use] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=_READ_BYTES,
                 auto_decompress=False,
-                trace_configs=[_watch()] if self._watched else None,
+                trace_configs=[_watch()] if watched else None,
             )
-        return self._opened
+        return self._opened[use]
 
     def _translated(self, path: str) -> _Translated:
         return _Translated(f"engine {self._name}, {path}")

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.feed import export as exports
 from gateway.types import FEED_SCHEMA, Group, groups_from_arrow, groups_to_arrow
-from scheduler.policies.staleness_events import Publish
 from tests.gateways import RunningGateway, run_gateway, settings_for
 
 
@@ -64,7 +63,7 @@ async def filled(gateway: RunningGateway, batches: int) -> list[list[Group]]:
         lease = await gateway.admin.lease("trainer")
         leased.append(list((await gateway.admin.leased_groups(lease)).groups))
         await gateway.admin.ack(lease, f"checkpoint-{batch}")
-        await gateway.model.ledger.apply(Publish(batch + 1))
+        await gateway.as_if_published(batch + 1)
     await rewarded(gateway, "waits")
     await gateway.open("open", group_id="open")
     evaluated, headers = await gateway.open("waits", mode="eval")

@@ -117,7 +117,7 @@ async def test_a_name_of_a_group_that_is_used_again_tells_two_stories(strict: Ru
     for episode in first:
         await strict.admin.reward(episode, 1.0)
     await trained(strict, 0)
-    await strict.model.ledger.apply(Publish(1))
+    await strict.as_if_published(1)
     again = [await sampled(strict, "a", 2) for _ in range(2)]
     await strict.admin.reward(again[0], 1.0)
     await strict.admin.abandon(again[1], "crashed")

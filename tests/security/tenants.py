@@ -64,6 +64,7 @@ class Tenants:
             "lease_id": "lease-0000000000000000",
             "fence": self.ann.names["fence"],
             "engine": "nobodys-policy-0",
+            "name": "nobodys-node",
             "group_id": "nobodys-group",
             "buffer": self.ann.names["buffer"],
             "version": self.ann.names["version"],

@@ -54,8 +54,16 @@ HIDDEN: dict[str, list[Request]] = {
     "POST /admin/v1/episodes/{episode_id}/abandon": [{"json": {}}],
 }
 """Requests that name something; those that destroy it come last."""
-ROOTS = ("GET /admin/v1/cluster",)
+ROOTS = ("GET /admin/v1/cluster", "GET /admin/v1/nodes")
 """What is not there for a project's key."""
+NODES = {
+    "POST /admin/v1/nodes": {"json": {"name": "n", "tags": ["train"]}},
+    "GET /admin/v1/nodes/{name}": {},
+    "POST /admin/v1/nodes/{name}/claim": {"json": {}},
+    "POST /admin/v1/nodes/{name}/release": {"json": {}},
+    "DELETE /admin/v1/nodes/{name}": {},
+}
+"""The root's too; in the order in which a node comes, is used and goes."""
 LISTED = ("GET /admin/v1/episodes", "GET /admin/v1/engines", "GET /admin/v1/calls")
 """Requests that name nothing."""
 NAMED = {"call_id": "upstream_call_id", "name": "engine"}
@@ -91,7 +99,7 @@ def said(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
 
 async def test_every_admin_route_has_a_decision(tiny_model: Path, tmp_path: Path) -> None:
     app = create_app(Settings.parse(settings_for(tiny_model, tmp_path)))
-    shapes = {_shape(route) for route in (*HIDDEN, *LISTED, *ROOTS)}
+    shapes = {_shape(route) for route in (*HIDDEN, *LISTED, *ROOTS, *NODES)}
     found = {f"{method} {path}" for method, path in routes(app) if path.startswith("/admin")}
     assert found, "no admin routes were found"
     assert {route for route in found if _shape(route) not in shapes} == set()
@@ -115,6 +123,13 @@ async def test_what_is_another_projects_is_not_there(stage: Tenants, route: str)
 async def test_what_is_the_roots_is_not_there(stage: Tenants, route: str) -> None:
     assert (await ask(stage, key_of("bob"), route, {}, {})).status_code == 404
     assert (await ask(stage, ROOT, route, {}, {})).is_success
+
+
+async def test_nodes_are_the_roots(stage: Tenants) -> None:
+    names = {**stage.nobody, "name": "n"}
+    for route, request in NODES.items():
+        assert (await ask(stage, key_of("bob"), route, request, names)).status_code == 404
+        assert (await ask(stage, ROOT, route, request, names)).is_success, route
 
 
 async def test_another_projects_lease_and_version_are_not_ones_own(stage: Tenants) -> None:
