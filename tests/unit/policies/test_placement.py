@@ -176,3 +176,44 @@ def test_the_rule_cached_chooses_as_the_plain_policy_does(
     loads = [EngineLoad(name, n, cached if name == near else 0) for name, n in running.items()]
     wish = Arrived("call", 0, 6000, near=near, cached=cached, avoid=tuple(sorted(avoid)))
     assert poured(fall, wish)["call"] == choose(loads, frozenset(avoid))
+
+
+def test_while_no_engine_is_set_aside_what_waits_of_either_kind_waits_before_what_is_younger() -> None:
+    """A long call of V = 1 has no room; a short tail of V = 2 would have, and waits behind it."""
+    for aside in (False, True):
+        engines = Engines(GAIN)
+        engines.opened("a", 2, EngineModel(k1=0.01, k2=1.0, k3=0.5, k4=1.0))
+        engines.opened("t", 2, EngineModel(k1=0.01, k2=1.0, k3=0.5, k4=1.0))
+        engines.set_aside(["t"] if aside else [])
+        fall = Waterfall(engines)
+        for name in ("a", "a", "t"):
+            engines.begun(name, 10)
+        if not aside:
+            engines.begun("t", 10)
+        tail = Arrived("tail", 2, 10, expected=100, tail=True)
+        assert poured(fall, Arrived("long", 1, 10_000), tail) == ({"tail": "t"} if aside else {})
+
+
+def test_a_cached_prefix_does_not_lead_below_v_nor_where_tails_are_apart() -> None:
+    for rule in (GAIN, Choice("cached")):
+        fall = waterfall(rule, old=0, new=1)
+        assert poured(fall, Arrived("call", 1, 2000, near="old", cached=1900)) == {"call": "new"}
+        fall = waterfall(rule, apart=1, other=1)
+        fall.engines.set_aside(["apart"])
+        assert poured(fall, Arrived("call", 1, 2000, near="apart", cached=1900)) == {"call": "other"}
+
+
+def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
+    fall = waterfall(a=0, b=0)
+    fall.engines.seen("a", 1, 1, 0)
+    fall.engines.refile()
+    assert not GAIN.has_room(fall.engines.open["a"], 10)
+    poured(fall, *calls(3))
+    placed = poured(fall, Arrived("more", 0, 10))
+    assert placed == {}
+    low = Choice("gain", mu=0.0)
+    fall = waterfall(low, a=0, b=0)
+    fall.engines.opened("b", 0, MODEL, [10] * 5)
+    fall.engines.seen("a", 1, 1, 0)
+    fall.engines.refile()
+    assert poured(fall, Arrived("one", 0, 10)) == {"one": "b"}  # `a` would gain more, but for its queue

@@ -121,3 +121,16 @@ def test_settings_under_which_calls_would_move_to_and_fro_are_refused(wrong: dic
         MigrationSettings(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="running_below"):
         SyncSettings(running_below=0)
+
+
+def test_an_engine_is_forced_though_another_runs_the_target() -> None:
+    """The newest open engine is at the target; a call is newer still: its group began under what is about to come."""
+    engines = [engine("new", 2, 9), engine("old", 1, 8)]
+    assert pulled(engines, Arrived("younger", 3, 10)) == ["old"]
+    assert pulled(engines) == []
+
+
+def test_those_with_fewest_tokens_leave_first_whenever_they_came() -> None:
+    engines = [engine("a", 0, 6, waiting=4), engine("b", 0, 1)]
+    inside = {"a": [Movable("short", 0, 5), *runs(4)]}
+    assert moved(engines, inside, waiting_above=3) == [("short", "a", "b")]

@@ -200,6 +200,16 @@ def test_calls_move_out_of_a_queue_and_none_while_an_engine_pulls() -> None:
             assert len(field.moves) == 3  # nobody is told twice
 
 
+def test_nothing_moves_at_the_moment_at_which_an_engine_is_told_to_pull() -> None:
+    """Calls wait in `one`, and `two` has room for them; at the same snapshot `three` is told to pull."""
+    field = Field(order="pull", migration={"waiting_above": 0}).publish(1)
+    field.opens(one=1).arrive(*calls(*"abc", version=1)).opens(two=1, three=0)
+    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    assert (field.pulled, field.moves) == (["three"], [])
+    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    assert (field.pulled, len(field.moves)) == (["three"], 2)
+
+
 def test_a_pinned_call_never_moves() -> None:
     field = Field(migration={"waiting_above": 0}).opens(one=0)
     field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineSeen("one", 1, 2, 30, 1.0))

@@ -1,0 +1,105 @@
+"""Order `pull` of the weight update by example: who is told to pull, and what happens while nobody is."""
+
+from __future__ import annotations
+
+from scheduler.program import ControlProgram
+from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published
+from scheduler.reactor import SECOND, Runtime, VirtualClock
+
+
+class Alone:
+    """A fleet of which the placement knows nothing: nobody is told to pull by it. Steps are answered by hand."""
+
+    def __init__(self, *engines: str) -> None:
+        self.program = ControlProgram({"models": {"m": {"update": {"order": "pull"}}}})
+        self.fleet, self.update = self.program.fleets["m"], self.program.updates["m"]
+        self.clock = VirtualClock()
+        self.runtime = Runtime(self.program, self.clock)
+        self.asked: dict[str, Do] = {}
+        self.holds: list[str] = []
+        self.ends: list[Ended] = []
+        for reactor in (self.fleet, self.update):
+            self.runtime.observe(reactor.commands, self._on_commands)
+        self.runtime.observe(self.update.ended, lambda _tag, ended: self.ends.append(ended))
+        self.runtime.start()
+        self.tell(self.fleet.begun, Begun(0))
+        self.tell(self.update.begun, Begun(0))
+        for engine in engines:
+            self.tell(self.fleet.added, Added(engine))
+            self.arrives(engine)
+
+    def _on_commands(self, _tag: object, commands: tuple[Do, ...]) -> None:
+        for do in commands:
+            self.asked[do.engine] = do
+            if do.step == "hold":
+                self.holds.append(do.engine)
+
+    def tell(self, action: object, value: object) -> None:
+        self.runtime.inject(action, value)  # type: ignore[arg-type]
+        self.runtime.advance()
+
+    def answers(self, engine: str) -> None:
+        do = self.asked.pop(engine)
+        fleet = do.step in ("launch", "stop")
+        self.tell(self.fleet.done if fleet else self.update.done, Done(engine, do.step, do.version, True))
+
+    def arrives(self, engine: str) -> None:
+        """It does whatever it is asked, until it is open."""
+        while engine in self.asked:
+            self.answers(engine)
+
+    def pull(self, *engines: str) -> None:
+        """As the placement would tell them."""
+        for engine in engines:
+            way = self.update._ways.get(engine)
+            assert way is not None
+        self.runtime._put(self.update.pull, engines, self.runtime.tag.after(0))
+        self.runtime.advance()
+
+    def second(self, seconds: float = 1.0) -> None:
+        self.runtime.run_until(self.clock.now() + int(seconds * SECOND))
+
+
+def test_a_version_is_live_as_soon_as_one_engine_runs_it_and_the_others_stay() -> None:
+    fleet = Alone("a", "b")
+    fleet.tell(fleet.update.published, Published(1))
+    assert fleet.holds == []
+    fleet.second()
+    assert fleet.holds == ["a"]
+    fleet.arrives("a")
+    assert [(ended.version, ended.live) for ended in fleet.ends] == [(1, True)]
+    fleet.second(30)
+    assert fleet.holds == ["a"]
+
+
+def test_without_the_placement_one_engine_pulls_after_a_second_and_no_other_while_it_is_on_its_way() -> None:
+    fleet = Alone("a", "b")
+    fleet.tell(fleet.update.published, Published(1))
+    fleet.second(10)
+    assert fleet.holds == ["a"]
+
+
+def test_if_the_one_that_pulls_unasked_dies_another_does() -> None:
+    fleet = Alone("a", "b")
+    fleet.tell(fleet.update.published, Published(1))
+    fleet.second()
+    fleet.tell(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.second(2)
+    assert fleet.holds == ["a", "b"]
+
+
+def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_open() -> None:
+    fleet = Alone("a", "b", "c")
+    fleet.pull("a")
+    assert fleet.holds == []  # there is nothing newer
+    fleet.tell(fleet.update.published, Published(1))
+    fleet.pull("a")
+    fleet.answers("a")
+    fleet.pull("a")  # it is on its way
+    assert (fleet.holds, fleet.asked["a"].step) == (["a"], "abort")
+    fleet.arrives("a")
+    fleet.pull("a")  # it has come
+    fleet.tell(fleet.fleet.lost, Lost("b", "it died"))
+    fleet.pull("b")  # it is being stopped
+    assert fleet.holds == ["a"]
+    assert fleet.asked["b"].step == "stop"
