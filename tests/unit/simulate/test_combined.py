@@ -132,6 +132,17 @@ def test_what_the_ledger_finds_impossible_is_said_so() -> None:
         world.rule.apply(Publish(1))
 
 
+def test_a_call_that_was_given_up_says_nothing_of_lengths() -> None:
+    given = scenario()
+    policy = Combined()
+    world = World(given, policy, given.workload(0))
+    policy.on_room(world)
+    sample = next(iter(policy._calls.values()))
+    policy.on_left(world, [(sample, 0, sample.call.context)])
+    assert sample not in policy._calls.values()
+    assert not policy._foresight._newest
+
+
 def test_foresight_knows_what_has_ended_and_nothing_else() -> None:
     foresight = Foresight(least=3, window=5)
     assert foresight.expect(0.99) == (0, False)
