@@ -23,9 +23,7 @@ from scheduler.reactor import Opaque, Program, Reactor, Recording, Runtime, Wall
 
 Shape = Annotated[np.ndarray, Opaque(lambda array: f"{array.dtype.str}{array.shape}")]
 """A large array: the recording has its shape."""
-Digest = Annotated[
-    np.ndarray, Opaque(lambda array: f"crc32 {zlib.crc32(array):08x}")
-]
+Digest = Annotated[np.ndarray, Opaque(lambda array: f"crc32 {zlib.crc32(array):08x}")]
 """A small array: the recording has its CRC-32, so that a replay compares every bit of it."""
 CPUS = len(os.sched_getaffinity(0))
 

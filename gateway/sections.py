@@ -458,8 +458,9 @@ class RoutingSettings(Section):
     """And so is one that samples less than this share of what engines sample on average."""
     pull_at_once: float = Field(0.25, ge=0, le=1)
     """The share of the engines that may pull together; one always may."""
-    migrate: bool = False
-    """Calls move out of engines with long queues, and from fast engines to slow ones."""
+    migrate: bool | None = None
+    """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
+    "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
     waiting_above: int = Field(2, ge=0, le=65_536)
     """So many calls may wait in an engine's own queue before some move."""
     gap_above: float = Field(2.0, ge=1, le=1000)

@@ -211,7 +211,9 @@ class Settings(Section):
                     f"[nodes.{name}] engines: the engines of {model!r} are external, so nothing can be started: name their `urls`"
                 )
             if name in self.models and node.places:
-                raise ValueError(f"[nodes.{name}]: its engines would be named like those of the model {name!r}")
+                raise ValueError(
+                    f"[nodes.{name}]: its engines would be named like those of the model {name!r}"
+                )
             for url in node.urls:
                 if not engine.allow_public and is_public(urlsplit(url).hostname or ""):
                     raise ValueError(f"[nodes.{name}] urls: {public_engine(url)}")

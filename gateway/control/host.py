@@ -353,7 +353,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 
 def placement_settings(settings: Settings) -> dict[str, Any]:
     """What the control program is told of routing."""
-    routing = settings.routing
+    routing, pulls = settings.routing, settings.update.order == "pull"
     names = ("rule", "mu", "tails", "slots")
     return {
         **{name: getattr(routing, name) for name in names},
@@ -364,7 +364,7 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
             "at_once": routing.pull_at_once,
         },
         "migration": {
-            "on": routing.migrate,
+            "on": pulls if routing.migrate is None else routing.migrate,
             "waiting_above": routing.waiting_above,
             "gap_above": routing.gap_above,
             "gap_until": routing.gap_until,

@@ -220,8 +220,7 @@ class WeightUpdate(Reactor):
     def _go_on(self, now: Context) -> None:
         """What follows from the present state: engines to begin with, the end of an update, the beginning of the next."""
         self._todo = [engine for engine in self._todo if not self._arrived(engine)]
-        live = self._settings.order == "pull" and self._runs(self._target)
-        if self._running and (live or not self._todo):
+        if self._running and self._over():
             self._end(now)
         elif not self._running and self._queue:
             self._begin(now)
@@ -229,8 +228,7 @@ class WeightUpdate(Reactor):
             self._revive(now, self._failed_version)
         if self._running:
             self._advance(now)
-        done = self._settings.order == "pull" and self._runs(self._target)
-        if self._queue if not self._running else done or not self._todo:
+        if self._over() if self._running else self._queue:
             now.schedule(self.turn, True, after=0)
         if self._commands:
             why = "; ".join(f"{do.engine}: {do.reason}" for do in self._commands)
@@ -238,6 +236,11 @@ class WeightUpdate(Reactor):
         if self._failed:
             now.set(self.failed, tuple(self._failed), why="; ".join(f.reason for f in self._failed))
         self._commands, self._failed = [], []
+
+    def _over(self) -> bool:
+        """Whether the running update waits for nobody: with `pull`, as soon as the first engine has come."""
+        first = self._settings.order == "pull" and self._runs(self._target)
+        return first or not self._todo
 
     def _begin(self, now: Context) -> None:
         version = self._queue.pop(0)

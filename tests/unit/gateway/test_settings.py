@@ -147,4 +147,6 @@ def test_bounds_override_or_clamp() -> None:
 def test_tails_need_somebody_who_predicts_them() -> None:
     with pytest.raises(ConfigError, match=r"\[routing\] tails.*\[lengths\] ranker"):
         Settings.parse({**MODEL, "routing": {"tails": True}})
-    assert Settings.parse({**MODEL, "routing": {"tails": True}, "lengths": {"ranker": "history"}}).routing.tails
+    assert Settings.parse(
+        {**MODEL, "routing": {"tails": True}, "lengths": {"ranker": "history"}}
+    ).routing.tails
