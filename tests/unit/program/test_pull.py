@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler.program import ControlProgram
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published
 from scheduler.reactor import SECOND, Runtime, VirtualClock
+from tests.unit.program.world import World
 
 
 class Alone:
@@ -103,3 +104,13 @@ def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_op
     fleet.pull("b")  # it is being stopped
     assert fleet.holds == ["a"]
     assert fleet.asked["b"].step == "stop"
+
+
+def test_an_older_version_fails_although_an_engine_that_did_not_pull_still_runs_it() -> None:
+    world = World(update={"order": "pull"}).add("a", "b").publish(1).run(15).publish(2, 1)
+    still_one = []
+    while len(world.watch.ends) < 3:
+        still_one = [name for name, engine in world.watch.engines.items() if engine.runs == 1]
+        world.run(1)
+    assert [(ended.version, ended.live) for ended in world.watch.ends] == [(1, True), (2, True), (1, False)]
+    assert still_one

@@ -197,7 +197,8 @@ class Watch:
         left = [engine for engine in self.engines.values() if engine.removed is None]
         runs = any(engine.runs == ended.version for engine in left)
         sleeps = any(engine.sleeps for engine in left) and not self._contradicted
-        assert ended.live == (runs or (sleeps and ended.version == self._newest))
+        # an older one fails at once, also where engines that were not told to pull run it
+        assert ended.live == (ended.version == self._newest and (runs or sleeps))
         for engine in left:
             comes = engine.process in ("launching", "up") and engine.to >= ended.version
             comes = comes or engine.sleeps or engine.process in ("stopping", "stopped")
