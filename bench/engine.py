@@ -123,6 +123,8 @@ class Engine:
                 return 200, {"aborted": self.abort(names)}
             case "/update_weight_version":
                 self.label = values["new_version"]
+            case "/weight_info":
+                return 200, {"weight_version": self.label}
             case "/bench/settings":
                 self.settings = replace(self.settings, **values)
             case "/health" | "/collective_rpc":
