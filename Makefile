@@ -71,13 +71,13 @@ demo-seeds: setup engine ## the demo for three seeds, and a control run with fro
 demo-tools: setup engine ## train an agent of the openai-agents SDK to use its tool to the end
 	$(BIN)/python -m examples.tools_demo.run
 
-report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each (an hour)
+report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each
 	$(BIN)/python -m scheduler.simulate.report
 
 report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness
 
-report-lending: setup engine ## what lending a train node is worth here: three topologies on two cores, with charts (about 12 minutes)
+report-lending: setup engine ## what lending a train node is worth here: three topologies on two cores, with charts
 	$(BIN)/python -m examples.lending.run
 
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
@@ -118,7 +118,7 @@ bench-store: setup ## p99 of the store's queries with 1,000,000 turns in it, on 
 bench-service: setup ## PostgreSQL and Redis against SQLite, 1 and 2 processes, the cost of durability, seconds to recover from kills
 	$(BIN)/python -m bench.service
 
-bench-reactor: setup ## reactors against Ray and bare Python: broadcast, Gym, Q-learning, agents (15 minutes)
+bench-reactor: setup ## reactors against Ray and bare Python: broadcast, Gym, Q-learning, agents
 	$(BIN)/python -m bench.reactor
 
 bench-control: setup ## the control program's share of a core at 1,024 engines and 100,000 open calls
