@@ -110,6 +110,7 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         await until(lambda: gateway.model.pool.waiting == 4, "all wait")
         assert (await gateway.http.get("/readyz")).is_success
         await gateway.admin.release("t0")
+        await becomes(gateway, "t0", "rollout")  # both engines are open
         await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
         await gateway.admin.claim("t0", wait_s=30)
         assert gateway.model.pool.waiting == 4
@@ -119,6 +120,7 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=30)
         assert record["state"] == "live"
         await gateway.admin.release("t0")
+        await becomes(gateway, "t0", "rollout")  # both engines are open
         await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
         assert [slot.version for slot in slots.values()] == [1, 1]
         assert await check_everything(gateway, versions, await finished(agents, done)) >= 4
