@@ -19,7 +19,7 @@ AT_ONCE := -n auto --maxprocesses 4 --dist loadfile
 .PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short \
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
-	bench-reactor bench-control bench-lengths \
+	bench-reactor bench-control bench-lengths bench-costs \
 	litellm up up-vllm down compose-check clean
 
 help: ## list the targets
@@ -126,6 +126,9 @@ bench-control: setup ## the control program's share of a core at 1,024 engines a
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
 	$(BIN)/python -m bench.ledger
+
+bench-costs: setup engine ## what vLLM's steps take here, in the simulator's form, and how well it foretells a run
+	$(BIN)/python -m bench.costs
 
 bench-lengths: setup ## recall of the longest 20% of calls, predicted before they are sampled, and what that costs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths

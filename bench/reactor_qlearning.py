@@ -4,13 +4,13 @@ what they saw, and so on. A network 3-32-2 in numpy, Adam 0.01, discount 0.99, e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bench.reactor_process import Remote
-from bench.reactor_sides import Digest, Headgate, Hub, Ring, Side
+from bench.reactor_process import Place, Remote
+from bench.reactor_sides import CPUS, Digest, Headgate, Hub, Ring, Side
 from scheduler.reactor import Context, Reactor
 
 ACTORS, STEPS = 16, 100
@@ -113,30 +113,32 @@ class Learner:
 
 
 class _Actor(Reactor):
-    def __init__(self, index: int, steps: int) -> None:
+    def __init__(self, index: int, steps: int, place: Place) -> None:
         super().__init__(f"actor{index}")
-        self.rollout = Remote(Rollout, index, steps)
+        self._rollout = Remote(place, Rollout, index, steps)
         digest: Any = Digest
         self.heard = self.input("heard", digest)
         self.answer = self.output("answer", digest)
         self.reaction(self._play, on=[self.heard], writes=[self.answer], parallel=True)
 
     def _play(self, now: Context) -> None:
-        now.set(self.answer, self.rollout.call("play", now[self.heard]))
+        now.set(self.answer, self._rollout.call("play", now[self.heard]))
 
 
 class _Headgate(Headgate):
-    """The program, and the processes of its actors: stepping an environment is Python, so threads would not help."""
+    """The program, and the processes in which its actors step their environments: as many as there are cores."""
 
-    def __init__(self, hub: Hub, actors: Sequence[_Actor]) -> None:
-        self._actors = actors
-        super().__init__(Ring("qlearning", hub, actors), hub, workers=len(actors) - 1)
+    def __init__(self, minibatch: int, actors: int, steps: int) -> None:
+        self._places = [Place(__name__) for _ in range(CPUS)]
+        made = [_Actor(index, steps, self._places[index % CPUS]) for index in range(actors)]
+        hub = Hub(Learner(minibatch), actors, Digest, Digest, tuple[float, str])
+        super().__init__(Ring("qlearning", hub, made), hub, workers=actors - 1)
 
     def close(self) -> None:
         """See `Side`."""
         super().close()
-        for actor in self._actors:
-            actor.rollout.close()
+        for place in self._places:
+            place.close()
 
 
 class _Loop:
@@ -183,12 +185,8 @@ def sides(
 ) -> dict[str, Callable[[], Side]]:
     """The sides for one size of the minibatch."""
 
-    def headgate() -> Side:
-        hub = Hub(Learner(minibatch), actors, Digest, Digest, tuple[float, str])
-        return _Headgate(hub, [_Actor(index, steps) for index in range(actors)])
-
     made: dict[str, Callable[[], Side]] = {
-        "headgate": headgate,
+        "headgate": lambda: _Headgate(minibatch, actors, steps),
         "floor": lambda: _Loop(actors, steps, minibatch),
     }
     if ray:

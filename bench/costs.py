@@ -1,0 +1,298 @@
+"""What a decode step and a prefill of real vLLM take here, in the simulator's form; and how well it then foretells a run.
+
+A step of n calls with kv tokens in the cache takes k1 kv + max(k2, k3 n) + k4 (`scheduler.policies.throughput`). It is measured
+for pairs of n and kv: n calls at once sample `_FEW` tokens each, then n others `_MANY`; what the second round takes longer is
+the time of the steps between. Prompts are random, so none is cached. Every other pair fits the coefficients, the others tell the
+error. A prefill is the slope of the seconds to one token over the length of the prompt.
+
+Then two things are compared with figures that nothing was fitted to: a closed loop of calls of log-normal lengths, against the
+simulator's engine (`scheduler.simulate.engine`); and the gateway's own fit from the engine's live metrics
+(`gateway.control.fitting`) under a changing load, against the steps that were measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from bench.load import Shape, measure
+from bench.model import save_model
+from bench.processes import Child, run_engine, run_gateway
+from bench.report import Steps, finish, machine, number, show
+from bench.targets import GatewayTarget, Prompts
+from gateway.control.fitting import Sample, fit
+from scheduler.policies.throughput import EngineModel
+from scheduler.simulate.engine import Call, Engine, EngineCosts
+
+_RUNNING, _PROMPT = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), (16, 512, 1536)
+_FEW, _MANY = 8, 72
+_MOST_KV = 64 * 1024
+"""Pairs with more tokens than this are left out: the engine's cache holds no more."""
+_PREFILLS = (128, 512, 1024, 1536, 1920)
+_TEXT = 256
+"""Token ids below this are text."""
+_CALLS, _AT_ONCE, _MEDIAN, _SIGMA, _LONGEST = 160, 24, 60.0, 0.9, 600
+_STREAMS = (1, 3, 8, 16, 32, 48)
+_PRIOR = EngineModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A measured step: n calls, the mean of the tokens in the cache, seconds."""
+
+    running: int
+    kv: float
+    step_s: float
+
+    @property
+    def sample(self) -> Sample:
+        """For a fit."""
+        return Sample(self.running, self.kv, self.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call of the closed loop."""
+
+    prompt: int
+    sampled: int
+
+
+class Client:
+    """Asks an engine for tokens, in one piece each."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._random = Random(5)
+        self._number = 0
+
+    async def ask(self, prompt: int, tokens: int) -> None:
+        """One call: so many tokens after so many. Raises httpx.HTTPError, and ValueError for another count."""
+        self._number += 1
+        params = {
+            "temperature": 1.0,
+            "max_tokens": tokens,
+            "min_tokens": tokens,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "detokenize": False,
+        }
+        body = {
+            "request_id": f"costs-{self._number}",
+            "token_ids": [self._random.randrange(_TEXT) for _ in range(prompt)],
+            "sampling_params": params,
+            "stream": False,
+        }
+        answer = await self._http.post("/inference/v1/generate", json=body)
+        answer.raise_for_status()
+        found = len(answer.json()["choices"][0]["token_ids"])
+        if found != tokens:
+            raise ValueError(f"asked for {tokens} tokens, got {found}")
+
+    async def together(self, running: int, prompt: int, tokens: int) -> float:
+        """Seconds until so many calls at once have ended."""
+        began = time.perf_counter()
+        await asyncio.gather(*(self.ask(prompt, tokens) for _ in range(running)))
+        return time.perf_counter() - began
+
+    async def step(self, running: int, prompt: int, rounds: int) -> Cell:
+        """The median of `rounds` measurements of a step."""
+        found = []
+        for _ in range(rounds):
+            few = await self.together(running, prompt, _FEW)
+            found.append((await self.together(running, prompt, _MANY) - few) / (_MANY - _FEW))
+        return Cell(running, running * (prompt + (_FEW + _MANY) / 2), max(statistics.median(found), 1e-6))
+
+    async def prefill(self, rounds: int) -> float:
+        """Seconds a token of a prompt: the slope by least squares over the medians."""
+        await self.ask(64, 1)
+        seconds = [
+            statistics.median([await self.together(1, prompt, 1) for _ in range(3 * rounds)])
+            for prompt in _PREFILLS
+        ]
+        return max(statistics.linear_regression(_PREFILLS, seconds).slope, 0.0)
+
+    async def loop(self, jobs: Sequence[Job]) -> float:
+        """Seconds of the closed loop: `_AT_ONCE` calls at a time, in order."""
+        left = iter(jobs)
+
+        async def stream() -> None:
+            for job in left:
+                await self.ask(job.prompt, job.sampled)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(stream() for _ in range(_AT_ONCE)))
+        return time.perf_counter() - began
+
+
+def jobs() -> list[Job]:
+    """The calls of the closed loop: the same every time."""
+    random = Random(11)
+    return [
+        Job(
+            random.randrange(32, 512),
+            min(_LONGEST, max(1, round(random.lognormvariate(0, _SIGMA) * _MEDIAN))),
+        )
+        for _ in range(_CALLS)
+    ]
+
+
+def simulated(costs: EngineCosts, calls: Sequence[Job]) -> float:
+    """Seconds of the closed loop in the simulator's engine."""
+    engine, left, now = Engine(costs), iter(calls), 0.0
+
+    def begin(at: float) -> None:
+        if (job := next(left, None)) is not None:
+            engine.add(at, Call(job, job.prompt, job.sampled))
+
+    for _ in range(_AT_ONCE):
+        begin(now)
+    while (event := engine.next_event()) is not None:
+        now = max(now, event)
+        for _ in engine.settle(now):
+            begin(now)
+    return now
+
+
+def error(model: EngineModel, cells: Sequence[Cell]) -> float:
+    """The median relative error of a step."""
+    return statistics.median(abs(model.step_s(cell.running, cell.kv) / cell.step_s - 1) for cell in cells)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each step.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each load, for the live fit.")] = 12.0,
+    engine_python: Annotated[
+        Path, typer.Option(help="The interpreter of vLLM's environment (`make engine`).")
+    ] = Path(".venv-engine/bin/python"),
+    out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/costs.json"),
+) -> None:
+    """Measure real vLLM's steps, fit the simulator's coefficients to them, and compare.
+
+    Example: python -m bench.costs --rounds 3
+    """
+    if not engine_python.exists():
+        raise typer.BadParameter(
+            f"{engine_python} is not there: run `make engine`", param_hint="--engine-python"
+        )
+    began, before = time.monotonic(), machine()
+    with Steps(len(list(_pairs())) + 3 + len(_STREAMS)) as steps:
+        found = asyncio.run(_bench(rounds, seconds, engine_python, steps))
+    _show(found)
+    report = {
+        "bench": "costs",
+        "command": " ".join(["python -m bench.costs", *sys.argv[1:]]),
+        "machine": {**before, "load_average_after": machine()["load_average"]},
+        "seconds": round(time.monotonic() - began, 1),
+        **found,
+    }
+    finish(report, out)
+
+
+def _pairs() -> Iterator[tuple[int, int]]:
+    return (
+        (running, prompt)
+        for prompt in _PROMPT
+        for running in _RUNNING
+        if running * (prompt + _MANY) <= _MOST_KV
+    )
+
+
+async def _bench(rounds: int, seconds: float, python: Path, steps: Steps) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
+        work = Path(folder)
+        save_model(work / "model")
+        steps.begin("start vLLM")
+        async with run_engine("vllm", work / "model", work, python) as engine:
+            async with httpx.AsyncClient(base_url=engine.url, timeout=120.0) as http:
+                client = Client(http)
+                await client.together(64, 64, 16)
+                found = await _direct(client, rounds, steps)
+            live = await _live(engine, work, seconds, steps)
+    cells = found.pop("_cells")
+    return {**found, **_compared(live, cells)}
+
+
+async def _direct(client: Client, rounds: int, steps: Steps) -> dict[str, Any]:
+    cells = []
+    for running, prompt in _pairs():
+        steps.begin(f"{running} calls, prompts of {prompt} tokens")
+        cells.append(await client.step(running, prompt, rounds))
+    steps.begin("prefill")
+    prefill_s = await client.prefill(rounds)
+    fitted = fit([cell.sample for cell in cells[::2]], _PRIOR).model
+    steps.begin("a closed loop of calls of log-normal lengths")
+    calls = jobs()
+    real = statistics.median([await client.loop(calls) for _ in range(3)])
+    told = simulated(EngineCosts(fitted, prefill_s, _MOST_KV, slots=64), calls)
+    return {
+        "_cells": cells,
+        "cells": [asdict(cell) for cell in cells],
+        "k": {key: getattr(fitted, key) for key in ("k1", "k2", "k3", "k4")},
+        "prefill_s": prefill_s,
+        "step_error_held_out": error(fitted, cells[1::2]),
+        "loop_s": real,
+        "loop_simulated_s": told,
+        "loop_error": told / real - 1,
+    }
+
+
+async def _live(engine: Child, work: Path, seconds: float, steps: Steps) -> dict[str, Any] | None:
+    """The engine's coefficients as the gateway says, after a load of its own."""
+    async with run_gateway(engine, work / "model", work) as gateway:
+        target = await GatewayTarget.open(gateway.port, Prompts.load(work / "model"))
+        for streams in _STREAMS:
+            steps.begin(f"through the gateway, {streams} streams")
+            await measure(target, Shape(streams, 256, True), seconds, {})
+        async with httpx.AsyncClient(base_url=gateway.url) as http:
+            engines = (await http.get("/admin/v1/engines")).raise_for_status().json()["engines"]
+    speed: dict[str, Any] | None = engines[0]["speed"]
+    return speed
+
+
+def _compared(live: dict[str, Any] | None, cells: Sequence[Cell]) -> dict[str, Any]:
+    """What the gateway learnt, and its error on the steps of short prompts, which are what it saw."""
+    if live is None or live["error"] is None:
+        return {"live": live, "live_error": None}
+    model = EngineModel(*(live[key] for key in ("k1", "k2", "k3", "k4")))
+    near = [cell for cell in cells if cell.kv / cell.running < _PROMPT[1]]
+    return {"live": live, "live_error": error(model, near)}
+
+
+def _show(found: dict[str, Any]) -> None:
+    model = EngineModel(**found["k"])
+    live = found["live"] if found["live_error"] is not None else None
+    told = EngineModel(*(live[key] for key in ("k1", "k2", "k3", "k4"))) if live else None
+    rows = [
+        [
+            str(cell["running"]),
+            number(cell["kv"]),
+            number(1000 * cell["step_s"]),
+            number(1000 * model.step_s(cell["running"], cell["kv"])) + ("" if n % 2 else " *"),
+            number(1000 * told.step_s(cell["running"], cell["kv"])) if told else "-",
+        ]
+        for n, cell in enumerate(found["cells"])
+    ]
+    show(
+        "A decode step of vLLM here, ms",
+        ["calls", "tokens in the cache", "measured", "fitted", "the gateway's live fit"],
+        rows,
+        "* a pair that was fitted to",
+    )
+    figures = ("prefill_s", "step_error_held_out", "live_error", "loop_s", "loop_simulated_s", "loop_error")
+    show("Beside the simulator", ["figure", "value"], [[key, number(found[key])] for key in figures])
+
+
+if __name__ == "__main__":
+    typer.run(main)
