@@ -3,8 +3,8 @@
 A step of n calls with kv tokens in the cache takes k1 kv + max(k2, k3 n) + k4 (`scheduler.policies.throughput`). It is measured
 for pairs of n and kv: n calls at once sample `_FEW` tokens each, then n others `_MANY`; what the second round takes longer is
 the time of the steps between. Prompts are random, so none is cached. Every other pair fits the coefficients, the others tell the
-error. A prefill is the slope of the seconds to one token over the prompt's length. Of repeated measurements the least counts: what
-else the machine does only adds to them.
+error. A prefill is the slope of the seconds to one token over the length of a prompt. Of repeated measurements the least counts:
+what else the machine does only adds to them.
 
 Then two things are compared with figures that nothing was fitted to: a closed loop of calls of log-normal lengths, with the
 simulator's engine (`scheduler.simulate.engine`); and what the gateway has learnt from the engine's live metrics under some loads
