@@ -1,20 +1,29 @@
 """Which running calls go elsewhere (StaleFlow, arXiv 2601.12784). Asked only when no engine pulls weights at that moment.
 
-Two reasons to interrupt: more than `waiting_above` calls wait in an engine's own queue, while another engine has room; or the
-fastest engine samples more than `gap_above` times what the slowest does, and then calls move from one to the other until the gap
-is below `gap_until`, as long as both together sample more for it.
+Three reasons to interrupt, the first that there is:
 
-Those with the fewest tokens go first, the last placed among equals: whatever a call has must be computed anew where it goes, so
-they cost least; and they are the ones that stand in an engine's queue. A call whose sampler has a state never moves, and none to
-an engine of a version below its V.
+- more than `waiting_above` calls wait in an engine's own queue, while another engine has room;
+- a late call (`placement.py`; headgate's addition) adds more elsewhere than where it is, in what calls count times their speed,
+  by more than its prefill there costs if it samples as much again as it has. Those that count most go first, of these the
+  longest: they keep a batch waiting. The sum over all calls grows with every move, so none goes to and fro;
+- an engine samples more than `gap_above` times what another does: calls move from the fastest to the slowest, the second fastest
+  to the second slowest and so on, until the gap is below `gap_until`, as long as both together gain by it.
+
+In the first and the last case those with the fewest tokens go first, the last placed among equals: whatever a call has must be
+computed anew where it goes, so they cost least; and they are the ones that stand in an engine's queue. A call whose sampler has a
+state never moves, and none to an engine of a version below its V.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from scheduler.policies.placement import Choice, OpenEngine
+
+_LOOKED_AT = 4
+"""Of the fastest engines, those that are compared for a late call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +51,28 @@ class Movable:
     call: str
     version: int
     length: int
+    weight: float = 1.0
+    """What it counts; more than 1: it is late."""
 
 
-@dataclass(slots=True)
-class _Load:
-    """An engine, with what has been planned."""
+class _Plan:
+    """The engines as they will be, and who is told to go."""
 
-    engine: OpenEngine
-    running: int
-    waiting: int
-    kv: int
+    def __init__(self, engines: Iterable[OpenEngine], settings: MigrationSettings) -> None:
+        self.engines = [replace(engine) for engine in engines]
+        self.moves: list[tuple[str, str, str]] = []
+        self._at_once = settings.at_once
 
-    def rate(self, more: int = 0, tokens: int = 0) -> float:
-        return self.engine.model.rate(self.running + more, self.kv + tokens)
+    @property
+    def full(self) -> bool:
+        return len(self.moves) >= self._at_once
 
-    def takes(self, call: Movable, choice: Choice) -> bool:
-        """Whether a call would have room in it, and may be sampled there."""
-        if self.waiting or self.engine.version < call.version:
-            return False
-        gain = self.engine.model.gain(self.running, self.kv, call.length)
-        return not self.running or gain > choice.mu * self.engine.model.alone(call.length)
+    def move(self, call: Movable, source: OpenEngine, target: OpenEngine) -> None:
+        self.moves.append((call.call, source.name, target.name))
+        for engine, more in ((source, -1), (target, 1)):
+            engine.running += more
+            engine.kv = max(0, engine.kv + more * call.length)
+            engine.extra += more * (call.weight - 1)
 
 
 def moves(
@@ -76,68 +87,100 @@ def moves(
     """
     if not settings.on or len(engines) < 2:
         return []
-    loads = [_Load(e, e.running, e.waiting, e.kv) for e in engines]
-    planned = _from_queues(loads, inside, choice, settings)
-    return planned or _from_fast_to_slow(loads, inside, settings)
+    plan = _Plan(engines, settings)
+    _from_queues(plan, inside, choice, settings)
+    if not plan.moves and choice.weighs:
+        _late(plan, inside, choice)
+    if not plan.moves:
+        _from_fast_to_slow(plan, inside, settings)
+    return plan.moves
 
 
 def _from_queues(
-    loads: Sequence[_Load],
-    inside: Callable[[str], Iterable[Movable]],
-    choice: Choice,
-    settings: MigrationSettings,
-) -> list[tuple[str, str, str]]:
-    planned: list[tuple[str, str, str]] = []
-    crowded = [load for load in loads if load.waiting > settings.waiting_above]
+    plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice, settings: MigrationSettings
+) -> None:
+    crowded = [engine for engine in plan.engines if engine.waiting > settings.waiting_above]
     if not crowded:
-        return planned
-    others = sorted(
-        (load for load in loads if not load.waiting),
-        key=lambda load: (load.running, load.engine.name),
-    )
-    for source in sorted(crowded, key=lambda load: (-load.waiting, load.engine.name)):
-        for call in _cheapest(inside(source.engine.name)):
-            if source.waiting <= settings.waiting_above or len(planned) >= settings.at_once:
+        return
+    others = [engine for engine in plan.engines if not engine.waiting]
+    others.sort(key=lambda engine: (engine.running, engine.name))
+    for source in sorted(crowded, key=lambda engine: (-engine.waiting, engine.name)):
+        for call in _cheapest(inside(source.name)):
+            if source.waiting <= settings.waiting_above or plan.full:
                 break
-            like = [load for load in others if load.engine.aside == source.engine.aside]
-            target = next((load for load in like if load.takes(call, choice)), None)
+            like = [engine for engine in others if engine.aside == source.aside]
+            target = next((engine for engine in like if _takes(engine, call, choice)), None)
             if target is None:
                 break
-            _plan(source, target, call, planned)
+            plan.move(call, source, target)
             source.waiting -= 1
-            others.sort(key=lambda load: (load.running, load.engine.name))
-    return planned
+            others.sort(key=lambda engine: (engine.running, engine.name))
+
+
+def _takes(engine: OpenEngine, call: Movable, choice: Choice) -> bool:
+    """Whether a call would have room in it, and may be sampled there."""
+    if engine.waiting or engine.version < call.version:
+        return False
+    ideal = call.weight * engine.model.alone(call.length)
+    return not engine.running or engine.gain(call.length, call.weight) > choice.mu * ideal
+
+
+def _late(plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice) -> None:
+    """Late calls out of the slowest engines that have any, each into the best of the fastest that may have it."""
+    engines = plan.engines
+    fastest = sorted((engine.step_s(1), i) for i, engine in enumerate(engines) if not engine.waiting)
+    sources = [engine for engine in engines if engine.extra]
+    for source in sorted(sources, key=lambda engine: (-engine.step_s(), engine.name)):
+        late = [call for call in inside(source.name) if call.weight > 1]
+        for call in sorted(late, key=lambda call: (-call.weight, -call.length)):
+            if plan.full or not fastest or source.step_s() <= fastest[0][0]:
+                return
+            looked = [(engines[i], n) for n, (_, i) in enumerate(fastest[:_LOOKED_AT])]
+            found = _better(call, source, looked, choice)
+            if found is None:
+                break
+            _, i = fastest.pop(found)
+            plan.move(call, source, engines[i])
+            insort(fastest, (engines[i].step_s(1), i))
+
+
+def _better(
+    call: Movable, source: OpenEngine, among: Iterable[tuple[OpenEngine, int]], choice: Choice
+) -> int | None:
+    """The number of the engine in which a late call gains most, if that is more than it adds to its own."""
+    keyed = [
+        (choice.key(engine, call.length, call.length, 0, call.weight), n)
+        for engine, n in among
+        if engine is not source and engine.version >= call.version and engine.aside == source.aside
+    ]
+    (less, *_), best = min(keyed, default=((0.0,), -1))
+    return best if -less > max(source.adds(call.length, call.weight), 0.0) else None
 
 
 def _from_fast_to_slow(
-    loads: Sequence[_Load], inside: Callable[[str], Iterable[Movable]], settings: MigrationSettings
-) -> list[tuple[str, str, str]]:
-    planned: list[tuple[str, str, str]] = []
-    regular = [load for load in loads if not load.engine.aside]
-    if len(regular) < 2:
-        return planned
-    fast = max(regular, key=lambda load: (load.rate(), load.engine.name))
-    slow = min(regular, key=lambda load: (load.rate(), load.engine.name))
-    if fast.rate() <= settings.gap_above * slow.rate() or fast.running < 2:
-        return planned
-    for call in _cheapest(inside(fast.engine.name)):
-        if len(planned) >= settings.at_once or fast.rate() <= settings.gap_until * slow.rate():
+    plan: _Plan, inside: Callable[[str], Iterable[Movable]], settings: MigrationSettings
+) -> None:
+    slow_first = [engine for engine in plan.engines if not engine.aside]
+    slow_first.sort(key=lambda engine: (engine.rate, engine.name))
+    takers = list(slow_first)
+    for fast in reversed(slow_first):
+        if plan.full or fast.running < 2 or fast.rate <= settings.gap_above * slow_first[0].rate:
             break
-        if slow.engine.version < call.version:
+        newest = max(fast.held, default=0)
+        slow = next((engine for engine in takers if engine.version >= newest), fast)
+        if fast.rate <= settings.gap_above * slow.rate:
             continue
-        before = fast.rate() + slow.rate()
-        if fast.rate(-1, -call.length) + slow.rate(1, call.length) <= before:
-            break
-        _plan(fast, slow, call, planned)
-    return planned
+        takers.remove(slow)
+        for call in _cheapest(inside(fast.name)):
+            if plan.full or fast.rate <= settings.gap_until * slow.rate:
+                break
+            if slow.version < call.version:
+                continue
+            if slow.gain(call.length, call.weight) <= fast.adds(call.length, call.weight):
+                break
+            plan.move(call, fast, slow)
 
 
 def _cheapest(calls: Iterable[Movable]) -> list[Movable]:
     newest_first = list(calls)[::-1]
     return sorted(newest_first, key=lambda call: call.length)
-
-
-def _plan(source: _Load, target: _Load, call: Movable, planned: list[tuple[str, str, str]]) -> None:
-    planned.append((call.call, source.engine.name, target.engine.name))
-    source.running, source.kv = source.running - 1, max(0, source.kv - call.length)
-    target.running, target.kv = target.running + 1, target.kv + call.length

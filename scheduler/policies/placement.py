@@ -1,8 +1,6 @@
-"""Which engine a call goes to, and which call is next: a waterfall over versions (StaleFlow, arXiv 2601.12784).
+"""Which engine a call goes to (StaleFlow, arXiv 2601.12784): the best of those whose version is at least its group's V.
 
-Calls wait by their group's version V, oldest first. The call whose turn it is goes to the best engine among those whose version
-is at least V; where none has room for it, it waits here, not in an engine's queue, and so does every later call of its kind: none
-overtakes one that must be trained sooner. Two rules say what is best and what is room:
+Two rules say which is best, and whether there is room for the call or it waits (`waterfall.py`):
 
 - `cached` (`routing.py`): where its prefix is cached, if that outweighs the load there, else where least is running; any open
   engine has room.
@@ -10,10 +8,16 @@ overtakes one that must be trained sooner. Two rules say what is best and what i
   from the others; an engine has room while the gain is above `mu` of what the call would add to an empty engine, and while
   nothing waits in the engine's own queue.
 
+*Late calls* (headgate's addition to `gain`). A group that began under V is trained by V + eta: what of it still runs when newer
+versions are there keeps a batch waiting, and the rest does not. So a call counts `urgency` times as much for each version that
+its V is behind the newest, and what is to grow is the sum over the calls of what each counts times its speed. A late call then
+gets the fastest engine, and the others keep out of that while they gain about as much elsewhere. With an `urgency` of 1 all
+count the same, and the sum is tokens a second.
+
 Engines that are set aside take calls predicted to be long alone (`tails.py`); others go there only while no other may have them.
 What was placed counts at once, whatever a later snapshot still lacks. Engines lie in heaps by version, so a choice costs the
-logarithm of their number; under `gain` the heaps are ordered for a call of typical length, and the best `_LOOKED_AT` of each are
-compared for the call itself.
+logarithm of their number; under `gain` the heaps are ordered for a call of typical length, late calls have their own, and the
+best `_LOOKED_AT` of each are compared for the call itself.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ _STAY = 256
 """Tokens that a call is still to sample, where nobody knows."""
 _DRIFT = 0.02
 """How much of the typical length every new call makes up."""
+_MOST_LATE = 4
+"""A call that is more versions behind counts no more for that: it may be of a model that has no versions."""
 _FULL = float("inf")
 
 
@@ -104,37 +110,69 @@ class OpenEngine:
     """Tokens that the calls placed here had when they were: `kv` is no less, whatever a snapshot says."""
     waiting: int = 0
     """Calls in its own queue, by the last snapshot, less those that have left."""
+    held: dict[int, int] = field(default_factory=dict)
+    """Calls that were placed here, by V."""
+    extra: float = 0.0
+    """What they count beyond one each."""
     stamp: int = 0
-    """Of the newest entry in its heap."""
+    """Of the newest entries in its heaps."""
 
     @property
     def rate(self) -> float:
         """Tokens a second."""
         return self.model.rate(self.running, self.kv)
 
-    def gain(self, length: int) -> float:
-        """Tokens a second that one more call of `length` tokens adds."""
-        return self.model.gain(self.running, self.kv, length)
+    def step_s(self, more: int = 0) -> float:
+        """Seconds of a step, with so many more calls that have no tokens yet."""
+        return self.model.step_s(self.running + more, self.kv)
+
+    def adds(self, length: int, weight: float = 1.0) -> float:
+        """What a call that is in it adds now: the `gain` if it were not, and came."""
+        kv, extra = max(0, self.kv - length), self.extra - (weight - 1)
+        return self.model.gain(self.running - 1, kv, length, extra, weight)
+
+    def gain(self, length: int, weight: float = 1.0) -> float:
+        """Tokens a second that one more call of `length` tokens adds, each call's times what it counts."""
+        return self.model.gain(self.running, self.kv, length, self.extra, weight)
+
+
+def footprint(wish: Wish) -> int:
+    """Tokens that a call has in an engine's cache, on average over its stay there, as far as anybody knows."""
+    return wish.length + wish.expected // 2
 
 
 Key = tuple[float, int, int, str]
 _Entry = tuple[Key, int, OpenEngine]
+_Place = tuple[bool, bool, int]
+"""Of a heap: whether it is for late calls, whether its engines are set aside, their version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The rule, and `mu`: how small a share of its ideal gain still lets a call into an engine."""
+    """The rule; `mu`: how small a share of its ideal gain still lets a call into an engine; `urgency`: see the module."""
 
     rule: Rule = "cached"
     mu: float = 0.05
+    urgency: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rule not in ("cached", "gain"):
             raise ValueError(f"rule is 'cached' or 'gain', not {self.rule!r}")
+        if not 1 <= self.urgency <= 1e6:
+            raise ValueError(f"urgency is from 1 (all calls count the same) to 1e6, not {self.urgency}")
         if not 0 <= self.mu < 1:
             raise ValueError(f"mu is at least 0 and below 1: an empty engine takes any call; it is {self.mu}")
 
-    def key(self, engine: OpenEngine, length: int, expected: int, cached: int) -> Key:
+    @property
+    def weighs(self) -> bool:
+        """Whether late calls count more than others."""
+        return self.rule == "gain" and self.urgency > 1
+
+    def weight(self, behind: int) -> float:
+        """What a call counts whose V is so many versions behind the newest."""
+        return self.urgency ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
+
+    def key(self, engine: OpenEngine, length: int, expected: int, cached: int, weight: float = 1.0) -> Key:
         """Engines in their order, the best first, for a call of which `cached` tokens are cached there.
 
         Among equals the older version: the newer engine may have calls that no other may.
@@ -145,14 +183,16 @@ class Choice:
             return (_FULL, engine.running, engine.version, engine.name)
         step_s = engine.model.step_s(engine.running + 1, engine.kv + length)
         prefill_s = engine.model.k3 * (length - cached)
-        lost = (engine.running + 1) / step_s * prefill_s / ((expected or _STAY) * step_s)
-        return (lost - engine.gain(length), engine.running, engine.version, engine.name)
+        count = engine.running + engine.extra + weight
+        lost = count / step_s * prefill_s / ((expected or _STAY) * step_s)
+        return (lost - engine.gain(length, weight), engine.running, engine.version, engine.name)
 
-    def has_room(self, engine: OpenEngine, length: int) -> bool:
+    def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
         """Whether it is better for a call to be in the engine than to wait."""
         if self.rule == "cached" or not engine.running:
             return True
-        return not engine.waiting and engine.gain(length) > self.mu * engine.model.alone(length)
+        ideal = weight * engine.model.alone(length)
+        return not engine.waiting and engine.gain(length, weight) > self.mu * ideal
 
 
 class Engines:
@@ -165,19 +205,25 @@ class Engines:
         """The length of a call, on average, the newest most."""
         self._aside: frozenset[str] = frozenset()
         self._models: dict[str, EngineModel] = {}
-        self._heaps: dict[tuple[bool, int], list[_Entry]] = {}
-        """Of each version, those set aside apart. An entry that is not its engine's newest is void."""
+        self.newest = 0
+        """The newest version: calls of an older V are late."""
+        self._heaps: dict[_Place, list[_Entry]] = {}
+        """An entry that is not its engine's newest is void."""
         self._stamps = itertools.count(1)
 
     # What happens to engines
 
-    def opened(self, name: str, version: int, model: EngineModel, runs: Iterable[int] = ()) -> None:
-        """It runs this version and takes calls. `runs`: the lengths of those that it kept."""
+    def opened(
+        self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """It runs this version and takes calls. `runs`: V and length of those that it kept."""
         self.closed(name)
-        lengths = list(runs)
         engine = OpenEngine(name, version, self._models.get(name, model), name in self._aside)
-        engine.running, engine.kv, engine.floor = len(lengths), sum(lengths), sum(lengths)
         self.open[name] = engine
+        for held, length in runs:
+            self._count(engine, held, 1)
+            engine.kv += length
+        engine.floor = engine.kv
         self._file(engine)
 
     def closed(self, name: str) -> None:
@@ -200,6 +246,14 @@ class Engines:
                 engine.aside = not engine.aside
                 self._file(engine)
 
+    def published(self, version: int) -> None:
+        """It is the newest from now on."""
+        self.newest = max(self.newest, version)
+        if self.choice.weighs:
+            for engine in self.open.values():
+                self._weigh(engine)
+            self.refile()
+
     def seen(self, name: str, running: int, waiting: int, kv: int) -> None:
         """A snapshot. What was placed since stays counted. Call `refile` after the last one."""
         if engine := self.open.get(name):
@@ -213,25 +267,25 @@ class Engines:
         self._heaps.clear()
         for engine in self.open.values():
             engine.stamp = next(self._stamps)
-            entry = (self._typical_key(engine), engine.stamp, engine)
-            self._heaps.setdefault((engine.aside, engine.version), []).append(entry)
+            for place, entry in self._entries(engine):
+                self._heaps.setdefault(place, []).append(entry)
         for heap in self._heaps.values():
             heapq.heapify(heap)
 
     # What happens to calls
 
-    def begun(self, name: str, length: int) -> None:
-        """A call was placed in an open engine."""
+    def begun(self, name: str, version: int, length: int) -> None:
+        """A call of that V was placed in an open engine."""
         engine = self.open[name]
-        engine.running += 1
+        self._count(engine, version, 1)
         engine.kv += length
         engine.floor += length
         self._file(engine)
 
-    def ended(self, name: str, length_then: int, length_now: int) -> None:
-        """A call that was placed with `length_then` tokens has left with `length_now`."""
+    def ended(self, name: str, version: int, length_then: int, length_now: int) -> None:
+        """A call of that V that was placed with `length_then` tokens has left with `length_now`."""
         if engine := self.open.get(name):
-            engine.running -= 1
+            self._count(engine, version, -1)
             engine.floor -= length_then
             engine.kv = max(engine.kv - length_now, engine.floor)
             engine.waiting = max(0, min(engine.waiting - 1, engine.running))
@@ -256,38 +310,44 @@ class Engines:
 
     def legal(self, version: int) -> bool:
         """Whether an open engine may sample calls of this V."""
-        return any(held >= version for _, held in self._held())
+        return any(held >= version for _, _, held in self._held())
+
+    def weight(self, version: int) -> float:
+        """What a call of this V counts now."""
+        return self.choice.weight(self.newest - version)
 
     @property
     def any_aside(self) -> bool:
         """Whether an open engine is set aside."""
-        return any(aside for aside, _ in self._held())
+        return any(aside for _, aside, _ in self._held())
 
     def _best_of(self, wish: Wish, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
             return None
         wanted = [engine for engine in candidates if engine.name not in wish.avoid] or candidates
-        key, length, expected = self.choice.key, wish.length, wish.expected
+        key, length, expected = self.choice.key, footprint(wish), wish.expected
+        weight = self.weight(wish.version)
         if wish.near:
             near, cached = wish.near, min(wish.cached, wish.length)
-            keyed = [(key(e, length, expected, cached if e.name == near else 0), e) for e in wanted]
+            keyed = [(key(e, length, expected, cached if e.name == near else 0, weight), e) for e in wanted]
         else:
-            keyed = [(key(engine, length, expected, 0), engine) for engine in wanted]
+            keyed = [(key(engine, length, expected, 0, weight), engine) for engine in wanted]
         _, best = min(keyed, key=lambda pair: pair[0])
-        return best if self.choice.has_room(best, length) else None
+        return best if self.choice.has_room(best, length, weight) else None
 
     def _candidates(self, wish: Wish, *, aside: bool) -> list[OpenEngine]:
         """Those that could be best: the first of each heap, and where it is cached; the legal ones alone."""
         count, found = _LOOKED_AT + len(wish.avoid), []
-        for (held_aside, version), heap in self._heaps.items():
-            if held_aside == aside and version >= wish.version:
+        late = self.choice.weighs and wish.version < self.newest
+        for place, heap in self._heaps.items():
+            if place[:2] == (late, aside) and place[2] >= wish.version:
                 found += _first(heap, count)
         near = self.open.get(wish.near)
         if near is not None and near.aside == aside and near.version >= wish.version and near not in found:
             found.append(near)
         return found
 
-    def _held(self) -> Iterator[tuple[bool, int]]:
+    def _held(self) -> Iterator[_Place]:
         """The heaps in which there is an engine."""
         for place, heap in list(self._heaps.items()):
             while heap and heap[0][1] != heap[0][2].stamp:
@@ -297,16 +357,33 @@ class Engines:
             else:
                 del self._heaps[place]
 
-    def _typical_key(self, engine: OpenEngine) -> Key:
-        return self.choice.key(engine, int(self.typical), 0, 0)
+    def _count(self, engine: OpenEngine, version: int, calls: int) -> None:
+        """So many calls of that V more."""
+        engine.running += calls
+        if count := engine.held.get(version, 0) + calls:
+            engine.held[version] = count
+        else:
+            del engine.held[version]
+        if self.choice.weighs:
+            self._weigh(engine)
+
+    def _weigh(self, engine: OpenEngine) -> None:
+        engine.extra = sum(count * (self.weight(version) - 1) for version, count in engine.held.items())
+
+    def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:
+        """What says in each heap that is for it how good the engine is."""
+        for late in (False, True)[: 1 + self.choice.weighs]:
+            key = self.choice.key(engine, int(self.typical), 0, 0, self.choice.weight(int(late)))
+            yield (late, engine.aside, engine.version), (key, engine.stamp, engine)
 
     def _file(self, engine: OpenEngine) -> None:
         engine.stamp = next(self._stamps)
-        heap = self._heaps.setdefault((engine.aside, engine.version), [])
-        heapq.heappush(heap, (self._typical_key(engine), engine.stamp, engine))
-        if len(heap) > 64 + 4 * len(self.open):
-            heap[:] = [entry for entry in heap if entry[1] == entry[2].stamp]
-            heapq.heapify(heap)
+        for place, entry in self._entries(engine):
+            heap = self._heaps.setdefault(place, [])
+            heapq.heappush(heap, entry)
+            if len(heap) > 64 + 4 * len(self.open):
+                heap[:] = [entry for entry in heap if entry[1] == entry[2].stamp]
+                heapq.heapify(heap)
 
 
 def _first(heap: list[_Entry], count: int) -> list[OpenEngine]:
@@ -319,81 +396,3 @@ def _first(heap: list[_Entry], count: int) -> list[OpenEngine]:
     for entry in found:
         heapq.heappush(heap, entry)
     return [entry[2] for entry in found]
-
-
-@dataclass(slots=True)
-class _Queues:
-    """The calls of one V that wait."""
-
-    tails: list[tuple[int, int, Wish]] = field(default_factory=list)
-    """Longest first."""
-    others: list[tuple[int, int, Wish]] = field(default_factory=list)
-    """First come, first served."""
-
-
-class Waterfall:
-    """The calls that wait, and how they are poured into engines."""
-
-    def __init__(self, engines: Engines) -> None:
-        self.engines = engines
-        self.waiting: dict[str, Wish] = {}
-        self._queues: dict[int, _Queues] = {}
-        self._serials = itertools.count(1)
-
-    def add(self, wish: Wish) -> None:
-        """A call waits. Raises ValueError if it does already."""
-        if wish.call in self.waiting:
-            raise ValueError(f"call {wish.call} waits already")
-        self.waiting[wish.call] = wish
-        queues = self._queues.setdefault(wish.version, _Queues())
-        entry = (-wish.expected if wish.tail else 0, next(self._serials), wish)
-        heapq.heappush(queues.tails if wish.tail else queues.others, entry)
-
-    def drop(self, call: str) -> bool:
-        """It waits no more; answers whether it did."""
-        return self.waiting.pop(call, None) is not None
-
-    def heads(self) -> list[Wish]:
-        """The calls whose turn it is, oldest version first."""
-        found = (self._head(queue) for version in sorted(self._queues) for queue in self._of(version))
-        return [wish for wish in found if wish is not None]
-
-    def pour(self) -> list[tuple[Wish, str]]:
-        """Places calls while engines have room for those whose turn it is."""
-        placed: list[tuple[Wish, str]] = []
-        if not self.waiting:
-            self._queues.clear()
-            return placed
-        apart = self.engines.any_aside
-        stuck = [False, False]
-        for version in sorted(self._queues):
-            for kind, queue in enumerate(self._of(version)):
-                if not stuck[kind] and not self._drain(queue, placed):
-                    stuck[kind] = True
-                    stuck[1 - kind] |= not apart
-            if not any(self._of(version)):
-                del self._queues[version]
-            if all(stuck):
-                break
-        return placed
-
-    def _of(self, version: int) -> tuple[list[tuple[int, int, Wish]], list[tuple[int, int, Wish]]]:
-        queues = self._queues[version]
-        return queues.tails, queues.others
-
-    def _head(self, queue: list[tuple[int, int, Wish]]) -> Wish | None:
-        while queue and self.waiting.get(queue[0][2].call) is not queue[0][2]:
-            heapq.heappop(queue)
-        return queue[0][2] if queue else None
-
-    def _drain(self, queue: list[tuple[int, int, Wish]], placed: list[tuple[Wish, str]]) -> bool:
-        """Whether nobody is left in it."""
-        while (wish := self._head(queue)) is not None:
-            engine = self.engines.best(wish)
-            if engine is None:
-                return False
-            heapq.heappop(queue)
-            del self.waiting[wish.call]
-            self.engines.begun(engine.name, wish.length)
-            placed.append((wish, engine.name))
-        return True

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from scheduler.policies.placement import Choice, OpenEngine, Wish
+from scheduler.policies.placement import Choice, OpenEngine, Wish, footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,10 @@ def pulls(
         if any(wish.version <= engine.version for wish in heads):
             continue  # it is about to get a call
         few = engine.running < settings.running_below or engine.rate < least
-        if few or any(choice.has_room(engine, wish.length) for wish in heads):
+        if few or any(_has_room(engine, wish, target, choice) for wish in heads):
             found.append(engine.name)
     return found
+
+
+def _has_room(engine: OpenEngine, wish: Wish, target: int, choice: Choice) -> bool:
+    return choice.has_room(engine, footprint(wish), choice.weight(target - wish.version))

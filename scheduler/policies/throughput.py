@@ -6,6 +6,9 @@ calls, then `k3` a call) and has a fixed cost (`k4`). Every running call gets on
     T(n, kv) = n / (k1 * kv + max(k2, k3 * n) + k4).
 
 T grows with every call while the batch is small, and falls when a long call joins many short ones: the gain may be negative.
+
+Calls may count more than one each (`placement.py` says which): then it is the sum over the calls of what each counts times its
+speed that grows or falls. With weights of one that is T.
 """
 
 from __future__ import annotations
@@ -38,9 +41,13 @@ class EngineModel:
         """Tokens a second."""
         return running / self.step_s(running, kv) if running else 0.0
 
-    def gain(self, running: int, kv: float, length: float) -> float:
-        """Tokens a second that one more call of `length` tokens adds; negative if it slows the others by more."""
-        return self.rate(running + 1, kv + length) - self.rate(running, kv)
+    def gain(self, running: int, kv: float, length: float, extra: float = 0.0, weight: float = 1.0) -> float:
+        """Tokens a second that one more call of `length` tokens adds; negative if it slows the others by more.
+
+        `weight`: what it counts; `extra`: what the others count beyond one each.
+        """
+        before = (running + extra) / self.step_s(running, kv) if running else 0.0
+        return (running + extra + weight) / self.step_s(running + 1, kv + length) - before
 
     def alone(self, length: float) -> float:
         """What the call would add to an empty engine: the most that it can."""

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, Engines, Rule, Waterfall, Wish
+from scheduler.policies.placement import Choice, Engines, Rule, footprint
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.tails import Expected, divide
 from scheduler.policies.throughput import EngineModel
+from scheduler.policies.waterfall import Waterfall, Wish
 from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Move, Opened, Placed, Seen
 from scheduler.program.events import Begun, Gone, Target
 from scheduler.reactor import SECOND, Context, Reactor
@@ -40,6 +41,7 @@ class PlacementSettings:
 
     rule: Rule = "cached"
     mu: float = 0.05
+    urgency: float = 1.0
     pull: bool = False
     """The weight update's order is `pull`."""
     tails: bool = False
@@ -66,6 +68,8 @@ class _Run:
     engine: str
     wish: Wish
     pinned: bool
+    since: float
+    """Steps of the engine when it came (`Placement._steps`)."""
     moved: bool = False
 
 
@@ -75,13 +79,15 @@ class Placement(Reactor):
     def __init__(self, name: str, settings: PlacementSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._choice = Choice(settings.rule, settings.mu)
+        self._choice = Choice(settings.rule, settings.mu, settings.urgency)
         self._engines = Engines(self._choice)
         self._waterfall = Waterfall(self._engines)
         self._runs: dict[str, _Run] = {}
         self._inside: dict[str, dict[str, _Run]] = {}
         """The same by engine, in the order in which they were placed."""
         self._target = -1
+        self._steps: dict[str, float] = {}
+        """Tokens that a call has sampled that was in the engine all the time: what calls have now is what they had, and these."""
         self._told: dict[str, int] = {}
         """When engines were told to pull (ns), until they are open again or gone."""
         self._divided = 0
@@ -117,9 +123,11 @@ class Placement(Reactor):
 
     def _on_begun(self, now: Context) -> None:
         self._target = max(self._target, now[self.begun].version)
+        self._engines.published(self._target)
 
     def _on_target(self, now: Context) -> None:
         self._target = now[self.target].version
+        self._engines.published(self._target)
         self._told.clear()
 
     def _on_gone(self, now: Context) -> None:
@@ -136,7 +144,8 @@ class Placement(Reactor):
 
     def _on_opened(self, now: Context) -> None:
         opened = now[self.opened]
-        kept = [run.wish.length for run in self._inside.get(opened.engine, {}).values()]
+        runs = self._inside.get(opened.engine, {}).values()
+        kept = [(run.wish.version, footprint(run.wish)) for run in runs]
         self._engines.opened(opened.engine, opened.version, self._settings.engine, kept)
         if opened.version >= self._target:
             self._told.pop(opened.engine, None)
@@ -147,7 +156,7 @@ class Placement(Reactor):
             self._leave(left.call, left.length)
         for arrived in demand.arrived:
             self._leave(arrived.call, arrived.length)
-            self._engines.learn(arrived.length)
+            self._engines.learn(footprint(arrived))
             self._waterfall.add(arrived)
 
     def _leave(self, call: str, length: int) -> None:
@@ -156,11 +165,14 @@ class Placement(Reactor):
             self._waterfall.drop(call)
         else:
             del self._inside[run.engine][call]
-            self._engines.ended(run.engine, run.wish.length, length)
+            self._engines.ended(run.engine, run.wish.version, footprint(run.wish), length)
 
     def _on_seen(self, now: Context) -> None:
         for seen in now[self.seen].engines:
             self._engines.seen(seen.engine, seen.running, seen.waiting, seen.kv)
+            if seen.running:
+                steps = self._steps.get(seen.engine, 0.0)
+                self._steps[seen.engine] = steps + seen.tokens_per_s / seen.running
         if self._settings.tails and now.tag.time - self._divided >= _DIVIDE_S * SECOND:
             self._divided = now.tag.time
             self._divide()
@@ -181,7 +193,7 @@ class Placement(Reactor):
 
     def _begin(self, wish: Wish, engine: str) -> Placed:
         pinned = isinstance(wish, Arrived) and wish.pinned
-        run = self._runs[wish.call] = _Run(engine, wish, pinned)
+        run = self._runs[wish.call] = _Run(engine, wish, pinned, self._steps.get(engine, 0.0))
         self._inside.setdefault(engine, {})[wish.call] = run
         return Placed(wish.call, engine)
 
@@ -214,9 +226,11 @@ class Placement(Reactor):
 
     def _movable(self, engine: str) -> Iterable[Movable]:
         """What an engine was given and may lose; who was told to move is on its way, or cannot."""
+        steps = self._steps.get(engine, 0.0)
         for call, run in self._inside.get(engine, {}).items():
             if not run.pinned and not run.moved:
-                yield Movable(call, run.wish.version, run.wish.length)
+                version, length = run.wish.version, run.wish.length + int(steps - run.since)
+                yield Movable(call, version, length, self._engines.weight(version))
 
     def _divide(self) -> None:
         """Sets engines aside for tails, in proportion to what a sample of the calls would need."""

@@ -45,6 +45,7 @@ class Knobs:
     """What a gateway's configuration would say."""
 
     mu: float = 0.1
+    urgency: float = 16.0
     running_below: int = 2
     rate_below: float = 0.0
     pull_at_once: float = 0.25
@@ -52,8 +53,7 @@ class Knobs:
     tails: bool = False
     lend: bool = True
     lead: float = 1.0
-    """Nodes are called back so long before the batch is whole, as a share of the time in which it is trained (`[lending]
-    margin_s`): the trainer takes the groups that are there meanwhile."""
+    """See `[lending] lead`."""
     mode: Literal["abort", "keep"] = "abort"
     share: float = 0.0
     """Of the GPUs, those that train and are lent; 0: the scenario's."""
@@ -110,6 +110,7 @@ class Combined:
         placement = {
             "rule": "gain",
             "mu": knobs.mu,
+            "urgency": knobs.urgency,
             "tails": knobs.tails,
             "slots": engine.slots,
             "engine": asdict(engine.model),
@@ -126,10 +127,7 @@ class Combined:
             "placement": placement,
             "ledger": {"rule": "staleflow", "settings": ledger},
         }
-        step_s = scenario.trainer.seconds(
-            scenario.batch * scenario.group * scenario.contexts_mean, self.layout(scenario).train_gpus, False
-        )
-        return {"models": {MODEL: model}, "lending": {"margin_s": 1.0 + knobs.lead * step_s}}
+        return {"models": {MODEL: model}, "lending": {"lead": knobs.lead}}
 
     def close(self) -> None:
         """Ends the recording."""
@@ -179,6 +177,7 @@ class Combined:
         """The trainer claims its nodes when the batch is whole, or when all were called back; and trains once it has them."""
         near = all(role.near for role in self._roles.values())
         if not self._claims and (near or world.rule.complete(world.rule.consumed)):
+            self._fill(world)
             self._claim()
         self._do_all(world)
         held = self._claims and all(role.role == "train" for role in self._roles.values())
@@ -188,10 +187,14 @@ class Combined:
     def on_trained(self, world: World) -> None:
         """The weights are pushed into host memory, and between sites travel beside all else; the nodes are released."""
         transfers, apart = world.transfers, world.scenario.sites > 1
+        batch = [world.groups[name] for name in world.rule.entries(world.rule.consumed)]
+        tokens = sum(sample.context for group in batch for sample in group.samples if not sample.dropped)
+        busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, self.recompute)
         world.publish(transfers.push_s, delay_s=transfers.overlapped_s if apart else 0.0)
         self._claims = False
+        self._fill(world)
         for node in self._roles:
-            self._hosting.tell(self._lending.released, Released(node, MODEL))
+            self._hosting.tell(self._lending.released, Released(node, MODEL, busy_s))
         self._do_all(world)
 
     def on_published(self, world: World, version: int) -> None:
@@ -206,9 +209,7 @@ class Combined:
         """How engines are, and how full the batch is; and a trainer that has its nodes says so."""
         seen = tuple(_seen(world, host) for host in world.open_hosts() if host.name not in self._steps)
         self._hosting.tell(self._placement.seen, Seen(seen))
-        batch, buffer = world.scenario.batch, world.rule.consumed
-        groups = min(len(world.rule.entries(buffer)), batch)
-        self._hosting.tell(self._lending.filling, Filling(MODEL, buffer, groups, batch, len(self._calls)))
+        self._fill(world)
         if self._claims and round(world.now) % _RENEW_S == 0:
             self._claim()
         self._do_all(world)
@@ -251,6 +252,9 @@ class Combined:
             cached=sample.call.prompt - sample.turns[sample.at].prompt if near else 0,
             to=self._to.pop(name, ""),
         )
+
+    def _fill(self, world: World) -> None:
+        self._hosting.tell(self._lending.filling, Filling.of(MODEL, world.rule, len(self._calls)))
 
     def _claim(self) -> None:
         self._claims = True

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.placement import Choice, Engines, Waterfall
+from scheduler.policies.placement import Choice, Engines
 from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
+from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
 
 MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
@@ -46,7 +47,7 @@ def test_each_call_goes_where_it_adds_most_and_what_finds_no_room_waits() -> Non
 def test_a_call_that_leaves_makes_room_for_the_first_that_waits() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(5))
-    fall.engines.ended("a", 10, 50)
+    fall.engines.ended("a", 0, 10, 50)
     assert poured(fall) == {"v0-3": "a"}
 
 
@@ -75,8 +76,8 @@ def test_a_call_that_must_be_trained_sooner_is_not_overtaken() -> None:
     poured(fall, *calls(2, version=2))
     placed = poured(fall, Arrived("long", 1, 10_000), *[Arrived("short", 2, 10)])
     assert placed == {}
-    engines.ended("a", 10, 10)
-    engines.ended("a", 10, 10)
+    engines.ended("a", 0, 10, 10)
+    engines.ended("a", 0, 10, 10)
     assert next(iter(poured(fall))) == "long"
 
 
@@ -122,7 +123,7 @@ def test_calls_that_others_placed_count_by_the_snapshot() -> None:
     fall.engines.seen("a", 3, 0, 40)
     fall.engines.refile()
     assert fall.engines.open["a"].foreign == 2
-    fall.engines.ended("a", 10, 10)
+    fall.engines.ended("a", 0, 10, 10)
     assert fall.engines.open["a"].running == 2
 
 
@@ -172,7 +173,7 @@ def test_the_rule_cached_chooses_as_the_plain_policy_does(
     """However the engines lie in their heaps: the plain policy looks at every one."""
     fall = waterfall(Choice("cached"))
     for name, count in running.items():
-        fall.engines.opened(name, 0, MODEL, [1] * count)
+        fall.engines.opened(name, 0, MODEL, [(0, 1)] * count)
     loads = [EngineLoad(name, n, cached if name == near else 0) for name, n in running.items()]
     wish = Arrived("call", 0, 6000, near=near, cached=cached, avoid=tuple(sorted(avoid)))
     assert poured(fall, wish)["call"] == choose(loads, frozenset(avoid))
@@ -187,9 +188,9 @@ def test_while_no_engine_is_set_aside_what_waits_of_either_kind_waits_before_wha
         engines.set_aside(["t"] if aside else [])
         fall = Waterfall(engines)
         for name in ("a", "a", "t"):
-            engines.begun(name, 10)
+            engines.begun(name, 2, 10)
         if not aside:
-            engines.begun("t", 10)
+            engines.begun("t", 2, 10)
         tail = Arrived("tail", 2, 10, expected=100, tail=True)
         assert poured(fall, Arrived("long", 1, 10_000), tail) == ({"tail": "t"} if aside else {})
 
@@ -213,7 +214,7 @@ def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     assert placed == {}
     low = Choice("gain", mu=0.0)
     fall = waterfall(low, a=0, b=0)
-    fall.engines.opened("b", 0, MODEL, [10] * 5)
+    fall.engines.opened("b", 0, MODEL, [(0, 10)] * 5)
     fall.engines.seen("a", 1, 1, 0)
     fall.engines.refile()
     assert poured(fall, Arrived("one", 0, 10)) == {"one": "b"}  # `a` would gain more, but for its queue

@@ -210,6 +210,17 @@ def test_nothing_moves_at_the_moment_at_which_an_engine_is_told_to_pull() -> Non
     assert (field.pulled, len(field.moves)) == (["three"], 2)
 
 
+def test_a_late_call_moves_with_the_tokens_that_it_has_by_now() -> None:
+    """Two calls of V = 0 as long as one another when they came; one of them has been there longer."""
+    engine = {"k1": 1e-3, "k2": 0.1, "k3": 1e-3, "k4": 0.1}
+    field = Field(urgency=8.0, mu=0.0, engine=engine).opens(one=0)
+    field.arrive(*calls("old")).second(EngineSeen("one", 1, 0, 510, 500.0))
+    field.arrive(*calls("new")).second(EngineSeen("one", 2, 0, 560, 80.0))
+    assert field.placed == {"old": "one", "new": "one"}
+    field.opens(two=0).publish(1).second(EngineSeen("one", 2, 0, 640, 80.0))
+    assert [(move.call, move.to) for move in field.moves] == [("old", "two")]
+
+
 def test_a_pinned_call_never_moves() -> None:
     field = Field(migration={"waiting_above": 0}).opens(one=0)
     field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineSeen("one", 1, 2, 30, 1.0))
@@ -275,13 +286,14 @@ def happen(field: Field, what: str, name: str, number: int) -> None:
     st.sampled_from(["cached", "gain"]),
     st.sampled_from(["rolling", "pull"]),
     st.booleans(),
+    st.sampled_from([1.0, 16.0]),
     st.lists(HAPPENS, max_size=40),
 )
 def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v(
-    rule: str, order: str, tails: bool, events: list[tuple[str, str, int]]
+    rule: str, order: str, tails: bool, urgency: float, events: list[tuple[str, str, int]]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and nobody waits for ever."""
-    field = Field(order, rule=rule, tails=tails)
+    field = Field(order, rule=rule, tails=tails, urgency=urgency)
     for event in events:
         happen(field, *event)
         known = field.reactor.waiting

@@ -1,0 +1,96 @@
+"""The calls that wait, and which is next: a waterfall over versions (StaleFlow, arXiv 2601.12784).
+
+Calls wait by their group's version V, oldest first. The call whose turn it is goes to the best engine among those whose version
+is at least V (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later call
+of its kind: none overtakes one that must be trained sooner. Of one V those that are expected to be longest come first (LPT: what
+begins late has the least time), among as many as come one after another (`_AMONG`); so nobody is overtaken for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+
+from scheduler.policies.placement import Engines, Wish, footprint
+
+_AMONG = 1024
+_Entry = tuple[int, int, int, Wish]
+"""Which `_AMONG` it came with, longest first, first come first served."""
+
+
+@dataclass(slots=True)
+class _Queues:
+    """The calls of one V that wait."""
+
+    tails: list[_Entry] = field(default_factory=list)
+    others: list[_Entry] = field(default_factory=list)
+
+
+class Waterfall:
+    """The calls that wait, and how they are poured into engines."""
+
+    def __init__(self, engines: Engines) -> None:
+        self.engines = engines
+        self.waiting: dict[str, Wish] = {}
+        self._queues: dict[int, _Queues] = {}
+        self._serials = itertools.count()
+
+    def add(self, wish: Wish) -> None:
+        """A call waits. Raises ValueError if it does already."""
+        if wish.call in self.waiting:
+            raise ValueError(f"call {wish.call} waits already")
+        self.waiting[wish.call] = wish
+        queues = self._queues.setdefault(wish.version, _Queues())
+        serial = next(self._serials)
+        entry = (serial // _AMONG, -wish.expected, serial, wish)
+        heapq.heappush(queues.tails if wish.tail else queues.others, entry)
+
+    def drop(self, call: str) -> bool:
+        """It waits no more; answers whether it did."""
+        return self.waiting.pop(call, None) is not None
+
+    def heads(self) -> list[Wish]:
+        """The calls whose turn it is, oldest version first."""
+        found = (self._head(queue) for version in sorted(self._queues) for queue in self._of(version))
+        return [wish for wish in found if wish is not None]
+
+    def pour(self) -> list[tuple[Wish, str]]:
+        """Places calls while engines have room for those whose turn it is."""
+        placed: list[tuple[Wish, str]] = []
+        if not self.waiting:
+            self._queues.clear()
+            return placed
+        apart = self.engines.any_aside
+        stuck = [False, False]
+        for version in sorted(self._queues):
+            for kind, queue in enumerate(self._of(version)):
+                if not stuck[kind] and not self._drain(queue, placed):
+                    stuck[kind] = True
+                    stuck[1 - kind] |= not apart
+            if not any(self._of(version)):
+                del self._queues[version]
+            if all(stuck):
+                break
+        return placed
+
+    def _of(self, version: int) -> tuple[list[_Entry], list[_Entry]]:
+        queues = self._queues[version]
+        return queues.tails, queues.others
+
+    def _head(self, queue: list[_Entry]) -> Wish | None:
+        while queue and self.waiting.get(queue[0][3].call) is not queue[0][3]:
+            heapq.heappop(queue)
+        return queue[0][3] if queue else None
+
+    def _drain(self, queue: list[_Entry], placed: list[tuple[Wish, str]]) -> bool:
+        """Whether nobody is left in it."""
+        while (wish := self._head(queue)) is not None:
+            engine = self.engines.best(wish)
+            if engine is None:
+                return False
+            heapq.heappop(queue)
+            del self.waiting[wish.call]
+            self.engines.begun(engine.name, wish.version, footprint(wish))
+            placed.append((wish, engine.name))
+        return True
