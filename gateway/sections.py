@@ -533,6 +533,9 @@ class LendingSettings(Section):
     gateway's start, unless its trainer speaks."""
     smooth_s: float = Field(10.0, ge=0.1, le=3600)
     """How far back the measured speed reaches by which it is predicted how long a trainer will wait."""
+    lead: float = Field(1.0, ge=0, le=1)
+    """How long before its batch is whole a trainer gets its node back, as a share of the time that it computes on a batch, which
+    is measured. 0 for a trainer that takes no group before the batch is whole."""
     pinned_s: float | None = Field(None, ge=0, le=3600)
     """How long a call that cannot move may go on in an engine that is put to sleep; a quarter of `deadline_s`, if not given."""
 
