@@ -24,6 +24,8 @@ CONSUMER = "trainer"
 """The same name after a restart, so that the gateway gives an unfinished lease back to it at once."""
 POLL_S = 20.0
 """How long one request waits at the gateway for groups or for an update."""
+LOOK_S = 1.0
+"""How long one waits for groups while nodes are lent and there are groups to compute on: then it is asked for the nodes again."""
 RETRY_S = 0.5
 
 
@@ -67,11 +69,12 @@ class Feed:
         self.held = await self._lease()
         return self.held
 
-    async def groups(self, cursor: int) -> LeasedGroups:
-        """The groups of the leased buffer after `cursor`; waits up to `POLL_S` for one. Raises LeaseLost."""
+    async def groups(self, cursor: int, wait_s: float | None = None) -> LeasedGroups:
+        """The groups of the leased buffer after `cursor`; waits up to `wait_s` (`POLL_S`) for one. Raises LeaseLost."""
+        wait_s = POLL_S if wait_s is None else wait_s
         return await self._leased(
             "stream",
-            partial(self._client.leased_groups, cursor=cursor, wait_s=POLL_S, model=self._model),
+            partial(self._client.leased_groups, cursor=cursor, wait_s=wait_s, model=self._model),
         )
 
     async def renew(self) -> None:
@@ -117,12 +120,12 @@ class Feed:
                     "claim", self._answer_s, f"node {node} is {answer['role']}: {answer['reason']}"
                 )
 
-    async def release(self, node: str) -> None:
-        """This trainer waits, and has no use for its node."""
-        await self._ask("release", lambda: self._client.release(node, self._model))
+    async def release(self, node: str, busy_s: float) -> None:
+        """This trainer waits, and has no use for its node; it computed for `busy_s` on the groups of its last batch."""
+        await self._ask("release", lambda: self._client.release(node, self._model, busy_s))
 
     async def called_back(self, node: str) -> bool:
-        """Whether the node is not lent any more, because the batch is nearly whole."""
+        """Whether the node is not lent, and will not be until the batch is whole."""
         return bool((await self._ask("stream", lambda: self._client.node(node)))["near"])
 
     # How the gateway is asked

@@ -34,14 +34,17 @@ class Nodes:
             self._claim_s = min(claimed)
             self._held.set()
 
-    async def release(self) -> None:
-        """The trainer waits. Also the first thing that the gateway hears of it."""
+    async def release(self, busy_s: float = 0.0) -> None:
+        """The trainer waits; it computed for `busy_s` on the groups of its last batch.
+
+        Also the first thing that the gateway hears of it.
+        """
         if self._names:
             self._held.clear()
-            await asyncio.gather(*(self._feed.release(name) for name in self._names))
+            await asyncio.gather(*(self._feed.release(name, busy_s) for name in self._names))
 
     async def called_back(self) -> bool:
-        """Whether the gateway has called every node back, because the batch is nearly whole."""
+        """Whether the gateway has no other use for any node until the batch is whole."""
         return all([await self._feed.called_back(name) for name in self._names])
 
     async def keep(self) -> None:

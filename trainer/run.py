@@ -9,7 +9,8 @@ and the lease acknowledged, without training. With `[checkpoint] every` above 1 
 `replay` trains their batches again.
 
 With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
-when the batch is whole, or the gateway has called them back because it nearly is.
+when the batch is whole, or there are groups and the gateway has no other use for the nodes, because the batch soon will be. How
+soon that is it knows from how long the trainer computed on the groups of earlier batches, which is told with the release.
 
 A number names one set of weights for ever. A trainer that cannot come back to the newest number therefore begins a new line: the
 checkpoint's weights are published anew under the next free number, with the checkpoint's own version as their parent, before
@@ -28,8 +29,8 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Group, Lease
-from trainer import checkpoint, replay
+from gateway.types import Group, Lease, LeasedGroups
+from trainer import checkpoint, feed, replay
 from trainer.batch import Batch
 from trainer.cluster import Watched, gateway_process, rollout_process, watch
 from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError
@@ -94,6 +95,8 @@ class Trainer:
         self.weights = WeightsDirectory(settings.run.dir.resolve() / "weights", settings.model.path)
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
         self.nodes = Nodes(self.feed, settings.gateway.nodes)
+        self._busy_s = 0.0
+        """How long it computed on the groups of the last batch."""
 
     def keeper(self) -> Watched:
         """What keeps the nodes that are claimed."""
@@ -138,7 +141,8 @@ class Trainer:
         """Leases and trains until the run is over."""
         while True:
             self.metrics.waiting(self.learner.version, self.learner.steps)
-            await self.nodes.release()
+            await self.nodes.release(self._busy_s)
+            self._busy_s = 0.0
             over = self.learner.steps >= self.settings.run.steps
             if over and await self.feed.acknowledged(self.learner.version - 1):
                 return
@@ -163,6 +167,7 @@ class Trainer:
                 batch = await self.stream(clock)
             with clock.on("step", "compute"):
                 measured = await _thread(self.learner.step, batch)
+            self._busy_s = clock.seconds["compute"] - clock.seconds["step"]
         finally:
             self.learner.discard()
         if self._is_due:
@@ -185,11 +190,11 @@ class Trainer:
         waits = ["first_group", "idle"]
         while True:
             with clock.on(*waits):
-                fetched = await self.feed.groups(cursor)
+                fetched, claims = await self._fetch(cursor, bool(gathered))
             cursor, gathered = fetched.cursor, gathered + fetched.groups
             came = len(batch.group_ids) + len(gathered)
             self.metrics.collected(came, self.feed.held.size)
-            if not self.nodes.held and (fetched.complete or await self.nodes.called_back()):
+            if claims:
                 with clock.on("claim", "idle"):
                     await self.nodes.claim()
             if self.nodes.held:
@@ -203,6 +208,18 @@ class Trainer:
             if not fetched.groups and time.monotonic() > deadline:
                 got = f"{came} of {self.feed.held.size} groups came"
                 raise StepTimeout("stream", limit, got)
+
+    async def _fetch(self, cursor: int, gathered: bool) -> tuple[LeasedGroups, bool]:
+        """Groups after `cursor`, maybe none, and whether to claim the nodes now: for those that are there, or the whole batch."""
+        until = time.monotonic() + feed.POLL_S
+        while True:
+            looks = gathered and not self.nodes.held
+            fetched = await self.feed.groups(cursor, feed.LOOK_S if looks else None)
+            there = gathered or bool(fetched.groups)
+            if not self.nodes.held and (fetched.complete or (there and await self.nodes.called_back())):
+                return fetched, True
+            if fetched.groups or fetched.complete or time.monotonic() > until:
+                return fetched, False
 
     @property
     def _is_due(self) -> bool:

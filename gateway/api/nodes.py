@@ -41,6 +41,12 @@ class ClaimBody(TrainerBody):
     wait_s: float = Field(0.0, ge=0, le=3600)
 
 
+class ReleaseBody(TrainerBody):
+    """A release, and for how long the trainer computed on the groups of the batch that it has trained; 0: it does not say."""
+
+    busy_s: float = Field(0.0, ge=0, le=1e7, allow_inf_nan=False)
+
+
 @router.get("/nodes")
 async def list_nodes(access: Admin) -> dict[str, Any]:
     """Every node: tags, role, engines, seconds by role since this gateway decides."""
@@ -86,10 +92,10 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 
 
 @router.post("/nodes/{name}/release")
-async def release_node(name: str, body: TrainerBody, access: Admin) -> dict[str, Any]:
-    """A trainer waits for its batch; its node may be lent."""
+async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
+    """A trainer waits for its batch; its node may be lent. `near` in the answer: it will not be, and may be claimed again."""
     nodes = _nodes(access)
-    return nodes.describe(nodes.release(name, access.trained(body.model).name))
+    return nodes.describe(nodes.release(name, access.trained(body.model).name, body.busy_s))
 
 
 def _nodes(access: Access) -> Nodes:

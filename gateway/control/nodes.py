@@ -1,8 +1,8 @@
 """Nodes as the gateway knows them: their tags, whose they are, and for how long they have done what.
 
-Tells the control program what happens to nodes, and once a second how full the batches are; which node is lent it decides
-(`scheduler.program.lending`). Owns who claimed which node, and the seconds by role since this process decides. Nodes that came by
-the admin API are known until this process ends, as engines are that came so.
+Tells the control program what happens to nodes and how full the batches are: once a second, and when one is whole or the next is
+waited for. Which node is lent it decides (`scheduler.program.lending`). Owns who claimed which node, and the seconds by role
+since this process decides. Nodes that came by the admin API are known until this process ends, as engines are that came so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 from gateway.control.host import ControlHost
@@ -21,6 +22,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.sections import NodeSettings
 from gateway.settings import Settings
+from scheduler.policies.staleness_events import BufferReady, Command, Consumed, Skipped
 from scheduler.program.nodes import Claimed, Filling, NodeAdded, NodeRemoved, Released, Role, RoleIs
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -35,7 +37,7 @@ class Node:
     role: Role = "idle"
     reason: str = ""
     near: bool = False
-    """It was called back because its trainer's batch is nearly whole."""
+    """Its trainer may claim it before its batch is whole."""
     holder: str = ""
     """The model whose trainer has claimed it."""
     since: float = field(default_factory=time.monotonic)
@@ -80,6 +82,8 @@ class Nodes:
         self._peers = peers
         self._changed = asyncio.Event()
         host.observe(host.program.lending.roles, self._on_roles)
+        for model in ledgers:
+            host.observe(host.program.ledgers[model].decided, partial(self._on_decided, model))
 
     def begin(self) -> None:
         """The nodes of the configuration are there."""
@@ -146,11 +150,14 @@ class Nodes:
         self.one(name)
         return node
 
-    def release(self, name: str, model: str) -> Node:
-        """A trainer waits and has no use for its node. Raises NotFound and Conflict, as `claim`."""
+    def release(self, name: str, model: str, busy_s: float = 0.0) -> Node:
+        """A trainer waits and has no use for its node; it computed for `busy_s` on the groups of its last batch.
+
+        Raises NotFound and Conflict, as `claim`.
+        """
         node = self._trainers(name, model)
         node.holder = ""
-        self._tell(self._host.program.lending.released, Released(name, model))
+        self._tell(self._host.program.lending.released, Released(name, model, busy_s))
         return node
 
     def _trainers(self, name: str, model: str) -> Node:
@@ -167,19 +174,23 @@ class Nodes:
 
     async def tend(self) -> None:
         """Once a second, where it matters: how full the batches are that trainers wait for."""
+        for model in self._host.models:
+            self._fill(model)
+
+    def _on_decided(self, model: str, commands: tuple[Command, ...]) -> None:
+        """A ledger has: whether the batch is another one now, or is whole, is not left to the next second."""
+        if any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands):
+            self._fill(model)
+
+    def _fill(self, model: str) -> None:
         if not any(node.lendable for node in self.nodes.values()):
             return
-        for model, engines in self._host.models.items():
-            ledger = self._ledgers.get(model)
-            buffer = groups = size = 0
-            if ledger is not None:
-                buffer = ledger.ledger.consumed
-                rows = [row for row in ledger.ledger.buffers() if row.buffer == buffer]
-                groups, size = sum(row.occupied for row in rows), self._settings.staleness_of(model).batch
-            running = self._calls(model, engines.pool)
-            self._tell(
-                self._host.program.lending.filling, Filling(model, buffer, min(groups, size), size, running)
-            )
+        running = self._calls(model, self._host.models[model].pool)
+        ledger = self._ledgers.get(model)
+        filling = (
+            Filling(model, 0, 0, 0, running) if ledger is None else Filling.of(model, ledger.ledger, running)
+        )
+        self._host.tell(self._host.program.lending.filling, filling)
 
     def _calls(self, model: str, pool: EnginePool) -> int:
         elsewhere = sum(self._peers.runs(model, slot)[0] for slot in pool.slots)

@@ -1,15 +1,27 @@
 """When a node that a trainer has no use for is lent to rollout, and when it is called back before its batch is whole.
 
-The idea is SeamlessFlow's (arXiv 2508.11553); the rule is headgate's. A trainer waits `wait_s` more for its batch, which is
-`wait_s * awake` seconds of engines' work. Lent, a node works for the wait without the time to wake it, to put it to sleep and a
-margin: with w = `wake_s`, s = `sleep_s`, m = `margin_s` and k lent engines beside E others the batch is whole after
-(E * wait_s + k * (w + s + m)) / (E + k), which is sooner than `wait_s` if and only if
+The idea is SeamlessFlow's (arXiv 2508.11553); the rule is headgate's. A trainer that takes groups as they come (StreamRL, arXiv
+2504.15930) wants its node some time before the batch is whole: l * t seconds, where t = `train_s` is how long it computed on the
+groups of a batch, measured, and l is `lead`. The step after the last group is in no t: nothing can go on beside it.
 
-    wait_s > w + s + m
+**To lend.** The batch is whole in `wait_s`, which is `wait_s * awake` seconds of engines' work. Lent, a node works for the wait
+without the time to wake it, to put it to sleep, a margin, and the trainer's lead: with w = `wake_s`, s = `sleep_s`,
+m = `margin_s`, c = w + s + m + l * t and k lent engines beside E others the batch is whole after
+(E * wait_s + k * c) / (E + k), which is sooner than `wait_s` if and only if
 
-So that is the rule, and the measured w and s are its cost. A node is called back when what is left to wait is no more than what
-calling it back takes, and the margin. While no other engine is awake it is called back by the claim alone: nobody else would fill
-the batch. Nothing here reads a clock.
+    wait_s > c
+
+So that is the rule, and the measured w, s and t are its cost. With l = 1 a lent trainer has computed on all groups but the last
+ones when the batch is whole, as one that kept its node has, so the step is over sooner by as much. (With less it is (1 - l) * t
+behind, which the rule leaves out.) A node that is not lent because the wait is short is the trainer's at once (`Verdict.near`).
+
+**To call back.** A node is called back when what is left to wait is no more than s + m + l * t. The trainer is then done after
+the longer of t and what is left once the k engines are gone; best is that these are equal. If the last groups are stragglers,
+what is left takes as long as before, and l = 1 is best; if all engines are full, it takes (E + k) / E times as long, and
+l = E / (E + k) is. Batches mostly wait for stragglers, so 1 is the default. A trainer that begins with the whole batch wants 0.
+
+While no other engine is awake, nobody else would fill the batch: the node is lent however short the wait is, and called back by
+the claim alone. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +32,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LendingSettings:
-    """Seconds."""
+    """Seconds, but for `lead`."""
 
     enabled: bool = True
     """False: the engines of such a node never wake."""
@@ -34,6 +46,9 @@ class LendingSettings:
     """A trainer that has a node and says nothing for so long has it no more."""
     smooth_s: float = 10.0
     """How far back the measured speed of filling reaches."""
+    lead: float = 1.0
+    """How long before its batch is whole a trainer wants its node, as a share of the time in which it computes on a batch: 1 if
+    it takes groups as they come and batches wait for stragglers (above), 0 if it begins when the batch is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class Verdict:
 
     yes: bool
     reason: str
+    near: bool = False
+    """Not lent, for which the trainer may have the node at once: the wait is too short, or it is never lent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,8 @@ class Lendable:
     sleep_s: float
     called_back_s: float = math.inf
     """Since it was called back without being claimed."""
+    train_s: float = 0.0
+    """What computing on the groups of a batch took its trainer so far; 0: nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +90,23 @@ class Lent:
     sleep_s: float
     lent_s: float
     """Since it was lent."""
+    train_s: float = 0.0
+    """See `Lendable`."""
 
 
 def lend(node: Lendable, settings: LendingSettings) -> Verdict:
     """Whether a node is to be lent."""
-    least = node.wake_s + node.sleep_s + settings.margin_s
-    cost = f"waking takes {node.wake_s:.2f} s, putting to sleep {node.sleep_s:.2f} s, margin {settings.margin_s:g} s"
+    least = node.wake_s + node.sleep_s + settings.margin_s + settings.lead * node.train_s
+    cost = f"waking takes {node.wake_s:.2f} s, putting to sleep {node.sleep_s:.2f} s, {_early(node.train_s, settings)}"
+    short = node.wait_s <= (least if node.awake else 0.0)
     if not settings.enabled:
-        return Verdict(False, "[lending] enabled is false")
+        return Verdict(False, "[lending] enabled is false", near=True)
     if node.calls <= node.awake:
-        return Verdict(False, f"{node.calls} calls have {node.awake} engines already")
+        return Verdict(False, f"{node.calls} calls have {node.awake} engines already", short)
     if node.called_back_s < settings.min_stay_s:
-        return Verdict(False, f"it was called back {node.called_back_s:.1f} s ago")
-    if node.wait_s <= least:
-        return Verdict(False, f"the batch is whole in {node.wait_s:.1f} s: {cost}")
+        return Verdict(False, f"it was called back {node.called_back_s:.1f} s ago", short)
+    if short:
+        return Verdict(False, f"the batch is whole in {node.wait_s:.1f} s: {cost}", near=True)
     return Verdict(
         True, f"{waiting(node.wait_s)}, {node.calls} calls have {node.awake} other engines: {cost}"
     )
@@ -92,8 +114,8 @@ def lend(node: Lendable, settings: LendingSettings) -> Verdict:
 
 def call_back(node: Lent, settings: LendingSettings) -> Verdict:
     """Whether a lent node is to be called back before it is claimed."""
-    cost = f"putting to sleep takes {node.sleep_s:.2f} s, margin {settings.margin_s:g} s"
-    if node.wait_s > node.sleep_s + settings.margin_s:
+    cost = f"putting to sleep takes {node.sleep_s:.2f} s, {_early(node.train_s, settings)}"
+    if node.wait_s > node.sleep_s + settings.margin_s + settings.lead * node.train_s:
         return Verdict(False, f"{waiting(node.wait_s)}: {cost}")
     if node.awake == 0:
         return Verdict(False, "no other engine would fill the batch")
@@ -102,32 +124,67 @@ def call_back(node: Lent, settings: LendingSettings) -> Verdict:
     return Verdict(True, f"the batch is whole in {node.wait_s:.1f} s: {cost}")
 
 
+def _early(train_s: float, settings: LendingSettings) -> str:
+    """By how much a trainer wants its node earlier, in words."""
+    margin = f"margin {settings.margin_s:g} s"
+    lead_s = settings.lead * train_s
+    return f"{margin}, lead {lead_s:.2f} s of {train_s:.2f} s training" if lead_s else margin
+
+
 def waiting(wait_s: float) -> str:
     """A wait in words."""
     return "nobody can say how long the wait is" if math.isinf(wait_s) else f"the wait is {wait_s:.1f} s more"
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How full the batches were."""
+
+    buffer: int
+    groups: int
+    whole: bool
+    ahead: int
+
+
 @dataclass(slots=True)
 class Pace:
-    """How fast a trainer's batch fills: groups a second, exponentially weighted by age, without a bias to its beginning."""
+    """How fast groups come: groups a second, exponentially weighted by age, without a bias to its beginning.
+
+    Groups that come while the trainer computes on a whole batch fill the next one, and count; so the rate goes on when the
+    trainer takes its next batch. It may be that none can come then, because as many wait as staleness allows. So while the batch
+    is whole, time counts once another group has come, and what is left of it when the batch changes says nothing.
+    """
 
     smooth_s: float
     left: int | None = None
     """Groups that the batch lacks; None: nothing is known yet."""
-    _last: tuple[int, int, float] | None = None
-    """Buffer, groups, seconds."""
+    _last: _Seen | None = None
+    _since: float = 0.0
+    """Until when all time was counted, or was found to say nothing."""
+    _came: int = 0
+    """Groups since then."""
     _sum: float = 0.0
     _weight: float = 0.0
 
-    def seen(self, now_s: float, buffer: int, groups: int, size: int) -> None:
-        """So many groups of `size` are there. Time in which the batch was whole already says nothing of the pace."""
-        last, self._last = self._last, (buffer, groups, now_s)
+    def seen(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
+        """So many groups of `size` are there, and so many of later batches; 0 if nobody knows: they come with their batch."""
+        last, self._last = self._last, _Seen(buffer, groups, groups >= size, ahead)
         self.left = max(size - groups, 0)
-        if last is None or last[0] != buffer or last[1] >= size or now_s <= last[2]:
+        follows = last is not None and last.whole and last.buffer == buffer - 1
+        if last is None or (last.buffer != buffer and not follows):
+            self._since, self._came = now_s, 0  # it is the first, or one was passed over
             return
-        passed_s = now_s - last[2]
+        before = last.ahead if follows else last.ahead + last.groups
+        self._came += max(groups + ahead - before, 0)
+        if not self._came and last.whole:
+            self._since = now_s if follows else self._since
+        elif now_s > self._since:
+            self._measured(now_s - self._since)
+            self._since, self._came = now_s, 0
+
+    def _measured(self, passed_s: float) -> None:
         share = 1.0 - math.exp(-passed_s / self.smooth_s)
-        self._sum += share * (max(groups - last[1], 0) / passed_s - self._sum)
+        self._sum += share * (self._came / passed_s - self._sum)
         self._weight += share * (1.0 - self._weight)
 
     @property

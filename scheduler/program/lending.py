@@ -5,22 +5,22 @@ Owns every node's role. Invariants:
   `train`) is taken back by a release, or by the trainer's silence of `claim_s`, alone;
 - a claim is answered within `deadline_s`: an engine that has not fallen asleep by then is not waited for (the fleet kills it);
 - a node whose tags let a trainer have it is taken for claimed until its trainer has spoken, or `claim_s` has passed: whoever
-  decides here may have been started anew while a trainer computes.
+  decides here may have been started anew while a trainer computes;
+- a node that is `near` is not lent, and stays so until it is lent or claimed, or its trainer waits for another batch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from scheduler.policies import lending as policy
-from scheduler.policies.lending import LendingSettings, Mean, Pace
+from scheduler.policies.lending import LendingSettings
 from scheduler.program.calls import Opened
 from scheduler.program.events import Gone
+from scheduler.program.homes import Awake, Batches, Engine, Node, Way
 from scheduler.program.nodes import (
     Asleep,
     Claimed,
@@ -38,58 +38,6 @@ from scheduler.program.nodes import (
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Input, Source
 
-Way = Literal["lend", "call back"]
-
-
-@dataclass(slots=True)
-class _Engine:
-    node: str = ""
-    model: str = ""
-    """Empty: it has not been heard of yet."""
-    open: bool = False
-    asleep: bool = False
-    warm: bool = False
-    leaving: bool = False
-    """It was removed, and may not have ended yet."""
-
-
-@dataclass(slots=True)
-class _Node:
-    name: str
-    tags: frozenset[str]
-    engines: dict[str, None] = field(default_factory=dict)
-    """In the order in which they came."""
-    role: Role = "idle"
-    model: str = ""
-    """Whose trainer spoke last."""
-    claimed: bool = False
-    unsure: bool = False
-    """Nobody has spoken of it yet: it may be claimed."""
-    lent: bool = False
-    """Its engines are wanted awake."""
-    near: bool = False
-    way: Way | None = None
-    """The switch that is under way."""
-    cold: bool = False
-    """In this switch a process has to be started."""
-    pending: set[str] = field(default_factory=set)
-    """Engines that have not done it yet."""
-    began: int = 0
-    lent_at: int = 0
-    called_back_at: int | None = None
-    serial: int = 0
-    """Of the switch."""
-    claim: int = 0
-    """Serial of what the trainer said last."""
-    wake: Mean = field(default_factory=Mean)
-    launch: Mean = field(default_factory=Mean)
-    sleep: Mean = field(default_factory=Mean)
-
-    @property
-    def both(self) -> bool:
-        """Whether it can be lent."""
-        return {"rollout", "train"} <= self.tags
-
 
 class Lending(Reactor):
     """The nodes of a cluster, and the engines on them."""
@@ -98,10 +46,9 @@ class Lending(Reactor):
         """`models`: for each model, what the names of its ports end with."""
         super().__init__(name)
         self._settings = settings
-        self._nodes: dict[str, _Node] = {}
-        self._engines: dict[str, _Engine] = {}
-        self._filling: dict[str, Filling] = {}
-        self._paces: dict[str, Pace] = {}
+        self._nodes: dict[str, Node] = {}
+        self._engines: dict[str, Engine] = {}
+        self._batches = Batches(settings.smooth_s)
         self._serials = itertools.count(1)
         self._roles: dict[str, RoleIs] = {}
         self._wanted: dict[str, Wanted] = {}
@@ -155,7 +102,7 @@ class Lending(Reactor):
         tags, known = frozenset(added.tags), self._nodes.get(added.node)
         if known is not None and known.tags == tags:
             return
-        node = self._nodes[added.node] = _Node(added.node, tags) if known is None else known
+        node = self._nodes[added.node] = Node(added.node, tags) if known is None else known
         node.tags = tags
         node.claimed, node.near, node.way, node.called_back_at = False, False, None, None
         node.unsure = "train" in tags
@@ -180,7 +127,7 @@ class Lending(Reactor):
         node = self._nodes.get(hosted.node)
         if node is None:
             return
-        self._engines[hosted.engine] = _Engine(hosted.node)
+        self._engines[hosted.engine] = Engine(hosted.node)
         node.engines[hosted.engine] = None
         self._want(hosted.engine, node.lent, f"it lives on {hosted.node}, which is {node.role}")
         if node.way is not None:
@@ -217,8 +164,8 @@ class Lending(Reactor):
         if node is not None and node.way == "lend":
             self._done(now, name, node)
 
-    def _heard(self, name: str, model: str) -> _Engine:
-        engine = self._engines.setdefault(name, _Engine())
+    def _heard(self, name: str, model: str) -> Engine:
+        engine = self._engines.setdefault(name, Engine())
         engine.model = model
         return engine
 
@@ -240,9 +187,13 @@ class Lending(Reactor):
     def _on_released(self, now: Context) -> None:
         released = now[self.released]
         node = self._nodes.get(released.node)
-        if node is not None and "train" in node.tags:
-            node.model = released.model
-            self._free(node, f"the trainer of {released.model} waits")
+        if node is None or "train" not in node.tags:
+            return
+        node.model, had = released.model, node.claimed or node.unsure
+        self._free(node, f"the trainer of {released.model} waits")
+        more = any(other.claimed and other.model == released.model for other in self._nodes.values())
+        if released.busy_s and had and not more:  # it says the same of each of its nodes
+            self._batches.trained(released.model, released.busy_s)
 
     def _on_lapse(self, now: Context) -> None:
         lapse = now[self.lapse]
@@ -250,31 +201,28 @@ class Lending(Reactor):
         if node is not None and node.claim == lapse.serial:
             self._free(node, f"no trainer has spoken for {self._settings.claim_s:g} s")
 
-    def _free(self, node: _Node, reason: str) -> None:
+    def _free(self, node: Node, reason: str) -> None:
         had = node.claimed or node.unsure
         node.claimed = node.unsure = node.near = False
         node.claim = next(self._serials)
         if had and node.way is None:
             self._role(node, "idle", reason)
 
-    def _expect(self, now: Context, node: _Node) -> None:
+    def _expect(self, now: Context, node: Node) -> None:
         """The trainer has spoken; it is to speak again."""
         node.claim = next(self._serials)
         now.schedule(self.lapse, Lapse(node.name, node.claim), after=_ns(self._settings.claim_s))
 
     def _on_filling(self, now: Context) -> None:
-        filling = now[self.filling]
-        self._filling[filling.model] = filling
-        pace = self._paces.setdefault(filling.model, Pace(self._settings.smooth_s))
-        pace.seen(now.tag.time / SECOND, filling.buffer, filling.groups, filling.size)
+        self._batches.filled(now.tag.time / SECOND, now[self.filling])
 
     # Switches
 
-    def _call_back(self, now: Context, node: _Node, reason: str) -> None:
+    def _call_back(self, now: Context, node: Node, reason: str) -> None:
         node.lent = False
         self._begin(now, node, "call back", reason)
 
-    def _begin(self, now: Context, node: _Node, way: Way, reason: str) -> None:
+    def _begin(self, now: Context, node: Node, way: Way, reason: str) -> None:
         node.way, node.began, node.serial = way, now.tag.time, next(self._serials)
         node.pending = set()
         for engine in node.engines:
@@ -289,7 +237,7 @@ class Lending(Reactor):
         self._role(node, "switching", reason)
         now.schedule(self.overdue, Overdue(node.name, node.serial), after=_ns(self._settings.deadline_s))
 
-    def _done(self, now: Context, engine: str, node: _Node) -> None:
+    def _done(self, now: Context, engine: str, node: Node) -> None:
         """An engine has done what its node's switch waits for, or is there no more."""
         if node.way is None or engine not in node.pending:
             return
@@ -300,7 +248,7 @@ class Lending(Reactor):
             mean.measured(seconds)
             self._end(node, f"it took {seconds:.2f} s")
 
-    def _end(self, node: _Node, reason: str) -> None:
+    def _end(self, node: Node, reason: str) -> None:
         way, node.way, node.pending = node.way, None, set()
         role: Role = "rollout" if way == "lend" else "train" if node.claimed else "idle"
         self._role(node, role, reason)
@@ -321,50 +269,59 @@ class Lending(Reactor):
     # What to do with nodes that no trainer has
 
     def _consider(self, now: Context) -> None:
-        nodes = [
-            node
-            for node in self._nodes.values()
-            if node.both and node.engines and not (node.claimed or node.unsure)
-        ]
-        awake = _Awake(self._engines, self._nodes) if nodes else None
+        nodes = [node for node in self._nodes.values() if node.unused]
+        if not nodes:
+            return
+        awake = Awake(self._engines, self._nodes)
         for node in nodes:
-            assert awake is not None
             if node.lent:
                 self._consider_calling_back(now, node, awake)
+            elif not (node.lendable and node.engines):
+                self._near(node, "it has no engine that could sample")
             elif node.way is None:
                 self._consider_lending(now, node, awake)
 
-    def _consider_lending(self, now: Context, node: _Node, awake: _Awake) -> None:
+    def _consider_lending(self, now: Context, node: Node, awake: Awake) -> None:
         models = self._models(node)
         cold = any(not self._engines[engine].warm for engine in node.engines)
         called_back = node.called_back_at
         state = policy.Lendable(
-            wait_s=self._wait_s(node),
-            calls=sum(self._filling[model].running for model in models if model in self._filling),
+            wait_s=self._batches.wait_s(node.model),
+            calls=self._batches.calls(models),
             awake=sum(awake.of[model] - awake.on[node.name, model] for model in models),
             wake_s=(node.launch if cold else node.wake).value,
             sleep_s=node.sleep.value,
             called_back_s=math.inf if called_back is None else (now.tag.time - called_back) / SECOND,
+            train_s=self._batches.train_s(node.model),
         )
         verdict = policy.lend(state, self._settings)
         if verdict.yes:
             node.lent, node.lent_at, node.near = True, now.tag.time, False
             self._begin(now, node, "lend", verdict.reason)
+        elif verdict.near:
+            self._near(node, verdict.reason)
 
-    def _consider_calling_back(self, now: Context, node: _Node, awake: _Awake) -> None:
+    def _consider_calling_back(self, now: Context, node: Node, awake: Awake) -> None:
         staying = sum(awake.of[model] - awake.lent[node.model, model] for model in self._models(node))
-        lent_s = (now.tag.time - node.lent_at) / SECOND
-        state = policy.Lent(self._wait_s(node), staying, node.sleep.value, lent_s)
+        state = policy.Lent(
+            wait_s=self._batches.wait_s(node.model),
+            awake=staying,
+            sleep_s=node.sleep.value,
+            lent_s=(now.tag.time - node.lent_at) / SECOND,
+            train_s=self._batches.train_s(node.model),
+        )
         verdict = policy.call_back(state, self._settings)
         if verdict.yes:
             node.near, node.called_back_at = True, now.tag.time
             self._call_back(now, node, verdict.reason)
 
-    def _wait_s(self, node: _Node) -> float:
-        pace = self._paces.get(node.model)
-        return pace.wait_s if pace is not None else math.inf
+    def _near(self, node: Node, reason: str) -> None:
+        """Nobody else has a use for the node before the batch is whole."""
+        if not node.near:
+            node.near = True
+            self._role(node, node.role, reason)
 
-    def _models(self, node: _Node) -> list[str]:
+    def _models(self, node: Node) -> list[str]:
         return sorted({self._engines[engine].model for engine in node.engines})
 
     # What is told
@@ -372,7 +329,7 @@ class Lending(Reactor):
     def _want(self, engine: str, awake: bool, reason: str) -> None:
         self._wanted[engine] = Wanted(engine, awake, reason)
 
-    def _role(self, node: _Node, role: Role, reason: str) -> None:
+    def _role(self, node: Node, role: Role, reason: str) -> None:
         node.role = role
         self._roles[node.name] = RoleIs(node.name, role, reason, node.near)
 
@@ -384,23 +341,6 @@ class Lending(Reactor):
             why = "; ".join(f"{wanted.engine}: {wanted.reason}" for wanted in self._wanted.values())
             now.set(self.wanted, tuple(self._wanted.values()), why=why)
         self._roles, self._wanted = {}, {}
-
-
-class _Awake:
-    """Open engines, counted: `of` a model; `on` a node, of a model; `lent`, by a trainer's model, of a model."""
-
-    def __init__(self, engines: dict[str, _Engine], nodes: dict[str, _Node]) -> None:
-        self.of: Counter[str] = Counter()
-        self.on: Counter[tuple[str, str]] = Counter()
-        self.lent: Counter[tuple[str, str]] = Counter()
-        for engine in engines.values():
-            if not engine.open:
-                continue
-            self.of[engine.model] += 1
-            self.on[engine.node, engine.model] += 1
-            node = nodes.get(engine.node)
-            if node is not None and node.both:
-                self.lent[node.model, engine.model] += 1
 
 
 def _ns(seconds: float) -> int:

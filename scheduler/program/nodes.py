@@ -7,7 +7,9 @@ tagged both, its engines sample while the trainer has no use for it (SeamlessFlo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from scheduler.policies.rules import StalenessRule
 
 Role = Literal["rollout", "train", "switching", "idle"]
 """What a node does: its engines are awake; its trainer has it; it changes from one to the other; neither."""
@@ -51,11 +53,14 @@ class Released:
 
     node: str
     model: str
+    busy_s: float = 0.0
+    """How long it computed on the groups of the batch that it has trained, without the step at the end and without waiting; 0: it
+    has trained none, or does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How full the batch is that a model's trainer waits for, once a second."""
+    """How full the batch is that a model's trainer waits for: once a second, and when it is whole or another one comes."""
 
     model: str
     buffer: int
@@ -64,6 +69,17 @@ class Filling:
     size: int
     running: int
     """Calls that run or wait."""
+    ahead: int = 0
+    """Groups of later batches that are rewarded; 0 also if the rule keeps none."""
+
+    @classmethod
+    def of(cls, model: str, rule: StalenessRule, running: int) -> Self:
+        """By a trained model's ledger. A batch that was truncated has no more groups than it has."""
+        buffer = rule.consumed
+        occupied = {row.buffer: row.occupied for row in rule.buffers()}
+        groups = occupied.pop(buffer, 0)
+        size = groups if rule.complete(buffer) else rule.settings.batch
+        return cls(model, buffer, groups, size, running, sum(occupied.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,8 @@ class RoleIs:
     role: Role
     reason: str = ""
     near: bool = False
-    """It was called back because its trainer's batch is nearly whole: the trainer may claim it now."""
+    """Its trainer may claim it now, though its batch is not whole: it was called back for that, or is not lent any more before it
+    is, or never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,38 @@ def test_a_node_is_lent_if_the_wait_is_longer_than_the_switch_and_the_margin() -
     assert lend(replace(WAITS, wait_s=3.5), replace(SETTINGS, margin_s=0.9)).yes
 
 
+def test_a_trainer_that_takes_groups_as_they_come_wants_its_node_earlier() -> None:
+    trains = replace(WAITS, train_s=8.0)
+    for lead, least in ((1.0, 11.5), (0.5, 7.5), (0.0, 3.5)):  # 2 + 0.5 + 1 + lead * 8
+        settings = replace(SETTINGS, lead=lead)
+        assert not lend(replace(trains, wait_s=least), settings).yes
+        assert lend(replace(trains, wait_s=least + 0.1), settings).yes
+        lent = Lent(wait_s=least - 2.0, awake=1, sleep_s=0.5, lent_s=60.0, train_s=8.0)
+        assert call_back(lent, settings).yes
+        assert not call_back(replace(lent, wait_s=least - 1.9), settings).yes
+    assert "lead 4.00 s of 8.00 s training" in lend(trains, replace(SETTINGS, lead=0.5)).reason
+    assert "training" not in lend(trains, replace(SETTINGS, lead=0.0)).reason
+
+
+def test_a_node_that_is_not_lent_because_the_wait_is_short_is_its_trainers() -> None:
+    short = replace(WAITS, wait_s=3.5)
+    assert lend(short, SETTINGS).near
+    assert lend(replace(short, calls=1), SETTINGS).near
+    assert lend(replace(short, called_back_s=1.0), SETTINGS).near
+    assert not lend(replace(WAITS, calls=1), SETTINGS).near
+    assert not lend(replace(WAITS, called_back_s=1.0), SETTINGS).near
+    assert not lend(WAITS, SETTINGS).near
+    assert lend(WAITS, replace(SETTINGS, enabled=False)).near
+
+
+def test_where_nobody_else_would_fill_the_batch_a_node_is_lent_however_short_the_wait_is() -> None:
+    alone = replace(WAITS, wait_s=0.1, awake=0, train_s=100.0)
+    assert lend(alone, SETTINGS).yes
+    assert not lend(replace(alone, calls=0), SETTINGS).near
+    whole = lend(replace(alone, wait_s=0.0), SETTINGS)
+    assert (whole.yes, whole.near) == (False, True)
+
+
 def test_nobody_knows_how_long_the_wait_is() -> None:
     assert lend(replace(WAITS, wait_s=math.inf), SETTINGS).yes
 
@@ -66,16 +98,27 @@ def test_a_node_is_called_back_when_what_is_left_is_what_that_takes() -> None:
     wake_s=st.floats(0, 100),
     sleep_s=st.floats(0, 100),
     margin_s=st.floats(0, 100),
+    train_s=st.floats(0, 1000),
+    lead=st.floats(0, 1),
 )
 def test_the_rule_is_that_of_its_derivation(
-    e: int, k: int, wait_s: float, wake_s: float, sleep_s: float, margin_s: float
+    e: int,
+    k: int,
+    wait_s: float,
+    wake_s: float,
+    sleep_s: float,
+    margin_s: float,
+    train_s: float,
+    lead: float,
 ) -> None:
     """Lent, k engines do what they can of e * wait_s seconds of work; that is worth it if the batch is whole sooner."""
-    lost = wake_s + sleep_s + margin_s
+    lost = wake_s + sleep_s + margin_s + lead * train_s
     sooner = wait_s - (e * wait_s + k * lost) / (e + k)
     if abs(wait_s - lost) > 1e-6 * max(wait_s, lost):
-        state = Lendable(wait_s, 10_000, e, wake_s, sleep_s)
-        assert lend(state, replace(SETTINGS, margin_s=margin_s)).yes == (sooner > 0)
+        state = Lendable(wait_s, 10_000, e, wake_s, sleep_s, train_s=train_s)
+        verdict = lend(state, replace(SETTINGS, margin_s=margin_s, lead=lead))
+        assert verdict.yes == (sooner > 0)
+        assert verdict.near == (sooner < 0)
 
 
 def test_the_pace_is_that_of_the_groups() -> None:
@@ -97,15 +140,69 @@ def test_newer_groups_weigh_more() -> None:
     assert pace.groups_per_s == pytest.approx((first * 1 + second * 3) / (first + second))
 
 
-def test_time_in_which_a_batch_was_whole_or_another_one_was_filled_says_nothing() -> None:
-    pace = Pace(smooth_s=10.0)
+def whole_at_2(pace: Pace) -> Pace:
+    """Batch 0 of 4 groups is whole after 2 s: 2 groups a second."""
     pace.seen(0, 0, 0, 4)
     pace.seen(2, 0, 4, 4)
-    assert pace.wait_s == 0.0
-    pace.seen(100, 0, 4, 4)
-    pace.seen(101, 1, 3, 4)
+    assert (pace.wait_s, pace.groups_per_s) == (0.0, pytest.approx(2.0))
+    return pace
+
+
+def test_groups_that_come_while_the_trainer_computes_count_for_its_next_batch() -> None:
+    pace = whole_at_2(Pace(smooth_s=10.0))
+    pace.seen(4, 0, 4, 4, ahead=1)  # 1 in 2 s
+    pace.seen(6, 0, 4, 4, ahead=1)
+    pace.seen(8, 0, 4, 4, ahead=2)  # 1 in 4 s
+    pace.seen(10, 1, 2, 4)  # both are in the next batch now
+    # by age at 8 s: (2 (e^-.6 - e^-.8) + .5 (e^-.4 - e^-.6) + .25 (1 - e^-.4)) / (1 - e^-.8)
+    assert pace.groups_per_s == pytest.approx(0.6213, abs=1e-4)
+    assert pace.wait_s == pytest.approx(2 / 0.6213, abs=1e-3)
+    pace.seen(11, 1, 3, 4)  # 1 in 1 s: what was left of the whole batch's time is not counted
+    share = 1 - math.exp(-0.1)
+    before, weight = 0.6213 * 0.5507, 0.5507
+    expected = (before + share * (1 - before)) / (weight + share * (1 - weight))
+    assert pace.groups_per_s == pytest.approx(expected, abs=1e-3)
+
+
+def test_where_nobody_knows_of_later_batches_their_groups_come_with_the_next_one() -> None:
+    pace = whole_at_2(Pace(smooth_s=10.0))
+    pace.seen(6, 0, 4, 4)
+    pace.seen(10, 1, 4, 8)  # 4 in 8 s
+    # by age at 10 s: (2 (e^-.8 - e^-1) + .5 (1 - e^-.8)) / (1 - e^-1)
+    assert pace.groups_per_s == pytest.approx(0.6933, abs=1e-4)
+    assert pace.wait_s == pytest.approx(4 / 0.6933, abs=1e-3)
+
+
+def test_time_in_which_a_batch_was_whole_and_nothing_came_says_nothing() -> None:
+    pace = whole_at_2(Pace(smooth_s=10.0))
+    pace.seen(50, 0, 4, 4)
+    pace.seen(100, 1, 0, 4)
+    assert (pace.groups_per_s, pace.wait_s) == (pytest.approx(2.0), pytest.approx(2.0))
+    pace.seen(101, 1, 0, 4)  # and now nothing comes although something could
+    # by age at 101 s, without the time from 2 to 100: 2 (e^-.1 - e^-.3) / (1 - e^-.3)
+    assert pace.groups_per_s == pytest.approx(1.2657, abs=1e-3)
+
+
+@pytest.mark.parametrize(("groups", "buffer"), [(4, 7), (3, 6), (4, 4)])
+def test_nothing_is_known_of_groups_between_batches_that_do_not_follow_one_another(
+    groups: int, buffer: int
+) -> None:
+    """One was passed over, before or after it was whole."""
+    pace = Pace(smooth_s=10.0)
+    pace.seen(0, 5, 0, 4)
+    pace.seen(groups / 2, 5, groups, 4)
+    pace.seen(5, buffer, 1, 4)
     assert pace.groups_per_s == pytest.approx(2.0)
-    assert pace.wait_s == pytest.approx(0.5)
+    pace.seen(6, buffer, 2, 4)  # 1 in 1 s
+    assert pace.groups_per_s < 2.0
+
+
+def test_what_comes_at_one_moment_is_not_lost() -> None:
+    pace = Pace(smooth_s=10.0)
+    pace.seen(0, 0, 0, 4)
+    pace.seen(0, 0, 1, 4)
+    pace.seen(2, 0, 2, 4)
+    assert pace.groups_per_s == pytest.approx(1.0)
 
 
 def test_groups_that_are_dropped_do_not_make_it_go_backwards() -> None:

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.program import ControlProgram
 from scheduler.program.events import Do, Step
+from scheduler.program.nodes import NodeAdded
+from scheduler.reactor import replay
 from tests.unit.program.test_properties import ANSWERS, SETTINGS
-from tests.unit.program.world import Answer, World
+from tests.unit.program.world import MODEL, Answer, World
 
 T0 = {"a": "t0", "b": "t0"}
 
@@ -162,6 +165,76 @@ def test_a_node_is_called_back_when_the_batch_is_near_and_not_lent_again_at_once
     assert world.story() == ["21 t0 is train"]
 
 
+def test_a_node_is_called_back_as_much_earlier_as_its_trainer_computes_on_a_batch() -> None:
+    world = lent().claim("t0").run(3).release("t0", busy_s=4.0).fill(0, buffer=1).run(5)
+    assert world.watch.nodes["t0"].role == "rollout"
+    world.story()
+    for groups in range(1, 5):  # one a second
+        world.run(1).fill(groups, buffer=1)
+    assert world.story() == [
+        "22 t0 is switching",
+        "22 a sleep 0",
+    ]  # 6 are left: 1 s to sleep, margin 1 s, 4 s
+    world.run(1)
+    assert world.watch.nodes["t0"].near
+    world.check_replay()
+
+
+def test_how_long_a_trainer_computes_is_measured_once_a_batch_however_many_nodes_it_has() -> None:
+    world = World(homes={"a": "t0", "b": "t1"}).add("r", "a", "b")
+    for busy_s, expected in ((4.0, 4.0), (0.0, 4.0), (14.0, 7.0)):  # 4 + 0.3 * 10
+        world.claim("t0", "t1").run(2).release("t0", "t1", busy_s=busy_s).run(2)
+        world.release("t0", "t1", busy_s=busy_s)  # the answer was lost
+        assert world._program.lending._batches.train_s(MODEL) == expected
+
+
+def test_a_node_is_near_that_is_not_lent_because_the_wait_is_short() -> None:
+    world = lent().claim("t0").run(2)
+    world.fill(5, buffer=1).run(1).fill(6, buffer=1).release(
+        "t0", busy_s=4.0
+    )  # 4 s are left, 5 are the least
+    node = world.watch.nodes["t0"]
+    assert (node.role, node.near) == ("idle", True)
+    world.story()
+    world.run(1).fill(7, buffer=1).run(1).fill(7, buffer=1)
+    assert world.story() == []  # it is said once
+    for _ in range(20):
+        world.run(1).fill(7, buffer=1)
+    assert (node.role, node.near) == ("rollout", False)
+    world.check_replay()
+
+
+@pytest.mark.parametrize("why", ["no engine", "not for rollout", "lending is off"])
+def test_a_node_that_is_never_lent_is_near_whenever_its_trainer_waits(why: str) -> None:
+    world = World(homes={"a": "t0"}, lending={"enabled": why != "lending is off"}).add("r").run(4)
+    if why == "not for rollout":
+        world._runtime.inject(world._program.lending.added, NodeAdded("t0", ("train",)))
+    if why != "no engine":
+        world.add("a").run(1)
+    world.fill(0)
+    node = world.watch.nodes["t0"]
+    for _ in range(2):
+        assert not node.near
+        world.release("t0").run(1)
+        assert (node.role, node.near) == ("idle", True)
+        world.claim("t0").run(2)
+        assert (node.role, node.near) == ("train", False)
+
+
+def test_the_only_engines_are_lent_however_short_the_wait_is() -> None:
+    world = World(homes=T0).add("a", "b").fill(0).run(1).fill(8).claim("t0").run(1).release("t0", busy_s=99.0)
+    assert world.run(6).watch.nodes["t0"].role == "rollout"  # at that pace the last two would be there
+
+
+def test_a_recording_of_events_with_fewer_fields_is_refused_by_their_name() -> None:
+    lines = lent().recorded()
+    older = [line.replace(',"busy_s":0.0', "") for line in lines]
+    assert older != lines
+    difference = replay(older, ControlProgram).difference
+    assert difference is not None
+    assert difference.note.startswith("lending.released: no Released(node:str,model:str,busy_s:float): {")
+
+
 def test_a_batch_that_seemed_near_and_is_not_gets_its_node_again() -> None:
     world = lent()
     for groups in range(10):
@@ -286,8 +359,8 @@ HAPPENS = st.one_of(
     st.tuples(st.just("run"), st.integers(0, 12)),
     st.tuples(st.just("run"), st.integers(0, 12)),
     st.tuples(st.just("claim"), NODE),
-    st.tuples(st.just("release"), NODE),
-    st.tuples(st.just("fill"), st.integers(0, 10)),
+    st.tuples(st.just("release"), st.tuples(NODE, st.sampled_from([0.0, 0.0, 2.5, 40.0]))),
+    st.tuples(st.just("fill"), st.tuples(*map(st.integers, (0, 0, 0, 0), (10, 9, 3, 4)))),
     st.tuples(st.sampled_from(["add", "remove", "lose"]), st.sampled_from(["a", "b", "c"])),
     st.tuples(st.just("publish"), st.sampled_from([1, 1, 0])),
     st.tuples(st.just("say_again"), st.none()),
@@ -301,6 +374,11 @@ def happen(world: World, what: str, about: Any) -> None:
             world.publish(max(1, max(world.watch.published, default=0) + about))
         case "say_again":
             world.say_again()
+        case "release" if about[0] in world.watch.nodes:
+            world.release(about[0], busy_s=about[1])
+        case "fill":
+            groups, running, buffer, ahead = about
+            world.fill(groups, running, buffer, ahead=ahead)
         case "claim" | "release" if about not in world.watch.nodes:
             return
         case _:
@@ -315,6 +393,7 @@ def happen(world: World, what: str, about: Any) -> None:
     st.integers(0, 3),
     ANSWERS,
     st.sampled_from([0, 0, 1, 3]),
+    st.sampled_from([0.0, 0.5, 1.0]),
     st.lists(HAPPENS, max_size=30),
 )
 def test_whatever_happens(
@@ -324,6 +403,7 @@ def test_whatever_happens(
     count: int,
     answers: dict[Step, list[Answer]],
     slow: int,
+    lead: float,
     events: list[tuple[str, Any]],
 ) -> None:
     """Claims are answered, nothing wakes while it is claimed, updates end; and in the end everybody runs the newest version."""
@@ -333,7 +413,7 @@ def test_whatever_happens(
         named = do.step in ("sleep", "wake") and slow
         return next(drawn.get(do.step, iter(())), Answer(after_s=slow if named else 1))
 
-    lending = {"min_stay_s": 0, "claim_s": 100_000, "deadline_s": 11}
+    lending = {"min_stay_s": 0, "claim_s": 100_000, "deadline_s": 11, "lead": lead}
     world = World(answer, *chosen, lending=lending, homes=homes, answers_first=answers_first)
     world.add(*["a", "b", "c"][:count])
     for what, about in events:

@@ -72,6 +72,8 @@ class Node:
     claimed: int | None = None
     """Since when it is claimed."""
     role: str = "idle"
+    near: bool = False
+    """Its trainer may claim it before its batch is whole."""
 
 
 class Watch:
@@ -145,10 +147,11 @@ class Watch:
     def role(self, told: RoleIs) -> None:
         """What a node does now: `rollout` only while nobody has claimed it, and `train` only then."""
         node = self.nodes[told.node]
-        node.role = told.role
+        node.role, node.near = told.role, told.near
         assert told.reason
         assert told.role != "rollout" or node.claimed is None
         assert told.role != "train" or node.claimed is not None
+        assert not told.near or (told.role in ("idle", "switching") and node.claimed is None)
 
     def done(self, now: int, done: Done) -> None:
         """An answer to what is asked."""
@@ -216,6 +219,8 @@ class Watch:
                 answered = node.role == "train"
                 assert answered or now < node.claimed + self._lending["deadline_s"], f"{name} is waited for"
             here = [engine for name, engine in self.engines.items() if name in node.engines]
+            if node.near:
+                assert all(engine.unwanted for engine in here if engine.removed is None)
             if node.role == "train":
                 assert all(engine.runs == -1 for engine in here)
                 assert all(engine.process not in ("launching", "waking") for engine in here)

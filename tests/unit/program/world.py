@@ -156,16 +156,16 @@ class World:
             self._happens(self._program.lending.claimed, Claimed(node, MODEL), told)
         return self
 
-    def release(self, *nodes: str) -> World:
-        """Their trainer waits."""
+    def release(self, *nodes: str, busy_s: float = 0.0) -> World:
+        """Their trainer waits; it computed for so long."""
         for node in nodes:
             told = partial(self.watch.released, node)
-            self._happens(self._program.lending.released, Released(node, MODEL), told)
+            self._happens(self._program.lending.released, Released(node, MODEL, busy_s), told)
         return self
 
-    def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10) -> World:
-        """How full the batch is."""
-        self._happens(self._program.lending.filling, Filling(MODEL, buffer, groups, size, running))
+    def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10, ahead: int = 0) -> World:
+        """How full the batch is, and the later ones."""
+        self._happens(self._program.lending.filling, Filling(MODEL, buffer, groups, size, running, ahead))
         return self
 
     def publish(self, *versions: int) -> World:
@@ -218,10 +218,14 @@ class World:
         told, self.lines[:] = list(self.lines), []
         return told
 
+    def recorded(self) -> list[str]:
+        """Ends the run: the lines of its recording."""
+        self._recording.close()
+        return self._file.getvalue().decode().splitlines()
+
     def check_replay(self) -> None:
         """Ends the run, and replays it."""
-        self._recording.close()
-        report = replay(self._file.getvalue().decode().splitlines(), ControlProgram)
+        report = replay(self.recorded(), ControlProgram)
         assert report.difference is None
         assert not report.graph_changed
 

@@ -1,0 +1,128 @@
+"""What lending knows: nodes, the engines that live on them, and the batches that their trainers wait for. It decides nothing.
+
+Invariants: an engine is in `Node.engines` of the node that it names, and of no other; `Engine.node` is empty if it lives on none,
+or was heard of before it was hosted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from scheduler.policies.lending import Mean, Pace
+from scheduler.program.nodes import Filling, Role
+
+Way = Literal["lend", "call back"]
+
+
+@dataclass(slots=True)
+class Engine:
+    """An engine, and how it is."""
+
+    node: str = ""
+    model: str = ""
+    """Empty: it has not been heard of yet."""
+    open: bool = False
+    asleep: bool = False
+    warm: bool = False
+    leaving: bool = False
+    """It was removed, and may not have ended yet."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node, whose it is, and what it costs to switch it."""
+
+    name: str
+    tags: frozenset[str]
+    engines: dict[str, None] = field(default_factory=dict)
+    """In the order in which they came."""
+    role: Role = "idle"
+    model: str = ""
+    """Whose trainer spoke last."""
+    claimed: bool = False
+    unsure: bool = False
+    """Nobody has spoken of it yet: it may be claimed."""
+    lent: bool = False
+    """Its engines are wanted awake."""
+    near: bool = False
+    """Its trainer may have it at once."""
+    way: Way | None = None
+    """The switch that is under way."""
+    cold: bool = False
+    """In this switch a process has to be started."""
+    pending: set[str] = field(default_factory=set)
+    """Engines that have not done it yet."""
+    began: int = 0
+    lent_at: int = 0
+    called_back_at: int | None = None
+    serial: int = 0
+    """Of the switch."""
+    claim: int = 0
+    """Serial of what the trainer said last."""
+    wake: Mean = field(default_factory=Mean)
+    launch: Mean = field(default_factory=Mean)
+    sleep: Mean = field(default_factory=Mean)
+
+    @property
+    def unused(self) -> bool:
+        """Whether its trainer has no use for it; it may be lent."""
+        return "train" in self.tags and not (self.claimed or self.unsure)
+
+    @property
+    def lendable(self) -> bool:
+        """Whether its engines may sample, if it has some."""
+        return {"rollout", "train"} <= self.tags
+
+
+class Awake:
+    """Open engines, counted: `of` a model; `on` a node, of a model; `lent`, by a trainer's model, of a model."""
+
+    def __init__(self, engines: dict[str, Engine], nodes: dict[str, Node]) -> None:
+        self.of: Counter[str] = Counter()
+        self.on: Counter[tuple[str, str]] = Counter()
+        self.lent: Counter[tuple[str, str]] = Counter()
+        for engine in engines.values():
+            if not engine.open:
+                continue
+            self.of[engine.model] += 1
+            self.on[engine.node, engine.model] += 1
+            node = nodes.get(engine.node)
+            if node is not None and node.lendable:
+                self.lent[node.model, engine.model] += 1
+
+
+class Batches:
+    """By model: how full its trainer's batch is, how fast that goes, and how long the trainer computes on one."""
+
+    def __init__(self, smooth_s: float) -> None:
+        self._smooth_s = smooth_s
+        self._filling: dict[str, Filling] = {}
+        self._paces: dict[str, Pace] = {}
+        self._training: dict[str, Mean] = {}
+
+    def filled(self, now_s: float, filling: Filling) -> None:
+        """How full one is now."""
+        self._filling[filling.model] = filling
+        pace = self._paces.setdefault(filling.model, Pace(self._smooth_s))
+        pace.seen(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)
+
+    def trained(self, model: str, busy_s: float) -> None:
+        """A trainer computed so long on the groups of one."""
+        self._training.setdefault(model, Mean()).measured(busy_s)
+
+    def wait_s(self, model: str) -> float:
+        """Predicted, until the batch is whole; infinite if nobody can say."""
+        pace = self._paces.get(model)
+        return pace.wait_s if pace is not None else float("inf")
+
+    def train_s(self, model: str) -> float:
+        """What computing on the groups of one takes; 0 if it was never said."""
+        mean = self._training.get(model)
+        return mean.value if mean is not None else 0.0
+
+    def calls(self, models: Iterable[str]) -> int:
+        """Of these models, that run or wait."""
+        return sum(self._filling[model].running for model in models if model in self._filling)

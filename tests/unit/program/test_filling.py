@@ -1,0 +1,36 @@
+"""How full a batch is, as every rule's ledger has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.policies import rules
+from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.staleness_events import Admit, Consume, Join, Leased, Publish, Reward, Unstick
+from scheduler.program.nodes import Filling
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_a_batch_fills_is_whole_and_another_one_comes(name: str) -> None:
+    rule = rules.create(name, LedgerSettings(eta=1, batch=2, min_members=1))
+    assert Filling.of("m", rule, 3) == Filling("m", 0, 0, 2, 3)
+    live = [group for group in "abc" if isinstance(rule.apply(Join(group, group, 1))[0], Admit)]
+    for count, group in enumerate(live, 1):
+        rule.apply(Reward(group, 1.0))
+        entered = min(count, 2) if name != "areal" or count >= 2 else 0  # its groups enter together
+        ahead = max(count - 2, 0) if name == "staleflow" else 0
+        assert Filling.of("m", rule, 0) == Filling("m", 0, entered, 2, 0, ahead)
+    for event in (Leased(0), Publish(1), Consume(0)):
+        rule.apply(event)
+    entered = len(live) - 2 if name != "areal" else 0
+    assert Filling.of("m", rule, 0) == Filling("m", 1, entered, 2, 0)
+
+
+def test_a_batch_that_was_truncated_is_whole() -> None:
+    rule = rules.create("staleflow", LedgerSettings(eta=0, batch=2, min_members=1))
+    for group in "ab":
+        rule.apply(Join(group, group, 1))
+    rule.apply(Reward("a", 1.0))
+    assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 2, 0)
+    rule.apply(Unstick(0, "truncate"))
+    assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 1, 0)
