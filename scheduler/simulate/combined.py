@@ -86,11 +86,15 @@ class Combined:
 
     def layout(self, scenario: Scenario) -> Layout:
         """The nodes that train have both tags."""
-        size = scenario.engine_gpus
-        train = round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
+        train = self.train_gpus(scenario)
         if not self._knobs.lend:
             return Layout(rollout=scenario.gpus - train, train=train)
         return Layout(rollout=scenario.gpus - train, train=0, both=train)
+
+    def train_gpus(self, scenario: Scenario) -> int:
+        """Those that train: the scenario's, if no knob says otherwise."""
+        size = scenario.engine_gpus
+        return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
 
     def rule(self, scenario: Scenario) -> StalenessRule:
         """StaleFlow's ledger, in the program; it is built here."""

@@ -1,11 +1,13 @@
 """`make report-simulation`: every policy over the frozen grid, as a table, a plot and a JSON line. Every figure is simulated.
 
-Keys of the JSON line, for headgate's own policy (`combined`; null where it was not run):
+Keys of the JSON line, for headgate's own policy (`combined`, with the scenario's split of the GPUs, as the baselines; null where
+it was not run):
 - vs_sync: the most that it is over `sync_colocated` in a scenario;
 - vs_best_async: the most that it is over the best asynchronous baseline that keeps the same bound;
 - worst_vs_any: the least that it is over any baseline that keeps the same bound, in any scenario;
 - vs_best_async_unbounded, worst_vs_any_unbounded: the same over all baselines, also those that train on older groups;
-- idle_1024: its idle share with 1,024 GPUs.
+- idle_1024: its idle share with 1,024 GPUs;
+- planned: the same keys for `combined_planned`, which divides the GPUs as `scheduler plan` would.
 A baseline keeps the bound if no trained group was older than eta in any run; what does not is shown, and marked.
 """
 
@@ -20,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from scheduler.simulate.frozen import HERE, digest
-from scheduler.simulate.registry import OWN, POLICIES
+from scheduler.simulate.registry import OWN, PLANNED, POLICIES
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import Outcome, run
 
@@ -33,17 +35,19 @@ def bounded(outcome: Outcome, eta: int) -> bool:
     return max(outcome.values("staleness_max")) <= eta
 
 
-def goals(found: dict[str, list[Outcome]], etas: dict[str, int]) -> dict[str, float | None]:
-    """The keys, of the outcomes by scenario; None where headgate's own policy or its rivals are missing."""
+def goals(
+    found: dict[str, list[Outcome]], etas: dict[str, int], policy: str = OWN
+) -> dict[str, float | None]:
+    """The keys of a policy of headgate's, of the outcomes by scenario; None where it or its rivals are missing."""
     over_sync: list[float] = []
     over_async: dict[bool, list[float]] = {True: [], False: []}
     over_any: dict[bool, list[float]] = {True: [], False: []}
     idle: float | None = None
     for name, outcomes in found.items():
-        own = next((outcome for outcome in outcomes if outcome.policy == OWN), None)
+        own = next((outcome for outcome in outcomes if outcome.policy == policy), None)
         if own is None:
             continue
-        everybody = [outcome for outcome in outcomes if outcome.policy != OWN]
+        everybody = [outcome for outcome in outcomes if outcome.policy not in (OWN, PLANNED)]
         over_sync += [own.over(rival).mean for rival in everybody if rival.policy == "sync_colocated"]
         for strict in (True, False):
             rivals = [o for o in everybody if not strict or bounded(o, etas[name])]
@@ -82,6 +86,7 @@ def main(
         "frozen": digest(),
         "seeds": seeds,
         **goals(found, etas),
+        "planned": goals(found, etas, PLANNED),
         "scenarios": {name: [outcome.to_json() for outcome in outcomes] for name, outcomes in found.items()},
     }
     (out / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

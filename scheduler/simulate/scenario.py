@@ -159,6 +159,11 @@ class Scenario(_Table):
         return float(np.mean(self._profile[1]))
 
     @cached_property
+    def sampled_mean(self) -> float:
+        """Mean tokens that are sampled in an episode, of the same profile."""
+        return float(np.mean(self._profile[0]))
+
+    @cached_property
     def _profile(self) -> tuple[np.ndarray, np.ndarray]:
         """Sampled tokens, and all tokens, of each episode of the first groups."""
         workload = self.workload(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.simulate.registry import PLANNED
 from scheduler.simulate.report import goals
 from scheduler.simulate.study import Outcome
 
@@ -27,6 +28,12 @@ def test_only_baselines_that_keep_the_bound_are_rivals() -> None:
         "worst_vs_any_unbounded": 0.3,
         "idle_1024": 0.02,
     }
+
+
+def test_the_planned_split_is_reported_apart_and_is_no_rival() -> None:
+    some = [outcome("roll_flash", 20, 1), outcome("combined", 30, 1), outcome("combined_planned", 40, 1)]
+    found, etas = {"a": some}, {"a": 1}
+    assert (goals(found, etas)["worst_vs_any"], goals(found, etas, PLANNED)["worst_vs_any"]) == (1.5, 2.0)
 
 
 def test_without_a_policy_of_our_own_there_is_no_figure() -> None:
