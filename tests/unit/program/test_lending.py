@@ -166,15 +166,14 @@ def test_a_node_is_called_back_when_the_batch_is_near_and_not_lent_again_at_once
 
 
 def test_a_node_is_called_back_as_much_earlier_as_its_trainer_computes_on_a_batch() -> None:
-    world = lent().claim("t0").run(3).release("t0", busy_s=4.0).fill(0, buffer=1).run(5)
+    world = lent().claim("t0").run(3).release("t0", busy_s=4.0).run(5)
     assert world.watch.nodes["t0"].role == "rollout"
     world.story()
-    for groups in range(1, 5):  # one a second
-        world.run(1).fill(groups, buffer=1)
-    assert world.story() == [
-        "22 t0 is switching",
-        "22 a sleep 0",
-    ]  # 6 are left: 1 s to sleep, margin 1 s, 4 s
+    for groups in range(4):  # one a second
+        world.fill(groups, buffer=1).run(1)
+    assert world.story() == []
+    world.fill(4, buffer=1).run()  # 6 are left: 1 s to sleep, 1 s margin, 4 s training
+    assert world.story() == ["22 t0 is switching", "22 a sleep 0"]
     world.run(1)
     assert world.watch.nodes["t0"].near
     world.check_replay()
