@@ -1,0 +1,71 @@
+"""What is measured of batches and trainers, by which nodes are lent: how full a batch is, and how long one is computed on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.client import GatewayRefused
+from scheduler.program.nodes import Filling
+from tests.gateways import RunningGateway, run_gateway, settings_for
+
+BOTH = ["rollout", "train"]
+
+
+async def earn(gateway: RunningGateway, group: str) -> None:
+    """One call, and a reward: the group is there."""
+    opened = await gateway.admin.open_episode(group, group, 1)
+    headers = {"Authorization": f"Bearer {opened.api_key}"}
+    assert (await gateway.chat(headers, max_tokens=2)).is_success
+    await gateway.admin.reward(opened.episode_id, 1.0)
+
+
+def filling(gateway: RunningGateway) -> Filling | None:
+    """What the control program was told last."""
+    return gateway.services.control.host.program.lending._batches._filling.get("demo")
+
+
+async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_nodes: Any) -> None:
+        """What is told once a second."""
+
+    monkeypatch.setattr("gateway.control.nodes.Nodes.tend", never)
+    staleness = {"batch": 2, "eta": 1, "min_members": 1}
+    async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
+        await gateway.admin.add_node("t0", BOTH)
+        await earn(gateway, "a")
+        assert filling(gateway) is None
+        await earn(gateway, "b")
+        assert filling(gateway) == Filling("demo", 0, 2, 2, 0)
+        lease = await gateway.admin.lease("trainer")
+        await earn(gateway, "c")
+        assert filling(gateway) == Filling("demo", 0, 2, 2, 0)
+        await gateway.admin.ack(lease, "checkpoint")
+        assert filling(gateway) == Filling("demo", 1, 1, 2, 0)
+        await earn(gateway, "d")
+        assert filling(gateway) == Filling("demo", 1, 2, 2, 0)
+
+
+async def test_a_trainer_says_how_long_it_computed_or_does_not(gateway: RunningGateway) -> None:
+    await gateway.admin.add_node("t0", BOTH)
+    told = gateway.services.control.host.program.lending._batches
+    await gateway.admin.claim("t0", wait_s=30)
+    released = await gateway.http.post("/admin/v1/nodes/t0/release", json={})  # as older trainers do
+    assert released.is_success
+    assert told.train_s("demo") == 0.0
+    await gateway.admin.claim("t0", wait_s=30)
+    assert (await gateway.admin.release("t0", busy_s=12.5))["near"]
+    assert told.train_s("demo") == 12.5
+    for wrong in (-1.0, 1e9):
+        with pytest.raises(GatewayRefused, match="busy_s"):
+            await gateway.admin.release("t0", busy_s=wrong)
+    bad = await gateway.http.post("/admin/v1/nodes/t0/release", content='{"busy_s": NaN}')
+    assert bad.status_code == 400
+    recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
+    said = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
+    assert [value["busy_s"] for value in said] == [0.0, 12.5]
