@@ -16,6 +16,7 @@ import pytest
 from gateway.client import GatewayRefused
 from gateway.types import Group
 from tests.gateways import RunningGateway
+from tests.integration.support import until
 from tests.several import gateway_of
 from tests.unit.trainer.rollouts import episodes
 from trainer.batch import Batch
@@ -79,13 +80,70 @@ class Watching(ProbelessLearner):
 
     role: Callable[[], str]
 
+    taken = 0
+    """Groups."""
+
     def take(self, batch: Batch, groups: Sequence[Group]) -> None:
         assert self.role() == "train"
         super().take(batch, groups)
+        self.taken += len(groups)
 
     def step(self, batch: Batch) -> dict[str, float]:
         assert self.role() == "train"
         return super().step(batch)
+
+
+@asynccontextmanager
+async def watching(gateway: RunningGateway, settings: Settings) -> AsyncIterator[tuple[Trainer, Watching]]:
+    """A trainer that has the node `t0`, and its learner."""
+    node = gateway.services.control.nodes.nodes["t0"]
+    with Metrics(settings.run.dir, settings.run.steps) as metrics:
+        learner = Watching.open(settings)
+        assert isinstance(learner, Watching)
+        learner.role = lambda: node.role
+        trainer = Trainer(settings, learner, gateway.admin, metrics)
+        await trainer.check_versions()
+        yield trainer, learner
+
+
+async def earn(gateway: RunningGateway, group: str) -> None:
+    """A group of two, of which one is better."""
+    for reward in (0.0, 1.0):
+        opened = await gateway.admin.open_episode(group, group, 2)
+        headers = {"Authorization": f"Bearer {opened.api_key}"}
+        assert (await gateway.chat(headers, max_tokens=4)).is_success
+        await gateway.admin.reward(opened.episode_id, reward)
+
+
+@pytest.mark.parametrize("lent", [False, True])
+async def test_a_trainer_begins_with_what_is_there_once_nobody_else_needs_its_node(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lent: bool
+) -> None:
+    """The batch is of two groups, and only one is there; where the node is lent, it is called back when no further one comes."""
+    monkeypatch.setattr("trainer.feed.LOOK_S", 0.02)
+    await gateway.admin.add_node("t0", ["train", "rollout"])
+    async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (
+        trainer,
+        learner,
+    ):
+        asked, called_back = 0, trainer.feed.called_back
+
+        async def until_it_was_asked_often(node: str) -> bool:
+            nonlocal asked
+            asked += 1
+            assert not trainer.nodes.held
+            return await called_back(node) and (asked > 5 or not lent)
+
+        monkeypatch.setattr(trainer.feed, "called_back", until_it_was_asked_often)
+        work = asyncio.create_task(trainer.train(), name="trainer")
+        await earn(gateway, "a")
+        await until(lambda: learner.taken == 1, "the first group is taken", 60)
+        assert asked == (6 if lent else 1)
+        assert trainer.feed.held.buffer == 0
+        await earn(gateway, "b")
+        await until(lambda: learner.taken == 2, "the second is taken", 60)
+        work.cancel()
+        await asyncio.wait({work})
 
 
 async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_the_trainer_waits(
@@ -94,12 +152,7 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     await gateway.admin.add_node("t0", ["train", "rollout"])
     node = gateway.services.control.nodes.nodes["t0"]
     settings = settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])
-    with Metrics(settings.run.dir, settings.run.steps) as metrics:
-        learner = Watching.open(settings)
-        assert isinstance(learner, Watching)
-        learner.role = lambda: node.role
-        trainer = Trainer(settings, learner, gateway.admin, metrics)
-        await trainer.check_versions()
+    async with watching(gateway, settings) as (trainer, _):
         assert not trainer.nodes.held
         async with episodes(gateway), asyncio.timeout(60):
             await watch(trainer.train(), trainer.keeper())
@@ -108,6 +161,10 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     assert (node.role, node.holder) == ("idle", "")
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert all(record["seconds/idle"] >= record["seconds/claim"] > 0 for record in records)
+    recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
+    told = [json.loads(line)["value"]["busy_s"] for line in recorded if '"action":"lending.released"' in line]
+    assert told == [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
+    assert min(told[1:]) > 0
     with pytest.raises(GatewayRefused, match="no node 'nowhere'"):
         await Nodes(trainer.feed, ["nowhere"]).claim()
 
