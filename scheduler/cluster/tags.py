@@ -147,7 +147,7 @@ def match(
     None: all of them.
     """
     order = sorted(groups, key=lambda group: -len(group.selector))
-    before = {group.name: [s for s in seen if _of(kept.get(s.id, ""), group)] for group in order}
+    before = {group.name: [s for s in seen if kept.get(s.id) == _name(group, s)] for group in order}
     free = [s for s in seen if s.id not in kept]
     chosen: dict[str, list[Seen]] = {}
     for group in order:
@@ -254,10 +254,6 @@ def _nobody(nodes: Sequence[Node], need: Need) -> str:
     if lacking:
         return f"no node has the tag {', '.join(lacking)} ({tags})"
     return f"no node has the tags {', '.join(sorted(need.tags))} at once, and engines at all ({tags})"
-
-
-def _of(name: str, group: Group) -> bool:
-    return name == group.name or (group.most > 1 and name.startswith(f"{group.name}-"))
 
 
 def _name(group: Group, seen: Seen) -> str:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.cluster.errors import Unsatisfied
 from scheduler.cluster.tags import (
+    NODE_LABEL,
     Capacity,
     Group,
     Need,
@@ -61,6 +62,26 @@ def test_ranks_go_to_nodes_that_do_nothing_else_first_and_fill_each() -> None:
 def test_ranks_that_need_nothing_are_spread_evenly() -> None:
     found = assign([node("e", "rollout"), node("a", "train"), node("b", "train")], ENGINE, TRAINER, ranks=4)
     assert [place.node.name for place in found.ranks] == ["a", "a", "b", "b"]
+    odd = assign([node("e", "rollout"), node("a", "train"), node("b", "train")], ENGINE, TRAINER, ranks=3)
+    assert [place.node.name for place in odd.ranks] == ["a", "a", "b"]
+
+
+def test_what_is_scarcest_says_how_many_fit() -> None:
+    both = Capacity(cpus=4, gpus=1, memory_gb=8)
+    assert Capacity(cpus=64, gpus=3, memory_gb=1024).holds(both) == 3
+    assert Capacity(cpus=7, gpus=8, memory_gb=1024).holds(both) == 1
+    assert Capacity().holds(Capacity()) is None
+    assert Capacity(8, 2, 16).lacks(both, 2) == "", "it is just enough"
+    assert Capacity(8, 1, 15).lacks(both, 2) == "2 gpus (it has 1), 16 memory_gb (it has 15)"
+
+
+def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
+    need = Need("engines", frozenset({"rollout"}), Capacity(gpus=2))
+    found = assign([node("a", "rollout", engines=2, gpus=4)], need, None).engines
+    assert [(place.name, place.number, place.devices) for place in found] == [
+        ("a-0", 0, (0, 1)),
+        ("a-1", 1, (2, 3)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,3 +188,42 @@ def test_a_label_that_no_node_has_is_named() -> None:
         Unsatisfied, match=r"no node has the label train=true\. There is: a \(hardware=h100, rollout"
     ):
         check_counts([Group("t", ("train",))], there, [])
+
+
+def test_spare_nodes_that_are_used_already_count() -> None:
+    groups = [Group("g", ("rollout",), count=1, most=9), Group("h", ("train",), count=0, most=9)]
+    there = [*seen("a", "b", "c", rollout="true"), *seen("t", "u", train="true")]
+    kept = {one.seen.id: one.name for one in match(groups, there, {}, spare=1)}
+    assert sorted(kept) == ["a", "b"]
+    for spare, more in ((1, []), (2, ["c"]), (3, ["c", "t"])):
+        found = {one.seen.id for one in match(groups, there, kept, spare=spare)}
+        assert sorted(found) == ["a", "b", *more]
+
+
+def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
+    groups = [Group("g", ("rollout",), count=1, most=2)]
+    there = seen("a", "b", "c", rollout="true")
+    nodes = match(groups, there, {})
+    assert [one.seen.id for one in nodes] == ["a", "b"]
+    assert unmatched(groups, there, nodes) == []
+    assert [s.id for s in unmatched(groups, there, nodes[:1])] == ["b", "c"]
+    check_counts(groups, there, nodes[:1])
+
+
+def test_a_part_of_one_machine_is_found_by_its_name_alone() -> None:
+    group = Group("a", ("rollout",), zone="z", labels={NODE_LABEL: "a"})
+    assert group.wants(Seen("a", {NODE_LABEL: "a"}, Capacity()))
+    assert not group.wants(Seen("b", {NODE_LABEL: "b", "rollout": "true", "zone": "z"}, Capacity()))
+
+
+def test_a_node_is_in_one_group_although_the_names_of_two_begin_alike() -> None:
+    """Later too: a named node may be called as a group is, with something behind it."""
+    groups = [
+        Group("gpu-big", ("rollout",), labels={"disk": "fast"}),
+        Group("gpu", ("rollout",), count=1, most=9),
+    ]
+    there = [*seen("x", rollout="true", disk="fast"), *seen("y", rollout="true")]
+    first = match(groups, there, {})
+    assert {one.name: one.seen.id for one in first} == {"gpu-big": "x", "gpu-y": "y"}
+    later = match(groups, there, {one.seen.id: one.name for one in first})
+    assert later == first
