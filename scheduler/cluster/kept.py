@@ -64,11 +64,13 @@ class Kept:
         self.running: Sequence[Running] = ()
         self.up = asyncio.Event()
         self.restarts = 0
+        self.stop_s = stop_s
+        """How long its processes may take to end when they shall; it may be changed until then."""
         self._start = start
         self._budget = budget
         self._say = say
         self._healthy = healthy
-        self._start_s, self._silent_s, self._stop_s = start_s, silent_s, stop_s
+        self._start_s, self._silent_s = start_s, silent_s
         self._may_end = may_end
 
     async def run(self) -> None:
@@ -91,7 +93,7 @@ class Kept:
         finally:
             self.up.clear()
             left, self.running = self.running, ()
-            await asyncio.gather(*(running.stop(self._stop_s) for running in left))
+            await asyncio.gather(*(running.stop(self.stop_s) for running in left))
 
     async def _lived(self, running: Sequence[Running]) -> str | None:
         waits = {asyncio.create_task(_end_of(one), name=f"wait-{one.name}") for one in running}

@@ -53,6 +53,8 @@ class Supervisor:
         self._say, self._show = say, show
         self._groups = file.wanted()
         self._engines: dict[str, Engine] = {}
+        self._all: list[Kept] = []
+        """Whatever was ever kept."""
         self._names: dict[str, str] = {}
         self._nodes: list[Node] = []
         self._assignment = Assignment((), ())
@@ -92,6 +94,8 @@ class Supervisor:
     def _on_signal(self) -> None:
         """The first ends everything in order; a second one at once."""
         if self._stop.is_set() and self._running is not None:
+            for kept in self._all:
+                kept.stop_s = 0.0
             self._running.cancel()
         self._stop.set()
 
@@ -133,6 +137,7 @@ class Supervisor:
         return task
 
     def _kept(self, stack: AsyncExitStack, kept: Kept) -> asyncio.Task[None]:
+        self._all.append(kept)
         return self._task(stack, kept.run(), kept.name)
 
     # What is where
@@ -172,8 +177,9 @@ class Supervisor:
         """Sees who joined and who left; what cannot be placed any more is told, and the rest goes on."""
         seen = await self._launcher.seen()
         nodes = match(self._groups, seen, self._names, self._spare)
-        joined = sorted({node.name for node in nodes} - set(self._names.values()))
-        left = sorted(set(self._names.values()) - {node.name for node in nodes})
+        now = {node.seen.id: node.name for node in nodes}
+        joined = sorted(name for id_, name in now.items() if id_ not in self._names)
+        left = sorted(name for id_, name in self._names.items() if id_ not in now)
         if joined or left:
             told = [
                 f"{', '.join(some)} {verb}" for some, verb in ((joined, "joined"), (left, "left")) if some
@@ -187,7 +193,7 @@ class Supervisor:
             self._show(self._nodes, self._assignment)
             self._trouble = ""
         except Unsatisfied as error:
-            self._nodes, self._names = nodes, {node.seen.id: node.name for node in nodes}
+            self._nodes, self._names = nodes, now
             there = [p for p in self._assignment.engines if p.node.seen.id in self._names]
             self._assignment = Assignment(tuple(there), self._assignment.ranks)
             if str(error) != self._trouble:
@@ -224,6 +230,7 @@ class Supervisor:
         for name, place in wanted.items():
             if name not in self._engines:
                 kept = self._engine(place, http)
+                self._all.append(kept)
                 task = asyncio.create_task(kept.run(), name=name)
                 task.add_done_callback(partial(self._on_engine_ended, name))
                 self._engines[name] = Engine(place, kept, task)
@@ -309,7 +316,9 @@ class Supervisor:
         assert table is not None
         await self._known.wait()
         start = partial(self._start_ranks, table)
-        await Kept("trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True).run()
+        trainer = Kept("trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True)
+        self._all.append(trainer)
+        await trainer.run()
 
     async def _start_ranks(self, table: TrainerTable) -> Sequence[Running]:
         here = set(self._names)

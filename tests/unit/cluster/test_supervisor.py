@@ -1,0 +1,374 @@
+"""What a supervisor makes of nodes that come and go, and of processes that end: with processes that a test ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
+from scheduler.cluster.file import ClusterFile
+from scheduler.cluster.kept import GivenUp, Kept
+from scheduler.cluster.launch import Ended, Job, Running
+from scheduler.cluster.local import free_port
+from scheduler.cluster.supervisor import Supervisor
+from scheduler.cluster.tags import Capacity, Seen
+from tests.unit.cluster.test_kept import Process
+
+GROUP = '[[groups]]\nname = "s"\ntags = ["rollout"]\nmost = 2\n'
+LEARNER = '[nodes.t]\ntags = ["train"]\n'
+ONE = '[nodes.a]\ntags = ["rollout"]\n'
+BOTH = '[nodes.a]\ntags = ["rollout", "train"]\n'
+TRAINER = '[trainer]\ncommand = ["train"]\n'
+
+
+class Told(Process):
+    """Tells when it is stopped."""
+
+    def __init__(self, job: Job, stopped: list[str]) -> None:
+        super().__init__(job.place.name)
+        self.job = job
+        self._told = stopped
+
+    async def stop(self, grace_s: float) -> None:
+        if not self.stopped:
+            self._told.append(self.name if grace_s else f"{self.name} at once")
+        await super().stop(grace_s)
+
+
+class Machines:
+    """A launcher whose nodes are the test's."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Seen] = []
+        self.started: list[Told] = []
+        self.stopped: list[str] = []
+        self.lost: set[str] = set()
+        """Places at which nothing can be started."""
+        self.closed = False
+
+    def add(self, name: str, *tags: str) -> None:
+        self.nodes.append(Seen(name, dict.fromkeys(tags, "true"), Capacity(8, 0, 64)))
+
+    def remove(self, *names: str) -> None:
+        self.nodes = [node for node in self.nodes if node.id not in names]
+
+    def at(self, place: str) -> list[Told]:
+        """All that was ever started there."""
+        return [process for process in self.started if process.name == place]
+
+    async def open(self) -> None:
+        """See `Launcher`."""
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def seen(self) -> list[Seen]:
+        return list(self.nodes)
+
+    async def start(self, jobs: Sequence[Job]) -> list[Running]:
+        if gone := [job.place.name for job in jobs if job.place.name in self.lost]:
+            raise NodeLost(f"{gone} is lost")
+        new = [Told(job, self.stopped) for job in jobs]
+        self.started += new
+        return list(new)
+
+
+class Cluster:
+    """A supervisor of such machines; its gateway is a process of the test's, too."""
+
+    def __init__(self, folder: Path, text: str, **nodes: Sequence[str]) -> None:
+        self.port = free_port()
+        gateway = folder / "gateway.toml"
+        gateway.write_text(f'[server]\nport = {self.port}\n[models.demo]\npath = "x"\n[engine]\ncount = 0\n')
+        path = folder / "cluster.toml"
+        head = '[cluster]\nlauncher = "ray"\nlook_s = 0.05\nrestarts = 0\n[ray]\nwait_s = 0.1\n'
+        path.write_text(f'{head}[gateway]\nconfig = "{gateway}"\n{text}')
+        self.machines = Machines()
+        for name, tags in nodes.items():
+            self.machines.add(name, *tags)
+        self.said: list[str] = []
+        self.well = True
+        self.supervisor = Supervisor(
+            ClusterFile.load(path), self.machines, self.said.append, lambda *_: self.said.append("shown")
+        )
+        self.gateway: Process | None = None
+        self.supervisor._gateway = self._gateway  # type: ignore[method-assign]
+
+    @property
+    def engines(self) -> list[str]:
+        """The places of engines that should run."""
+        return [place.name for place in self.supervisor._assignment.engines]
+
+    async def tend(self, http: httpx.AsyncClient) -> None:
+        await self.supervisor._look()
+        await self.supervisor._tend_engines(http)
+
+    def http(self) -> httpx.AsyncClient:
+        """For the engines' health."""
+
+        def answer(_request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200 if self.well else 503)
+
+        return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+
+    def _gateway(self, _registry: object) -> Kept:
+        async def start() -> Sequence[Running]:
+            place = self.supervisor._assignment.engines[0]
+            job = Job(place, (), {}, True, Capacity())
+            self.gateway = Told(job, self.machines.stopped)
+            self.gateway.name = "gateway"
+            return [self.gateway]
+
+        return Kept("gateway", start, self.supervisor._budget(), self.said.append)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def turns(count: int = 50) -> None:
+    """Whatever may happen without time passing has happened."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def ended() -> AsyncIterator[list[Supervisor]]:
+    """Supervisors whose engines are ended after the test."""
+    found: list[Supervisor] = []
+    yield found
+    for supervisor in found:
+        await supervisor._end_engines()
+
+
+async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, GROUP + LEARNER + TRAINER, x=["rollout"], y=["rollout"], t=["train"])
+    supervisor = cluster.supervisor
+    await supervisor._placed_first()
+    assert cluster.engines == ["s-x-0", "s-y-0"]
+    cluster.machines.remove("y", "t")
+    for _ in range(3):
+        await supervisor._look()
+    assert cluster.engines == ["s-x-0"]
+    assert cluster.said[0] == "s-y, t left"
+    assert sum("what is left goes on" in said for said in cluster.said) == 1
+    table = supervisor._file.trainer
+    assert table is not None
+    with pytest.raises(Unsatisfied, match="node t is gone, and no other is for the trainer"):
+        await supervisor._start_ranks(table)
+    cluster.machines.add("u", "train")
+    cluster.machines.add("z", "rollout")
+    await supervisor._look()
+    assert cluster.engines == ["s-x-0", "s-z-0"]
+    assert "s-z, t joined" in cluster.said
+    assert [place.node.seen.id for place in supervisor._assignment.ranks] == ["u"]
+    before = len(cluster.said)
+    await supervisor._look()
+    assert len(cluster.said) == before, "nothing is new"
+
+
+async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
+    tmp_path: Path, ended: list[Supervisor]
+) -> None:
+    cluster = Cluster(tmp_path, ONE, x=["rollout"])
+    ended.append(cluster.supervisor)
+    async with cluster.http() as http:
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        await until(lambda: len(cluster.machines.at("a-0")) == 1)
+        await cluster.tend(http)
+        cluster.machines.remove("x")
+        cluster.machines.add("y", "rollout")
+        await cluster.tend(http)
+        await until(lambda: len(cluster.machines.at("a-0")) == 2)
+        first, second = cluster.machines.at("a-0")
+        assert (first.job.place.node.seen.id, second.job.place.node.seen.id) == ("x", "y")
+        assert (first.stopped, second.stopped) == (True, False)
+
+
+async def test_only_an_engine_that_is_well_is_told_of(tmp_path: Path, ended: list[Supervisor]) -> None:
+    cluster = Cluster(tmp_path, ONE, x=["rollout"])
+    ended.append(cluster.supervisor)
+    cluster.well = False
+    async with cluster.http() as http:
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        engine = cluster.supervisor._engines["a-0"].kept
+        await until(lambda: len(engine.running) == 1)
+        assert cluster.supervisor._addresses() == {}
+        cluster.well = True
+        await asyncio.wait_for(engine.up.wait(), 60)
+        (address,) = cluster.supervisor._addresses().values()
+        assert (address.url, address.node) == ("http://127.0.0.1:1", "a")
+
+
+async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
+    tmp_path: Path, ended: list[Supervisor]
+) -> None:
+    cluster = Cluster(tmp_path, GROUP, x=["rollout"], y=["rollout"])
+    ended.append(cluster.supervisor)
+    cluster.machines.lost = {"s-x-0"}
+    async with cluster.http() as http:
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        engines = cluster.supervisor._engines
+        await asyncio.wait({engines["s-x-0"].task}, timeout=60)
+        await cluster.tend(http)
+        assert any("s-x-0 is given up after 0 restarts" in said for said in cluster.said)
+        await until(lambda: len(cluster.machines.at("s-y-0")) == 1)
+        cluster.machines.at("s-y-0")[0].ended.set_result(Ended(1, ""))
+        await asyncio.wait({engines["s-y-0"].task}, timeout=60)
+        with pytest.raises(GivenUp, match="every engine is given up"):
+            await cluster.tend(http)
+
+
+async def test_what_ranks_are_told_is_torchruns(tmp_path: Path) -> None:
+    text = '[[groups]]\nname = "t"\ntags = ["train"]\ncount = 2\nmost = 2\n' + ONE
+    trainer = 'ranks = 3\ncpus = 4\nenv = { MINE = "yes", MASTER_PORT = "5" }\n'
+    cluster = Cluster(tmp_path, text + TRAINER + trainer, x=["rollout"], t1=["train"], t2=["train"])
+    await cluster.supervisor._placed_first()
+    assert cluster.supervisor._file.trainer is not None
+    await cluster.supervisor._start_ranks(cluster.supervisor._file.trainer)
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")
+    jobs = [process.job for process in cluster.machines.started]
+    assert [[job.env[name] for name in names] for job in jobs] == [
+        ["0", "0", "2", "0", "3"],
+        ["1", "1", "2", "0", "3"],
+        ["2", "0", "1", "1", "3"],
+    ]
+    assert {job.env["HEADGATE_TRAIN_NODES"] for job in jobs} == {"t-t1,t-t2"}
+    assert {(job.env["MINE"], job.env["MASTER_PORT"]) for job in jobs} == {("yes", "5")}
+    assert {(job.trusted, job.reserve) for job in jobs} == {(True, Capacity(cpus=4))}
+
+
+@pytest.mark.parametrize(("text", "reserved"), [(ONE + LEARNER, 2.0), (BOTH, 0.0)])
+async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_rank(
+    tmp_path: Path, ended: list[Supervisor], text: str, reserved: float
+) -> None:
+    cluster = Cluster(tmp_path, text + TRAINER + "[engine]\ncpus = 2\n", x=["rollout", "train"], t=["train"])
+    ended.append(cluster.supervisor)
+    async with cluster.http() as http:
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        await until(lambda: len(cluster.machines.at("a-0")) == 1)
+        (engine,) = cluster.machines.at("a-0")
+        assert (engine.job.reserve.cpus, engine.job.trusted) == (reserved, False)
+
+
+class Gateway:
+    """In place of a registry: a gateway that knows what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[set[str]] = []
+
+    async def update(self, _nodes: Any, engines: dict[str, Any]) -> bool:
+        self.told.append(set(engines))
+        return True
+
+    async def answers(self, _path: str = "/healthz") -> bool:
+        return False
+
+
+async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
+    tmp_path: Path, ended: list[Supervisor]
+) -> None:
+    cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
+    ended.append(cluster.supervisor)
+    cluster.well, gateway = False, Gateway()
+    async with cluster.http() as http:
+        await cluster.supervisor._placed_first()
+        tasks = [
+            asyncio.create_task(cluster.supervisor._train(), name="trainer"),
+            asyncio.create_task(cluster.supervisor._tend(gateway, http), name="tend"),  # type: ignore[arg-type]
+        ]
+        await until(lambda: len(gateway.told) >= 3)
+        await turns()
+        assert (gateway.told[-1], cluster.machines.at("trainer-0")) == (set(), [])
+        cluster.well = True
+        await until(lambda: len(cluster.machines.at("trainer-0")) == 1)
+        assert {"a-0"} in gateway.told
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
+    running = asyncio.create_task(cluster.supervisor.run(), name="run")
+    cluster.supervisor._known.set()
+    await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None)
+    cluster.supervisor._on_signal()
+    assert await asyncio.wait_for(running, 60) == 0
+    assert cluster.machines.stopped == ["trainer-0", "gateway", "a-0"]
+    assert cluster.machines.closed
+    assert cluster.said[-1] == "stopping"
+
+
+async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
+    running = asyncio.create_task(cluster.supervisor.run(), name="run")
+    cluster.supervisor._known.set()
+    await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None)
+    cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
+    assert await asyncio.wait_for(running, 60) == 0
+    assert cluster.said[-1] == "the trainer is done"
+
+
+async def test_a_second_signal_ends_everything_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, never, stop = (
+        Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"]),
+        asyncio.Event(),
+        Told.stop,
+    )
+
+    async def stubborn(self: Told, grace_s: float) -> None:
+        if self.name == "trainer-0":
+            await never.wait()
+        await stop(self, grace_s)
+
+    monkeypatch.setattr(Told, "stop", stubborn)
+    running = asyncio.create_task(cluster.supervisor.run(), name="run")
+    cluster.supervisor._known.set()
+    await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None)
+    cluster.supervisor._on_signal()
+    await turns()
+    assert (running.done(), cluster.machines.stopped) == (False, [])
+    cluster.supervisor._on_signal()
+    assert await asyncio.wait_for(running, 60) == 1
+    assert cluster.machines.stopped == ["gateway at once", "a-0 at once"]
+    never.set()
+
+
+async def test_where_something_listens_already_nothing_is_started(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ONE, x=["rollout"])
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", cluster.port):
+        with pytest.raises(
+            ClusterError, match=f"something listens at http://127.0.0.1:{cluster.port} already"
+        ):
+            await cluster.supervisor.run()
+    assert cluster.machines.started == []
+    assert cluster.gateway is None
+    assert cluster.machines.closed
+
+
+async def test_what_the_file_asks_for_and_nobody_has_is_an_error(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ONE + LEARNER + TRAINER, x=["rollout"])
+    with pytest.raises(Unsatisfied, match=r"the group 't' needs 1 nodes .* \(waited 0\.1 s\)"):
+        await cluster.supervisor.check()
+    assert cluster.machines.closed
