@@ -41,6 +41,7 @@ async def test_a_call_that_runs_is_waited_for_and_a_new_one_is_refused() -> None
             refused = await http.post(path)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
             assert refused.headers["connection"] == "close"
+            assert refused.headers["x-should-retry"] == "true"
             assert refused.headers["x-headgate-not-begun"]
         anthropic = await http.post("/v1/messages")
         assert anthropic.json()["error"]["type"] == "overloaded_error"
@@ -48,6 +49,32 @@ async def test_a_call_that_runs_is_waited_for_and_a_new_one_is_refused() -> None
         assert (await call).status_code == 200
         assert await drain.ended(60.0)
         assert (await http.get("/admin/v1/episodes")).status_code == 200
+
+
+async def test_only_what_runs_keeps_the_end_waiting_and_it_does() -> None:
+    """Calls that were over before, or end while others run, do not end the waiting."""
+    first, second, drain = App(), App(), Drain()
+    first.may.set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await (second if scope["path"] == "/v1/completions" else first)(scope, receive, send)
+
+    async with client(app, drain) as http:  # type: ignore[arg-type]
+        assert (await http.post("/v1/responses")).status_code == 200
+        first.may.clear()
+        one, two = (asyncio.create_task(http.post(f"/v1/{name}")) for name in ("completions", "responses"))
+        while drain.running < 2:
+            await asyncio.sleep(0)
+        drain.begin()
+        end = asyncio.create_task(drain.ended(3600.0))
+        first.may.set()
+        assert (await two).status_code == 200
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not end.done()
+        second.may.set()
+        assert (await one).status_code == 200
+        assert await end
 
 
 async def test_nothing_is_waited_for_when_nothing_runs() -> None:
@@ -143,3 +170,41 @@ async def test_a_start_that_is_not_done_is_cancelled() -> None:
     drain.begin()
     await asyncio.wait({task})
     assert task.cancelled()
+
+
+async def test_who_has_opened_is_not_cancelled() -> None:
+    drain = Drain()
+
+    async def live() -> str:
+        with drain.opening():
+            await asyncio.sleep(0)
+        drain.begin()
+        await asyncio.sleep(0)
+        return "it ends by itself"
+
+    assert await asyncio.create_task(live()) == "it ends by itself"
+
+
+async def test_a_link_between_processes_is_nobodys_to_refuse() -> None:
+    """The others follow this one until the last call is over, and its end is told by the link itself."""
+    drain, served = Drain(), asyncio.Event()
+
+    async def link(scope: Any, _receive: Any, _send: Any) -> None:
+        assert scope["type"] == "websocket"
+        served.set()
+        await asyncio.Event().wait()
+
+    drain.begin()
+    drain.end()
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError("nobody else may speak on it")
+
+    scope = {"type": "websocket", "path": "/peers/v1/link"}
+    task = asyncio.create_task(Draining(link, drain)(scope, nothing, nothing))
+    await asyncio.wait({task, asyncio.create_task(served.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    drain.end()
+    await asyncio.sleep(0)
+    assert (served.is_set(), task.done()) == (True, False)
+    task.cancel()
+    await asyncio.wait({task})

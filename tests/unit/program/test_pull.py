@@ -89,6 +89,29 @@ def test_if_the_one_that_pulls_unasked_dies_another_does() -> None:
     assert fleet.holds == ["a", "b"]
 
 
+def test_the_second_of_one_version_is_not_that_of_the_next() -> None:
+    fleet = Alone("a", "b")
+    fleet.tell(fleet.update.published, Published(1))
+    fleet.second(1.5)
+    fleet.arrives("a")
+    fleet.tell(fleet.update.published, Published(2))
+    fleet.second(0.7)
+    assert fleet.holds == ["a"]
+    fleet.second(0.4)
+    assert fleet.holds == ["a", "a"]
+
+
+def test_an_engine_on_its_way_to_the_last_version_keeps_nobody_from_the_newest() -> None:
+    fleet = Alone("a", "b")
+    fleet.tell(fleet.update.published, Published(1))
+    fleet.pull("a", "b")
+    fleet.arrives("b")
+    assert [(ended.version, ended.live) for ended in fleet.ends] == [(1, True)]
+    fleet.tell(fleet.update.published, Published(2))
+    fleet.second(1.1)
+    assert (fleet.holds, fleet.asked["a"].version) == (["a", "b", "b"], 1)
+
+
 def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_open() -> None:
     fleet = Alone("a", "b", "c")
     fleet.pull("a")

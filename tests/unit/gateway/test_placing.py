@@ -1,0 +1,320 @@
+"""Who chooses engines for calls: a process by itself, and the coordinator's control program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from gateway.control.host import ControlHost, ModelEngines
+from gateway.control.placement import ControlPlacement
+from gateway.engines.base import Load
+from gateway.errors import Unavailable
+from gateway.rollout.call import Call
+from gateway.rollout.peers import NoPeers
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Run, Slot
+from gateway.sections import QueueSettings
+from gateway.settings import Settings
+from gateway.types import Sampling
+from scheduler.policies.throughput import EngineModel
+from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
+from scheduler.reactor import PhysicalAction
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+async def pool() -> EnginePool:
+    return EnginePool("demo", QueueSettings(max_waiting=2), 0.0)
+
+
+def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
+    """An engine that is open, of which the pool has heard."""
+    slot = pool.slots.setdefault(name, Slot(name))
+    slot.confirm(version)
+    pool.notify()
+    return slot
+
+
+def call(pool: EnginePool, name: str, version: int = 0, **sampling: Any) -> Call:
+    """Ten tokens, in an episode of its own."""
+    prompt = np.arange(10, dtype=np.int32)
+    return Call(name, prompt, Sampling(**sampling), pool, episode_id=f"of-{name}", version=version)
+
+
+def inside(slot: Slot, *calls: Call) -> None:
+    """They run in the engine."""
+    for one in calls:
+        slot.runs[one.call_id] = Run(one, one.call_id, 0.0)
+
+
+def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:
+    return asyncio.create_task(pool.acquire(one), name=one.call_id)
+
+
+async def turns(count: int = 20) -> None:
+    """Whatever may happen without time passing has happened."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_goes_where_least_runs_of_what_may_sample_it(pool: EnginePool) -> None:
+    old, new, held = opened(pool, "a", 1), opened(pool, "b", 2), opened(pool, "c", 2)
+    held.state = "held"
+    inside(new, *(call(pool, f"r{i}") for i in range(5)))
+    assert await asks(pool, call(pool, "young", 2)) is new
+    assert await asks(pool, call(pool, "old", 1)) is old
+
+
+async def test_a_call_goes_where_its_tokens_are_cached_and_not_where_it_failed(pool: EnginePool) -> None:
+    opened(pool, "a")
+    cached = opened(pool, "b")
+    one = call(pool, "one")
+    pool.remember(one, cached)
+    assert await asks(pool, one) is cached
+    one.avoid = {"b"}
+    assert (await asks(pool, one)).name == "a"
+    one.target = "b"
+    assert await asks(pool, one) is cached, "it was sent there"
+
+
+async def test_calls_that_wait_get_what_opens_in_their_order_and_each_once(pool: EnginePool) -> None:
+    tasks = [asks(pool, call(pool, name, version)) for name, version in (("new", 2), ("first", 1))]
+    await turns()
+    assert pool.waiting == 2
+    opened(pool, "a", 1)
+    pool.notify()  # what was heard twice wakes nobody twice
+    await turns()
+    assert [task.done() for task in tasks] == [False, True]
+    pool.notify()
+    await turns()
+    opened(pool, "b", 2)
+    assert (await tasks[0]).name == "b"
+    assert pool.waiting == 0
+
+
+async def test_who_waited_first_is_let_in_first(pool: EnginePool) -> None:
+    order: list[str] = []
+    tasks = [asks(pool, call(pool, name)) for name in ("first", "second")]
+    for task in tasks:
+        task.add_done_callback(lambda done: order.append(done.get_name()))
+    await turns()
+    opened(pool, "a")
+    await asyncio.gather(*tasks)
+    await turns()
+    assert order == ["first", "second"]
+
+
+async def test_who_waits_no_more_is_given_nothing_and_makes_room(pool: EnginePool) -> None:
+    gone, waits = asks(pool, call(pool, "gone")), asks(pool, call(pool, "waits"))
+    await turns()
+    with pytest.raises(Unavailable, match="too many calls wait"):
+        await asks(pool, call(pool, "many"))
+    gone.cancel()
+    await asyncio.wait({gone})
+    late = asks(pool, call(pool, "late"))
+    await turns()
+    assert pool.waiting == 2
+    slot = opened(pool, "a")
+    assert [await task for task in (waits, late)] == [slot, slot]
+
+
+class Host(ControlHost):
+    """Remembers what it was told of calls and engines."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.heard: list[Any] = []
+
+    def tell(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
+        self.heard.append(value)
+        super().tell(action, value, now=now)
+
+
+class Others(NoPeers):
+    """They have three calls in every engine."""
+
+    def runs(self, model: str, name: str) -> tuple[int, int]:
+        return 3, 0
+
+
+class Engine:
+    """Says how it is once it may."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def look(self) -> Load:
+        self.asked.set()
+        await self.may.wait()
+        return self.load
+
+
+@dataclass
+class Coordinator:
+    """A pool whose calls the control program places."""
+
+    host: Host
+    pool: EnginePool
+    placement: ControlPlacement
+
+    @property
+    def inside(self) -> dict[str, str]:
+        """Where the program believes calls to be."""
+        return {name: run.engine for name, run in self.placement.reactor._runs.items()}
+
+    def heard(self, *kinds: type) -> list[Any]:
+        """What was told of these, and is forgotten now."""
+        found = [value for value in self.host.heard if isinstance(value, kinds)]
+        self.host.heard = [value for value in self.host.heard if not isinstance(value, kinds)]
+        return found
+
+
+@pytest.fixture
+async def coordinator(pool: EnginePool, tmp_path: Path) -> AsyncIterator[Coordinator]:
+    settings = Settings.parse(
+        {"models": {"demo": {"path": "/m"}}, "control": {"recording": str(tmp_path / "control.jsonl")}}
+    )
+    host = Host(settings, {"demo": ModelEngines(pool, None, settings.engine)})  # type: ignore[arg-type]
+    placement = ControlPlacement(host, "demo", pool, Others(), EngineModel())
+    host.start()
+    host.begin("demo", 0)
+    placement.begin()
+    yield Coordinator(host, pool, placement)
+    await placement.close()
+    await host.close()
+
+
+async def test_an_engine_is_told_of_when_it_opens_changes_and_closes(coordinator: Coordinator) -> None:
+    pool = coordinator.pool
+    slot = opened(pool, "a", 1)
+    assert coordinator.heard(Opened, Closed) == [Opened("a", 1)]
+    pool.notify()
+    assert coordinator.heard(Opened, Closed) == []
+    opened(pool, "a", 2)
+    opened(pool, "a", 2)  # it was closed and opened before anybody looked: what it had cached is gone
+    assert coordinator.heard(Opened, Closed) == [Opened("a", 2)] * 2
+    slot.state = "held"
+    pool.notify()
+    assert coordinator.heard(Opened, Closed) == [Closed("a")]
+    opened(pool, "a", 2)
+    del pool.slots["a"]
+    pool.notify()
+    assert coordinator.heard(Opened, Closed) == [Opened("a", 2), Closed("a")]
+
+
+async def test_a_call_is_told_of_once_when_it_comes_and_once_when_it_leaves(coordinator: Coordinator) -> None:
+    pool = coordinator.pool
+    opened(pool, "a")
+    one, two = call(pool, "one"), call(pool, "two")
+    assert (await asks(pool, one)).name == "a"
+    await turns()
+    assert coordinator.inside == {"one": "a"}
+    pool.release(one)
+    assert (await asks(pool, two)).name == "a"
+    await turns()
+    assert coordinator.inside == {"two": "a"}
+    pool.release(two)
+    await turns()
+    assert coordinator.inside == {}
+    told = coordinator.heard(Demand)
+    assert [one.call for demand in told for one in demand.arrived] == ["one", "two"]
+    assert [left for demand in told for left in demand.left] == [Left("one", 10), Left("two", 10)]
+
+
+async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> None:
+    pool = coordinator.pool
+    slot = opened(pool, "a", 7)
+    opened(pool, "b", 7)
+    one = call(pool, "one", 7, seed=1)
+    one.expected, one.tail, one.target, one.avoid = 5, True, "a", {"b"}
+    pool.remember(one, slot)
+    one.turn.begin_run(7)
+    one.turn.ids.extend([1, 2])
+    assert await asks(pool, one) is slot
+    (demand,) = coordinator.heard(Demand)
+    assert demand.arrived == (
+        Arrived("one", 7, 12, 3, True, near="a", cached=10, avoid=("b",), pinned=True, to="a"),
+    )
+
+
+async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: Coordinator) -> None:
+    pool = coordinator.pool
+    opened(pool, "a")
+    task = asks(pool, call(pool, "one"))
+    while "one" not in coordinator.inside:
+        await asyncio.sleep(0)
+    assert not task.done(), "its turn has not come"
+    task.cancel()
+    await asyncio.wait({task})
+    await turns()
+    assert (coordinator.inside, coordinator.placement.reactor.waiting) == ({}, 0)
+
+
+async def test_who_is_refused_because_too_many_wait_does_not_wait_in_the_program(
+    coordinator: Coordinator,
+) -> None:
+    pool = coordinator.pool
+    tasks = [asks(pool, call(pool, name)) for name in ("one", "two")]
+    await turns()
+    with pytest.raises(Unavailable, match="too many calls wait"):
+        await asks(pool, call(pool, "three"))
+    await turns()
+    assert (pool.waiting, coordinator.placement.reactor.waiting) == (2, 2)
+    slot = opened(pool, "a")
+    assert [await task for task in tasks] == [slot, slot]
+    assert coordinator.inside == {"one": "a", "two": "a"}
+
+
+async def test_when_the_program_chooses_no_more_the_process_does_for_whoever_asks_or_waits(
+    coordinator: Coordinator,
+) -> None:
+    pool = coordinator.pool
+    waits = asks(pool, call(pool, "waits"))
+    await turns()
+    asking = asks(pool, call(pool, "asking"))
+    await asyncio.sleep(0)
+    await coordinator.placement.close()
+    slot = opened(pool, "a")
+    assert [await waits, await asking] == [slot, slot]
+
+
+async def test_what_an_engine_says_counts_beside_what_the_gateways_know(coordinator: Coordinator) -> None:
+    pool = coordinator.pool
+    asked, silent = opened(pool, "a"), opened(pool, "b")
+    one = call(pool, "one")
+    inside(asked, one)
+    asked.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
+    engine.may.set()
+    await coordinator.placement.look()
+    (seen,) = coordinator.heard(Seen)
+    assert seen.engines == (
+        EngineSeen("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
+        EngineSeen("b", 3, 0, 0, 0.0),
+    )
+    engine.load = Load(running=3, waiting=1, kv=500, sampled=0)
+    await coordinator.placement.look()
+    assert coordinator.heard(Seen)[0].engines[0] == EngineSeen("a", 3, 1, 500, 0.0)
+    assert silent.state == "open"
+
+
+async def test_an_engine_that_closes_while_it_is_asked_is_not_told_of(coordinator: Coordinator) -> None:
+    pool = coordinator.pool
+    slot = opened(pool, "a")
+    opened(pool, "b")
+    slot.engine = engine = Engine(Load(0, 0, 0, 0))  # type: ignore[assignment]
+    look = asyncio.create_task(coordinator.placement.look(), name="look")
+    await engine.asked.wait()
+    slot.state = "held"
+    pool.notify()
+    engine.may.set()
+    await look
+    (seen,) = coordinator.heard(Seen)
+    assert [one.engine for one in seen.engines] == ["b"]
