@@ -11,11 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.cli import app
-from scheduler.planning import measured
+from scheduler.planning import measured, report
 from scheduler.planning.profile import BadProfile, Profile
-from scheduler.policies.allocation import AS_MEASURED, Points, Sampling
+from scheduler.policies.allocation import AS_MEASURED, Points, Sampling, Site, Training
 from scheduler.policies.staleness_events import Consume, Leased
+from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived, Demand, Fitted, Left, Opened, Placed
+from scheduler.program.nodes import Hosted, NodeAdded
 from scheduler.timeline import Timeline
 from scheduler.timeline.recorded import Block, Written, timeline_of
 from tests.unit.timeline.story import recorded
@@ -94,25 +96,33 @@ def test_a_wrong_profile_is_refused_by_the_names_of_its_keys(changed: dict[str, 
         (["a.toml", "--nodes", "4"], "are for --run"),
         (["nowhere.toml"], "No such file"),
         (["--run", "nowhere"], "No such file"),
+        (["{small}"], "a split needs a node that samples and one that trains"),
     ],
 )
-def test_the_command_refuses(arguments: list[str], said: str) -> None:
-    result = CliRunner().invoke(app, ["plan", *arguments])
+def test_the_command_refuses(tmp_path: Path, arguments: list[str], said: str) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text(
+        "[generation]\nseconds = { 1 = 6.0 }\n[training]\nseconds = { 1 = 2.0 }\n[sites.a]\nnodes = 1\n"
+    )
+    result = CliRunner().invoke(app, ["plan", *(one.format(small=small) for one in arguments)])
     assert (result.exit_code, said in result.output) == (2, True)
 
 
 WORK = Written((Block("train", 1006, 1008), Block("train", 1016, 1018)))
 
 
-def calls(fitted: bool) -> tuple[list[Any], Timeline]:
-    """Two steps of 10 s: in each an engine samples for 6 s, two calls of 100 + 50 and 100 + 150 tokens."""
-    told: list[tuple[float, Any]] = [(0, Opened("e", 0)), (0, Leased(0))]
+def calls(fitted: bool, engines: tuple[str, str] = ("e", "e")) -> tuple[list[Any], Timeline]:
+    """Two steps of 10 s: in each an engine samples for 6 s, two calls of 100 + 50 and 100 + 150 tokens; or two engines do."""
+    told: list[tuple[float, Any]] = [
+        *((0, Opened(engine, 0)) for engine in dict.fromkeys(engines)),
+        (0, Leased(0)),
+    ]
     if fitted:
         told.append((0, Fitted("e", 0.0, 0.02, 0.0, 0.02)))
     for start in (0, 10):
-        for name, length in (("a", 150), ("b", 250)):
+        for name, engine, length in zip("ab", engines, (150, 250), strict=True):
             call = f"{name}{start}"
-            told += [(start, Demand(arrived=(Arrived(call, 0, 100),))), (start, Placed(call, "e"))]
+            told += [(start, Demand(arrived=(Arrived(call, 0, 100),))), (start, Placed(call, engine))]
             told.append((start + 6, Demand(left=(Left(call, length),))))
         told.append((start + 9.5, Consume(start // 10)))
     runs = recorded(*sorted(told, key=lambda one: one[0]), until=21)
@@ -150,3 +160,119 @@ def test_a_run_without_training_is_refused() -> None:
     runs = recorded((0, Opened("e", 0)), until=4)
     with pytest.raises(BadProfile, match="no node trained"):
         measured.site_of(runs, timeline_of(runs))
+
+
+def test_what_is_counted_of_a_runs_calls() -> None:
+    """Not what sampled nothing or was over later; the prompt as it came first; the longest of each step; a typical engine."""
+    told: list[tuple[float, Any]] = [(0, NodeAdded("r0", ("rollout",))), (0, Leased(0))]
+    for engine, k2 in (("e", 0.01), ("f", 0.02), ("g", 0.09)):
+        told += [(0, Hosted(engine, "r0")), (0, Opened(engine, 0)), (0, Fitted(engine, 0.0, k2, 0.0, 0.02))]
+    for start, end, name, engine, length in (
+        (1, 6, "a", "e", 250),
+        (1, 5, "b", "f", 150),
+        (7, 7, "nothing", "g", 100),
+        (11, 16, "c", "g", 150),
+        (12, 16, "d", "e", 130),
+        (18, 20, "late", "e", 900),
+    ):
+        told += [(start, Demand(arrived=(Arrived(name, 0, 100),))), (start, Placed(name, engine))]
+        told.append((end, Demand(left=(Left(name, length),))))
+    told += [(3, Demand(arrived=(Arrived("a", 0, 120),))), (9.5, Consume(0)), (19.5, Consume(1))]
+    runs = recorded(*sorted(told, key=lambda one: one[0]), until=21)
+    timeline = timeline_of(runs, {"actor": WORK}).within(0.0, 19.5)
+    site, _ = measured.site_of(runs, timeline)
+    model = site.generation
+    assert isinstance(model, Sampling)
+    assert (model.samples, model.prompt, model.reply, model.longest) == (2, 100.0, 70.0, 100.0)
+    assert (model.engine.k2, model.engines, model.most) == (0.02, 3, 1)
+
+
+def test_engines_on_nodes_of_their_own_are_one_a_node() -> None:
+    runs, timeline = calls(fitted=True, engines=("e", "f"))
+    model = measured.site_of(runs, timeline)[0].generation
+    assert isinstance(model, Sampling)
+    assert (model.engines, model.most) == (1, 1)
+
+
+def test_a_run_without_calls_or_without_rollout_says_less() -> None:
+    fitted = [(0, Fitted("e", 0.0, 0.02, 0.0, 0.02)), (0, Opened("e", 0))]
+    runs = recorded(*fitted, (0, Leased(0)), (9.5, Consume(0)), until=21)
+    site, basis = measured.site_of(runs, timeline_of(runs, {"actor": WORK}).within(0.0, 9.5))
+    assert isinstance(site.generation, Points)
+    assert "no calls" in " ".join(basis)
+    runs = recorded((0, Leased(0)), (9.5, Consume(0)), until=21)
+    with pytest.raises(BadProfile, match="no node sampled"):
+        measured.site_of(runs, timeline_of(runs, {"actor": WORK}))
+
+
+def test_what_a_profile_says_of_the_stages_is_what_they_are() -> None:
+    batch = {"samples": 8, "prompt_tokens": 5.0, "reply_tokens": 20.0, "longest_tokens": 90.0}
+    generation = {"k1": 0.0, "k2": 0.02, "k3": 0.01, "k4": 0.03, "engines": 2, "max_running": 4}
+    given = {"batch": batch, "generation": generation, "sites": {"here": {"nodes": 4}}}
+    (site,) = Profile.parse(given | {"training": {"token_s": 0.5, "fixed_s": 3.0}}).sites_to_try().values()
+    engine = EngineModel(0.0, 0.02, 0.01, 0.03)
+    assert site.generation == Sampling(engine, 8, 20.0, 90.0, prompt=5.0, engines=2, most=4)
+    assert site.training == Training(8, reply=20.0, prompt=5.0, token_s=0.5, fixed_s=3.0)
+    points = {"generation": {"seconds": {"4": 1.0, "1": 4.0}}, "training": {"seconds": {"2": 3.0, "1": 5.0}}}
+    (site,) = Profile.parse(MEASURED | points).sites_to_try().values()
+    assert site.generation == Points(((1, 4.0), (4, 1.0)))
+    assert site.training == Points(((1, 5.0), (2, 3.0)), trains=True)
+    nothing = given | {
+        "generation": dict.fromkeys(("k1", "k2", "k3", "k4"), 0.0),
+        "training": {"token_s": 0.5},
+    }
+    with pytest.raises(BadProfile, match="generation: "):
+        Profile.parse(nothing).sites_to_try()
+
+
+def test_the_table_of_a_plan_by_hand() -> None:
+    """60 s of sampling and 20 s of training on eight nodes, of which training has twice the speed and three times the cost."""
+    hardware = {"fast": {"cost": 3.0, "training": 2.0}}
+    sites = {"a": {"nodes": 2}, "b": {"nodes": 2, "hardware": "fast"}}
+    plans = report.plans_of(Profile.parse(MEASURED | {"hardware": hardware, "sites": sites}).sites_to_try())
+    assert [plan.name for plan in plans] == ["rollout in a, training in b", "rollout in b, training in a"]
+    first, *others, last = report.rows(plans[0])
+    assert first == (
+        *("2 + 1 (best)", "30.00", "10.00", "30.00"),
+        *("24.00", "36.00", "30.00", "30.00", "5.00", "24.00"),
+    )
+    assert [row[0] for row in others] == ["1 + 2", "1 + 1", "2 + 2"]
+    assert last[:5] == ("the best there", "", "", "30.00", "24.00 (2 + 1)")
+    said = report.summary(plans, ["this test"])
+    assert (said["best"]["site"], [one["site"] for one in said["others"]]) == (plans[0].name, [plans[1].name])
+
+
+def test_what_another_load_would_cost_is_told() -> None:
+    """At 6 + 2 both stages take 10 s, and both have as much to do as replies are long."""
+    site = Site(
+        Points(((1, 60.0),)),
+        Points(((1, 20.0),), trains=True),
+        Profile.parse(MEASURED).sites_to_try()["here"].rollout,
+    )
+    said = report.summary(report.plans_of({"here": site}), [])["sensitivity"]
+    slower = {name: one["step_s"] for name, one in said.items()}
+    assert slower == {"length -20%": 8.0, "length +20%": 12.0, "training -20%": 10.0, "training +20%": 12.0}
+    assert all(one["loss"] == round(one["step_s"] / one["best"]["step_s"] - 1, 4) for one in said.values())
+
+
+def test_a_recorded_run_is_planned_from_its_folder(tmp_path: Path) -> None:
+    """Only its steps count, one of its runs can be named, and the plan may be for another number of nodes."""
+    idle = recorded((0, Opened("x", 0)), until=3)
+    runs, _ = calls(fitted=True)
+    lines = [
+        line for run in (*idle, *runs) for line in (run.header.to_json(), *(e.to_json() for e in run.entries))
+    ]
+    (tmp_path / "control.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = [
+        {"time": end, "buffer": n, "spans": [["compute", begin, begin + 2.0]]}
+        for n, (begin, end) in enumerate(((1006.0, 1009.5), (1016.0, 1019.5)))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = CliRunner().invoke(app, ["plan", "--run", str(tmp_path), "--number", "2", "--nodes", "5"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.output.splitlines()[-1])
+    assert said["best"]["rollout"] + said["best"]["train"] <= 5
+    assert "2 steps, each 6.00 node-seconds of rollout and 2.00 of training" in " ".join(said["basis"])
+    more = CliRunner().invoke(app, ["plan", "--run", str(tmp_path), "--number", "2"])
+    own = json.loads(more.output.splitlines()[-1])["best"]
+    assert (own["rollout"], own["train"]) == (1, 1)

@@ -14,8 +14,9 @@ from scheduler.policies.staleness_events import BufferReady, Consume, Leased
 from scheduler.program.calls import Closed, Demand, Left, Opened, Placed
 from scheduler.program.events import Do, Done, Ended, Published
 from scheduler.program.nodes import Asleep, Claimed, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
-from scheduler.timeline import Timeline
-from scheduler.timeline.recorded import BadMetrics, Block, Written, read_metrics, timeline_of
+from scheduler.timeline import Step, Timeline
+from scheduler.timeline.nodes import Nodes
+from scheduler.timeline.recorded import BadMetrics, Block, Written, read_metrics, slugs_of, timeline_of
 from tests.unit.program.world import MODEL, World
 from tests.unit.timeline.story import arrives, leaves, recorded
 
@@ -179,10 +180,13 @@ def test_the_real_program_of_one_engine_and_one_update() -> None:
 
 def test_what_a_trainer_wrote_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    spans = [["publish", 5.0, 6.0], ["idle", 1.0, 2.0], ["checkpoint", 4.0, 5.0]]
+    spans = [["publish", 5.0, 6.0], ["idle", 1.0, 2.0], ["claim", 3.0, 4.0], ["checkpoint", 4.0, 5.0]]
     path.write_text(json.dumps({"time": 7.5, "buffer": 3, "spans": spans}) + "\n")
     written = read_metrics(path)
-    assert [(b.kind, b.start) for b in written.blocks] == [("idle", 1.0), ("train", 4.0), ("switching", 5.0)]
+    assert [(b.kind, b.start) for b in written.blocks] == [
+        *(("idle", 1.0), ("switching", 3.0)),
+        *(("train", 4.0), ("switching", 5.0)),
+    ]
     assert [(step.number, step.end_s) for step in written.steps] == [(3, 7.5)]
     path.write_text("[]\n")
     with pytest.raises(BadMetrics, match="line 1"):
@@ -234,3 +238,118 @@ def test_every_story_is_a_partition(story: list[tuple[float, Any]], work: tuple[
     timeline.check()
     for seconds in timeline.by_kind().values():
         assert sum(seconds.values()) == pytest.approx(timeline.seconds)
+
+
+def test_what_a_trainer_wrote_counts_and_not_what_the_ledger_lets_one_guess() -> None:
+    runs = recorded(
+        (1, Leased(0)), (2, BufferReady(0)), (4, Published(1)), (5, Ended(1, True)), (6, Consume(0)), until=8
+    )
+    worked = Written((Block("train", 1001.5, 1003), Block("switching", 1003, 1003.5)))
+    assert told(timeline_of(runs, {MODEL: worked}), "trainer") == (
+        "idle 0-1.5, train 1.5-3, switching 3-3.5, idle 3.5-8"
+    )
+    guessed = "idle 0-2, train 2-4, switching 4-5, idle 5-8"
+    assert told(timeline_of(runs), "trainer") == guessed
+    only_steps = Written((), (Step(0, 1006.0),))
+    assert told(timeline_of(runs, {MODEL: only_steps}), "trainer") == guessed, "it wrote down no block"
+
+
+def test_blocks_that_are_nearly_together_are_and_others_are_not() -> None:
+    runs = recorded((0, Leased(0)), until=9)
+    near = Written((Block("train", 1001, 1002), Block("train", 1002.002, 1003), Block("train", 1005, 1006)))
+    assert (
+        told(timeline_of(runs, {MODEL: near}), "trainer")
+        == "idle 0-1, train 1-3, idle 3-5, train 5-6, idle 6-9"
+    )
+
+
+def test_steps_are_the_ledgers_and_without_it_the_trainers_and_grow() -> None:
+    own = Written((), (Step(0, 1002.5),))
+    leased: list[tuple[float, Any]] = [(0, Leased(0))]
+    assert timeline_of(recorded(*leased, until=9), {MODEL: own}).steps == (Step(0, 2.5),)
+    consumed = [*leased, (3, Consume(0)), (3, Consume(1)), (5, Consume(4)), (7, Consume(0))]
+    timeline = timeline_of(recorded(*consumed, until=9), {MODEL: own})
+    timeline.check()
+    assert timeline.steps == (Step(0, 3.0), Step(4, 5.0))
+
+
+def test_without_a_name_the_model_that_was_trained_most_counts() -> None:
+    nodes = Nodes.of([], frozenset())
+    nodes.trained("few", [Step(0, 5.0)])
+    nodes.trained("many", [Step(0, 2.0), Step(1, 4.0)])
+    assert len(nodes.timeline(0.0, 9.0, None).steps) == 2
+    assert nodes.timeline(0.0, 9.0, "few").steps == (Step(0, 5.0),)
+
+
+def test_a_node_that_is_lent_samples_though_its_trainer_computes_elsewhere() -> None:
+    runs = recorded(
+        (0, NodeAdded("t0", BOTH)),
+        (0, Hosted("e", "t0")),
+        (0, Claimed("t0", MODEL)),
+        (1, RoleIs("t0", "rollout")),
+        (1, Opened("e", 0)),
+        (2, Placed("a", "e")),
+        until=7,
+    )
+    elsewhere = Written((Block("train", 1003, 1005),))
+    assert told(timeline_of(runs, {MODEL: elsewhere}), "t0") == "idle 0-2, rollout 2-7"
+
+
+def test_an_engine_on_its_way_is_so_until_it_is_open() -> None:
+    """Being closed is a part of it, and a probe that fails is no end."""
+    runs = recorded(
+        (1, Opened("e", 0)),
+        (2, Do("e", "hold", 1)),
+        (2.5, Closed("e")),
+        (3, Done("e", "open", 1, False)),
+        (4, Done("e", "open", 1)),
+        (5, Do("e", "quarantine", 1)),
+        until=6,
+    )
+    assert told(timeline_of(runs), "e") == "idle 0-1, rollout 1-2, switching 2-4, rollout 4-5, idle 5-6"
+
+
+def test_an_engine_that_is_started_anew_elsewhere_is_no_more_where_it_was() -> None:
+    runs = recorded(
+        (0, NodeAdded("r0", ("rollout",))),
+        (0, NodeAdded("r1", ("rollout",))),
+        (0, Hosted("e", "r0")),
+        (1, Opened("e", 0)),
+        (2, Do("e", "stop", 0)),
+        (3, Hosted("e", "r1")),
+        (4, Opened("e", 0)),
+        (5, NodeAdded("r0", ("rollout", "more"))),
+        until=6,
+    )
+    timeline = timeline_of(runs)
+    assert told(timeline, "r0") == "idle 0-1, rollout 1-2, idle 2-6"
+    assert told(timeline, "r1") == "idle 0-4, rollout 4-6"
+
+
+def test_batches_may_be_whole_in_another_order_and_weights_come_without_a_lease() -> None:
+    runs = recorded(
+        (1, Published(1)),
+        (2, Ended(1, True)),
+        (3, BufferReady(1)),
+        (4, BufferReady(0)),
+        (5, Leased(1)),
+        until=6,
+    )
+    assert told(timeline_of(runs), "trainer") == "idle 0-5, train 5-6"
+
+
+def test_nodes_on_which_a_trainer_works_are_shown_last() -> None:
+    worked = Written((Block("train", 1002, 1005),))
+    runs = recorded((0, NodeAdded("a0", ("train",))), (0, Hosted("e", "r0")), (1, Opened("e", 0)), until=6)
+    assert timeline_of(runs, {MODEL: worked}).nodes == ("r0", "a0")
+
+
+def test_models_whose_names_make_the_same_slug_are_told_apart() -> None:
+    runs = recorded((0, Leased(0)), until=1)
+    runs[0].header.settings["models"] = {"a-b": {}, "a_b": {}, "a.b": {}}
+    assert slugs_of(runs) == {"a-b": "a_b", "a_b": "a_b_", "a.b": "a_b__"}
+
+
+def test_a_recording_in_which_nothing_happens_is_refused() -> None:
+    with pytest.raises(ValueError, match="no time in it"):
+        timeline_of(recorded(until=0))
