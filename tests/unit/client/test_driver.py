@@ -44,7 +44,7 @@ def failing(times: int) -> Callable[[dict[str, Any], str, str], Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -228,9 +228,11 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(gateway: FakeGateway, cl
 
 
 async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, client: GatewayClient) -> None:
+    started: list[str] = []
     cancelled: list[str] = []
 
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        started.append(api_key)
         try:
             return await hang(task, base_url, api_key)
         except asyncio.CancelledError:
@@ -239,8 +241,7 @@ async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, cl
 
     runner = EpisodeRunner(client, FunctionAgent(solve), concurrency=3)
     running = asyncio.create_task(runner.run(TASKS), name="runner")
-    await until(lambda: len(gateway.opened) == 3)
-    await asyncio.sleep(0.05)
+    await until(lambda: len(started) == 3)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,7 @@ def test_help_loads_neither_torch_nor_the_gateway() -> None:
         "import sys, trainer.cli\n"
         "assert not {'torch', 'transformers', 'httpx', 'pyarrow'} & set(sys.modules), sys.modules.keys()\n"
     )
-    started = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert time.monotonic() - started < 10
 
 
 def test_a_wrong_configuration_is_one_message_without_a_trace(tmp_path: Path) -> None:
