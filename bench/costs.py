@@ -33,11 +33,15 @@ from bench.processes import Child, run_engine, run_gateway
 from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
 from gateway.control.fitting import Sample, fit
+from gateway.engines.figures import label
 from scheduler.policies.throughput import EngineModel
 from scheduler.simulate.engine import Call, Engine, EngineCosts
 
 _RUNNING, _PROMPT = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), (16, 512, 1536)
 _FEW, _MANY = 8, 72
+_SURE = 0.25
+"""Of the seconds for `_FEW` tokens: what more tokens take at least, or the measurement was disturbed."""
+_SLOTS = 64
 _MOST_KV = 64 * 1024
 """Pairs with more tokens than this are left out: the engine's cache holds no more."""
 _PREFILLS = (128, 512, 1024, 1536, 1920)
@@ -109,13 +113,16 @@ class Client:
         await asyncio.gather(*(self.ask(prompt, tokens) for _ in range(running)))
         return time.perf_counter() - began
 
-    async def step(self, running: int, prompt: int, rounds: int) -> Cell:
-        """A step, from `rounds` measurements."""
-        few = min([await self.together(running, prompt, _FEW) for _ in range(rounds)])
-        many = min([await self.together(running, prompt, _MANY) for _ in range(rounds)])
-        return Cell(
-            running, running * (prompt + (_FEW + _MANY) / 2), max((many - few) / (_MANY - _FEW), 1e-6)
-        )
+    async def step(self, running: int, prompt: int, rounds: int) -> Cell | None:
+        """A step, from `rounds` measurements; None if all of them were disturbed too much."""
+        few, many = [], []
+        for _ in range(rounds):
+            few += [await self.together(running, prompt, _FEW) for _ in range(2)]
+            many.append(await self.together(running, prompt, _MANY))
+        spent = min(many) - min(few)
+        if spent < _SURE * min(few):
+            return None
+        return Cell(running, running * (prompt + (_FEW + _MANY) / 2), spent / (_MANY - _FEW))
 
     async def prefill(self, rounds: int) -> float:
         """Seconds a token of a prompt: the slope by least squares."""
@@ -124,6 +131,16 @@ class Client:
             min([await self.together(1, prompt, 1) for _ in range(3 * rounds)]) for prompt in _PREFILLS
         ]
         return max(statistics.linear_regression(_PREFILLS, seconds).slope, 0.0)
+
+    async def capacity(self) -> int:
+        """Tokens that its cache holds."""
+        page = (await self._http.get("/metrics")).text
+        blocks, size = (
+            label(page, "vllm:cache_config_info", key) for key in ("num_gpu_blocks", "block_size")
+        )
+        if blocks is None or size is None:
+            raise ValueError("the engine does not say how large its cache is")
+        return int(blocks) * int(size)
 
     async def loop(self, jobs: Sequence[Job]) -> float:
         """Seconds of the closed loop: `_AT_ONCE` calls at a time, in order."""
@@ -192,6 +209,7 @@ def main(
     with Steps(len(list(_pairs())) + 3 + len(_STREAMS) + len(_UNSEEN)) as steps:
         found = asyncio.run(_bench(rounds, seconds, engine_python, steps))
     _show(found)
+    _say(found)
     report = {
         "bench": "costs",
         "command": " ".join(["python -m bench.costs", *sys.argv[1:]]),
@@ -216,7 +234,9 @@ async def _bench(rounds: int, seconds: float, python: Path, steps: Steps) -> dic
         work = Path(folder)
         save_model(work / "model")
         steps.begin("start vLLM")
-        async with run_engine("vllm", work / "model", work, python) as engine:
+        async with run_engine(
+            "vllm", work / "model", work, python, ["--max-num-seqs", str(_SLOTS)]
+        ) as engine:
             async with httpx.AsyncClient(base_url=engine.url, timeout=120.0) as http:
                 client = Client(http)
                 await client.together(64, 64, 16)
@@ -225,21 +245,25 @@ async def _bench(rounds: int, seconds: float, python: Path, steps: Steps) -> dic
 
 
 async def _direct(client: Client, rounds: int, steps: Steps) -> dict[str, Any]:
-    cells = []
+    measured = []
     for running, prompt in _pairs():
         steps.begin(f"{running} calls, prompts of {prompt} tokens")
-        cells.append(await client.step(running, prompt, rounds))
+        measured.append(await client.step(running, prompt, rounds))
+    cells = [cell for cell in measured if cell is not None]
     steps.begin("prefill")
     prefill_s = await client.prefill(rounds)
     fitted = fit([cell.sample for cell in cells[::2]], _PRIOR).model
+    capacity = await client.capacity()
     steps.begin("a closed loop of calls of log-normal lengths")
     calls = jobs()
     real = min([await client.loop(calls) for _ in range(rounds)])
-    told = simulated(EngineCosts(fitted, prefill_s, _MOST_KV, slots=64), calls)
+    told = simulated(EngineCosts(fitted, prefill_s, capacity, _SLOTS), calls)
     return {
         "cells": [asdict(cell) for cell in cells],
+        "disturbed": len(measured) - len(cells),
         "k": {key: getattr(fitted, key) for key in ("k1", "k2", "k3", "k4")},
         "prefill_s": prefill_s,
+        "capacity": capacity,
         "step_error_held_out": error(fitted, cells[1::2]),
         "loop_s": real,
         "loop_simulated_s": told,
@@ -257,19 +281,26 @@ async def _live(engine: Child, work: Path, seconds: float, steps: Steps) -> dict
             window = await measure(target, Shape(streams, _TOKENS, True), seconds, {})
             return window.tokens / window.seconds
 
-        for streams in _STREAMS:
-            await rate(streams)
+        seen = [(n, await rate(n)) for n in _STREAMS]
         async with httpx.AsyncClient(base_url=gateway.url) as http:
             engines = (await http.get("/admin/v1/engines")).raise_for_status().json()["engines"]
-        speed = engines[0]["speed"]
-        if speed is None or speed["error"] is None:
-            raise RuntimeError(f"the gateway has not fitted anything: {engines[0]}")
-        model = EngineModel(*(speed[key] for key in ("k1", "k2", "k3", "k4")))
-        loads = [(n, await rate(n), model.rate(n, n * (_TYPICAL + _TOKENS / 2))) for n in _UNSEEN]
+        unseen = [(n, await rate(n)) for n in _UNSEEN]
+    speed = engines[0]["speed"]
+    if speed is None or speed["error"] is None:
+        raise RuntimeError(f"the gateway has not fitted anything: {engines[0]}")
+    model = EngineModel(*(speed[key] for key in ("k1", "k2", "k3", "k4")))
+
+    def foretold(streams: int) -> float:
+        return model.rate(streams, streams * (_TYPICAL + _TOKENS / 2))
+
+    loads = [(n, found, n in _UNSEEN) for n, found in seen + unseen]
     return {
         "live": speed,
-        "live_loads": [{"streams": n, "tokens_per_s": real, "foretold": told} for n, real, told in loads],
-        "live_error": max(abs(told / real - 1) for _, real, told in loads),
+        "live_loads": [
+            {"streams": n, "unseen": new, "tokens_per_s": found, "foretold": foretold(n)}
+            for n, found, new in loads
+        ],
+        "live_error": max(abs(foretold(n) / found - 1) for n, found, new in loads if new),
     }
 
 
@@ -290,7 +321,7 @@ def _show(found: dict[str, Any]) -> None:
         rows,
         "* a pair that was fitted to",
     )
-    figures = ("step_error_held_out", "loop_s", "loop_simulated_s", "loop_error", "live_error")
+    figures = ("step_error_held_out", "disturbed", "loop_s", "loop_simulated_s", "loop_error", "live_error")
     shown = [["prefill, us a token", number(1e6 * found["prefill_s"])]]
     shown += [[key, number(found[key])] for key in figures]
     for load in found["live_loads"]:
@@ -299,6 +330,14 @@ def _show(found: dict[str, Any]) -> None:
             [f"tokens/s of {load['streams']} streams through the gateway: measured / foretold", told]
         )
     show("Beside what was fitted", ["figure", "value"], shown)
+
+
+def _say(found: dict[str, Any]) -> None:
+    """What a scenario of the simulator takes."""
+    k = ", ".join(f"{key} = {value:.4g}" for key, value in found["k"].items())
+    typer.echo("For a scenario of `scheduler simulate`:\n[engine_costs]")
+    typer.echo(f"prefill_s = {found['prefill_s']:.4g}\ncapacity = {found['capacity']}\nslots = {_SLOTS}")
+    typer.echo(f"model = {{ {k} }}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 [lengths]                 # see workload.Lengths
 [turns]                   # see workload.Turns
+[engine_costs]            # measured, in place of gpu and model: prefill_s, capacity, slots, model = { k1, k2, k3, k4 }
+[trainer_costs]           # likewise: token_s, recompute_s, step_s, spread
 """
 
 from __future__ import annotations
@@ -93,8 +95,10 @@ class Scenario(_Table):
     lengths: LengthsTable = LengthsTable()
     turns: TurnsTable = TurnsTable()
     recorded: Path | None = None
+    engine_costs: EngineCosts | None = None
+    """In place of what coefficients.toml gives: as `bench.costs` measures them on a real engine."""
     trainer_costs: TrainerCosts | None = None
-    """In place of what coefficients.toml gives: for validation."""
+    """In place of what coefficients.toml gives."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -130,7 +134,7 @@ class Scenario(_Table):
     @cached_property
     def engine(self) -> EngineCosts:
         """Of each engine."""
-        return engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
+        return self.engine_costs or engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
 
     @cached_property
     def trainer(self) -> TrainerCosts:

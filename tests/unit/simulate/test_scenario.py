@@ -78,3 +78,29 @@ def test_an_interval_is_students() -> None:
     assert found.mean == 2.0
     assert found.half == pytest.approx(4.303 / 3**0.5)
     assert Estimate.of([1.0]).half == 0
+
+
+def test_measured_costs_take_the_place_of_the_data_sheets(tmp_path: Path) -> None:
+    path = tmp_path / "measured.toml"
+    measured = """
+[engine_costs]
+prefill_s = 2.5e-5
+capacity = 65536
+slots = 64
+model = { k1 = 3e-7, k2 = 3e-3, k3 = 2e-4, k4 = 2e-3 }
+[trainer_costs]
+token_s = 1e-3
+recompute_s = 0
+step_s = 0.5
+spread = 0
+"""
+    path.write_text(SMALL + "longest = 20000\n" + measured)
+    scenario = Scenario.load(path)
+    assert scenario.engine.model.step_s(10, 1000) == pytest.approx(3e-4 + 3e-3 + 2e-3)
+    assert scenario.trainer.seconds(1000, 1, False) == pytest.approx(1.0)
+    path.write_text(SMALL + "longest = 70000\n" + measured)
+    with pytest.raises(ScenarioError, match="65536"):
+        Scenario.load(path)
+    path.write_text(SMALL + measured.replace("k4 = 2e-3", "k5 = 2e-3"))
+    with pytest.raises(ScenarioError, match="k5"):
+        Scenario.load(path)
