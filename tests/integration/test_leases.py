@@ -12,7 +12,8 @@ import pytest
 from gateway.client.admin import GatewayRefused
 from gateway.types import Lease, groups_to_arrow
 from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import nodes_of, until, versions_of
+from tests.integration.support import nodes_of, versions_of
+from tests.machines.virtual import Clock
 
 
 async def finished(gateway: RunningGateway, task: str, members: int = 1, calls: int = 1) -> list[str]:
@@ -152,11 +153,19 @@ async def test_an_older_fence_is_refused(
     await gateway.admin.renew(lease)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The leases' own."""
+    clock = Clock()
+    monkeypatch.setattr("gateway.feed.leases.time", clock)
+    return clock
+
+
 async def test_a_lease_that_is_not_renewed_ends_and_another_consumer_gets_it(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, clock: Clock
 ) -> None:
     values = settings_for(
-        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 0.8}
+        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 10.0}
     )
     async with run_gateway(values) as gateway:
         await finished(gateway, "a")
@@ -168,29 +177,26 @@ async def test_a_lease_that_is_not_renewed_ends_and_another_consumer_gets_it(
             except GatewayRefused:
                 return False
 
+        clock.now += 9
         assert not await taken_over()
         await gateway.admin.renew(lease)
-        await until(taken_over, "the lease ends")
+        clock.now += 9
+        assert not await taken_over()
+        clock.now += 2
+        assert await taken_over()
         await refused(gateway.admin.ack(lease, "x"), 404, "no_lease")
         assert (await gateway.admin.status())["consumed"] == 0
 
 
-async def test_an_expired_lease_acks_nothing(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_expired_lease_acks_nothing(tiny_model: Path, tmp_path: Path, clock: Clock) -> None:
     values = settings_for(
-        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 0.3}
+        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 10.0}
     )
     async with run_gateway(values) as gateway:
         await finished(gateway, "a")
         lease = await gateway.admin.lease("slow")
-
-        async def ended() -> bool:
-            try:
-                await gateway.admin.leased_groups(lease)
-            except GatewayRefused as error:
-                return error.code == "lease_expired"
-            return False
-
-        await until(ended, "the lease ends")
+        clock.now += 11
+        await refused(gateway.admin.leased_groups(lease), 409, "lease_expired")
         await refused(gateway.admin.ack(lease, "x"), 409, "lease_expired")
 
 

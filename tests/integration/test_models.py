@@ -223,7 +223,9 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
         added = await admin.add_engine("helper", f"http://127.0.0.1:{port}", "judge", wait_s=30)
         assert (added["name"], added["model"], added["state"]) == ("helper", "judge", "open")
         for engine in (engines["judge"], helper):
-            engine.set_faults({"delay_s": 0.02})
+            engine.set_faults(
+                {"delay_s": 0.5}
+            )  # it is not over before it has moved, however slow the machine is
         _, headers = await gateway.open("task")
         async with gateway.http.stream(
             "POST",
@@ -242,6 +244,8 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
                 return not running or running[0]["engine"] == other
 
             await until(moved, "the call goes on elsewhere")
+            for engine in (engines["judge"], helper):
+                engine.set_faults({"delay_s": 0.0})
             assert "data: [DONE]" in [line async for line in lines]
         assert (await admin.remove_engine("helper", wait_s=30))["removed"]
     assert {engine["name"] for engine in await admin.engines()} == {"actor-0", "judge-0"}

@@ -79,8 +79,11 @@ async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str,
     enough = gateway.engine.sampled + tokens
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
     await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= enough, "it generates")
+    before = gateway.engine.faults
+    gateway.engine.set_faults({"delay_s": 0.5})  # it is not over before the end is noticed
     call.cancel()
     await stops(gateway)
+    gateway.engine.faults = before
 
 
 def told(answer: httpx.Response) -> dict[str, Any]:
@@ -166,6 +169,7 @@ async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: Runn
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         lines = answer.aiter_lines()
         received = [line for _ in range(20) if (line := await anext(lines))]
+        await faults(gateway, delay_s=0.5)  # it is not over before the end is noticed
     await stops(gateway)
     sampled = gateway.engine.sampled
     assert 8 <= sampled < 40
@@ -195,6 +199,7 @@ async def test_a_joined_call_goes_on_when_the_first_client_leaves(gateway: Runni
     body = lasting(gateway)
     first = asyncio.create_task(send(gateway, headers, body), name="first")
     await until(lambda: gateway.engine.sampled >= 5, "the first generates")
+    await faults(gateway, delay_s=0.5)  # it is not over before both are there
     retry = asyncio.create_task(send(gateway, headers, body, **RETRY), name="retry")
     (live,) = gateway.services.episodes._live.values()
     (completion,) = live.calls
@@ -202,6 +207,7 @@ async def test_a_joined_call_goes_on_when_the_first_client_leaves(gateway: Runni
     first.cancel()
     await until(lambda: len(completion.reply.readers) == 1, "the first has left")
     assert gateway.engine.running == 1
+    await faults(gateway, delay_s=0.0)
     assert (await retry).status_code == 200
     await check_one_turn(gateway, episode, lost=0)
 
