@@ -123,8 +123,8 @@ def check_sampled_by_the_fake(
         context.append(token)
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 10.0) -> None:
-    """Waits for a condition; fails with `what` if it does not come true in time."""
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0) -> None:
+    """Waits for a condition; fails with `what` if it does not come true in time, which is long, for a machine may be slow."""
     try:
         async with asyncio.timeout(timeout_s):
             while True:

@@ -55,6 +55,12 @@ async def streams(gateway: RunningGateway) -> int:
     return sum(slot.streams for slot in slots(gateway))
 
 
+async def last(gateway: RunningGateway, delay_s: float = 0.5) -> None:
+    """What runs in the engines lasts, however slow the machine is, until they are told of a shorter delay."""
+    for slot in slots(gateway):
+        await gateway.fake("faults", slot, delay_s=delay_s)
+
+
 async def finished(agents: list[asyncio.Task[Any]], done: asyncio.Event) -> list[Any]:
     done.set()
     return list(await asyncio.gather(*agents))
@@ -303,6 +309,7 @@ async def test_a_seeded_call_stays_in_its_engine_across_an_update(
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, task = await seeded(gateway, stream=stream)
         call = await call_of(gateway, episode)
+        await last(gateway)
         assert call["pinned"]
         other = next(slot.name for slot in slots(gateway) if slot.name != call["engine"])
         refused = await gateway.http.post(f"/admin/v1/calls/{call['call_id']}/move", json={"engine": other})
@@ -311,6 +318,7 @@ async def test_a_seeded_call_stays_in_its_engine_across_an_update(
         report = next(r for r in record["report"] if r["engine"] == call["engine"])
         assert report["pinned"] == 1
         assert {"handback", "freeze"} <= report["seconds"].keys()
+        await last(gateway, 0.0)
         assert (await task).status_code == 200
         nodes = await nodes_of(gateway, episode)
         check_sampled_by_the_fake(nodes, nodes[-1], versions, seed=SEED)
@@ -322,7 +330,10 @@ async def test_a_seeded_call_whose_engine_dies_is_begun_anew(tiny_model: Path, t
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, task = await seeded(gateway)
         call = await call_of(gateway, episode)
+        await last(gateway)
         os.killpg(gateway.model.pool.slots[call["engine"]].describe("demo")["pid"], signal.SIGKILL)
+        other = next(slot for slot in slots(gateway) if slot.name != call["engine"])
+        await gateway.fake("faults", other, delay_s=0.0)
         answer = await task
         assert answer.status_code == 200
         nodes = await nodes_of(gateway, episode)
@@ -370,7 +381,9 @@ async def test_kept_caches_are_told_by_a_flag(
             gateway.chat(headers, max_tokens=60, stream=True, messages=question), name="call"
         )
         await call_of(gateway, episode)
+        await last(gateway)
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+        await last(gateway, 0.0)
         assert (await task).status_code == 200
         nodes = await nodes_of(gateway, episode)
         (zero, before), (one, after) = nodes[-1]["versions"]
@@ -433,8 +446,9 @@ async def test_calls_wait_a_moment_for_the_engine_that_gave_them_back(
             await until(lambda: all(slot.streams == 3 for slot in slots(gateway)), "each has its share")
             began = {run.call.call_id: slot.name for slot in slots(gateway) for run in slot.runs.values()}
             for slot in slots(gateway):
-                await gateway.fake("faults", slot, load_s=0.2)
+                await gateway.fake("faults", slot, load_s=0.2, delay_s=0.5)
             await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+            await last(gateway, 0.0)
             assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6
             rows = [(await gateway.admin.episode(episode))["calls"][0] for episode, _ in opened]
             assert all(row["pauses"] >= 1 for row in rows)
@@ -444,7 +458,7 @@ async def test_calls_wait_a_moment_for_the_engine_that_gave_them_back(
 async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_queue(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, engine={"count": 1}, queue={"max_waiting": 1})
+    values = two_engines(tiny_model, tmp_path, 0.5, engine={"count": 1}, queue={"max_waiting": 1})
     async with run_gateway(values, in_process=False) as gateway:
         _, headers = await gateway.open(mode="eval")
         question = long_question(gateway, 60)
@@ -457,4 +471,5 @@ async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_que
         await until(lambda: slots(gateway)[0].streams == 6, "all are in the engine")
         await gateway.fake("faults", load_s=0.3)
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+        await last(gateway, 0.0)
         assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6

@@ -113,7 +113,7 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         await becomes(gateway, "t0", "rollout")  # both engines are open
         await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
         await gateway.admin.claim("t0", wait_s=30)
-        assert gateway.model.pool.waiting == 4
+        await until(lambda: gateway.model.pool.waiting == 4, "all wait again, who was between two calls too")
         for slot in slots.values():
             told = await gateway.fake("state", slot)
             assert (told["asleep"], told["running"]) == (2, 0)

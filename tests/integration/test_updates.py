@@ -125,7 +125,9 @@ async def test_a_whole_reply_crosses_an_update_too(
         opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(8)]
         calls = [asyncio.create_task(gateway.chat(h, max_tokens=60), name=e) for e, h in opened]
         await until(lambda: gateway.engine.sampled >= 16, "every call has sampled something")
+        await faults(gateway, delay_s=0.5)  # none is over before the update, however slow the machine is
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+        await faults(gateway, delay_s=0.0)
         answers = await asyncio.gather(*calls)
         counts = [[answer.json()["usage"]["completion_tokens"]] for answer in answers]
         agents = list(zip([e for e, _ in opened], counts, strict=True))
