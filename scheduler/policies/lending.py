@@ -150,9 +150,10 @@ class _Seen:
 class Pace:
     """How fast groups come: groups a second, exponentially weighted by age, without a bias to its beginning.
 
-    Groups that come while the trainer computes on a whole batch fill the next one, and count; so the rate goes on when the
-    trainer takes its next batch. It may be that none can come then, because as many wait as staleness allows. So while the batch
-    is whole, time counts once another group has come, and what is left of it when the batch changes says nothing.
+    It is the rate of the first batch that is not whole: groups that come while the trainer computes fill the next one, and count,
+    so the rate goes on when the trainer takes that. Groups of later batches do not count: they are no use to a batch that waits
+    for its own. It may be that none can come while the trainer computes, because as many wait as staleness allows. So while the
+    batch is whole, time counts once another group has come, and what is left of it when the batch changes says nothing.
     """
 
     smooth_s: float
@@ -167,15 +168,17 @@ class Pace:
     _weight: float = 0.0
 
     def seen(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
-        """So many groups of `size` are there, and so many of later batches; 0 if nobody knows: they come with their batch."""
+        """So many groups of `size` are there, and so many of the next batch; 0 if nobody knows: they come with their batch."""
         last, self._last = self._last, _Seen(buffer, groups, groups >= size, ahead)
         self.left = max(size - groups, 0)
         follows = last is not None and last.whole and last.buffer == buffer - 1
         if last is None or (last.buffer != buffer and not follows):
             self._since, self._came = now_s, 0  # it is the first, or one was passed over
             return
-        before = last.ahead if follows else last.ahead + last.groups
-        self._came += max(groups + ahead - before, 0)
+        if last.whole:
+            self._came += max((groups if follows else ahead) - last.ahead, 0)
+        else:
+            self._came += max(groups - last.groups, 0)
         if not self._came and last.whole:
             self._since = now_s if follows else self._since
         elif now_s > self._since:

@@ -70,16 +70,16 @@ class Filling:
     running: int
     """Calls that run or wait."""
     ahead: int = 0
-    """Groups of later batches that are rewarded; 0 also if the rule keeps none."""
+    """Groups of the next batch that are rewarded; 0 also if the rule keeps none."""
 
     @classmethod
     def of(cls, model: str, rule: StalenessRule, running: int) -> Self:
         """By a trained model's ledger. A batch that was truncated has no more groups than it has."""
         buffer = rule.consumed
         occupied = {row.buffer: row.occupied for row in rule.buffers()}
-        groups = occupied.pop(buffer, 0)
+        groups = occupied.get(buffer, 0)
         size = groups if rule.complete(buffer) else rule.settings.batch
-        return cls(model, buffer, groups, size, running, sum(occupied.values()))
+        return cls(model, buffer, groups, size, running, occupied.get(buffer + 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
