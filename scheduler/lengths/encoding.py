@@ -1,23 +1,27 @@
 """A call as numbers: what its prompt says, and what calls like it were.
 
 Everything is about logarithms of lengths, for lengths differ by factors. A history is the mean by which calls with the same key
-were longer than calls of the same turn are; with few of them it is drawn towards 0 (n values count n / (n + 1)). Tokens and pairs
+were longer than calls of the same turn are; with few of them it is drawn towards what is expected without them. Tokens and pairs
 of tokens of the prompt are hashed to words. Each word has a history of its own: what the words of a prompt say together is in a
-few columns, so that little need be fitted to know it. Beside them stands how often words are there, hashed once more.
+few columns, so that little need be fitted to know it. Beside them stands how often words are there, hashed once more, and what
+tasks with prompts alike say.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.lengths.alike import BITS, Alike
 from scheduler.lengths.base import Features
 from scheduler.lengths.memory import Mean, Means
 
 Row = NDArray[np.float32]
+Vector = NDArray[np.float64]
 Words = NDArray[np.uint32]
 
 TURNS = 8
@@ -31,15 +35,41 @@ _MOST = 200.0
 """Values of a word that count; older ones fade."""
 _DRAWN = 8.0
 """With n values a word's mean counts n / (n + 8)."""
+_PRIOR = 0.3
+"""What is expected without a history counts as so many values of it."""
 _MIX = np.uint32(2_654_435_761)
 _NEXT = np.uint32(31)
 
 
-class Encoder:
-    """Makes rows of `width` columns, and remembers the histories."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """A call, as it is seen when it begins."""
 
-    width = 6 + 2 * 4 + 4 + 2**_COLUMN_BITS
-    """Scalars; the histories, with how much is known; what the words say; the words."""
+    task: str
+    turn: float
+    """The mean of the logarithms of calls of its turn; what follows is beside it."""
+    prompt: Vector
+    """What is known without its histories, shape (`Encoder.prompt`,)."""
+    past: tuple[tuple[float, float], ...]
+    """The histories, from the widest to the narrowest: totals and counts."""
+    row: Row
+    """All of this, shape (`Encoder.width`,)."""
+
+    def drawn(self, more: float) -> list[float]:
+        """What each history makes of what is expected without it; of the first that is `more`."""
+        found = []
+        for total, count in self.past:
+            more = (total + _PRIOR * more) / (count + _PRIOR)
+            found.append(more)
+        return found
+
+
+class Encoder:
+    """Says how calls are seen, and remembers the histories."""
+
+    prompt = 4 + Alike.width + TURNS
+    width = prompt - TURNS + 3 + 2 * 4 + 4 + 2**_COLUMN_BITS
+    """What is known without histories; the turn, with its mean; the histories, with how much is known; the words."""
 
     def __init__(self, memory: int) -> None:
         """`memory`: keys of each kind that are remembered."""
@@ -48,30 +78,41 @@ class Encoder:
         """Of the task, of its turn, of the group (samples of one prompt, by the newest weights), of the episode."""
         self._totals, self._counts = np.zeros(2**_WORD_BITS), np.zeros(2**_WORD_BITS)
         """Of the words."""
+        self._alike = Alike(memory)
 
     def __len__(self) -> int:
         """Keys that are remembered."""
-        return sum(len(history) for history in self._histories)
+        return sum(len(history) for history in self._histories) + len(self._alike)
 
-    def row(self, features: Features) -> Row:
-        """Shape (width,)."""
-        past: list[float] = []
-        for history, key in zip(self._histories, _keys(features), strict=True):
-            mean = history.get(key)
-            past += (mean.total / (mean.count + 1), mean.count) if mean else (0.0, 0.0)
-        words = _words(features.prompt)
-        columns = np.bincount(words >> np.uint32(_WORD_BITS - _COLUMN_BITS), minlength=2**_COLUMN_BITS)
-        known = _scalars(features), [sum(past[::2])], past, self._told(np.unique(words)), columns
-        return np.concatenate(known).astype(np.float32)
+    def seen(self, features: Features) -> Seen:
+        """A call that begins."""
+        means = [history.get(key) for history, key in zip(self._histories, _keys(features), strict=True)]
+        past = tuple((mean.total, mean.count) if mean else (0.0, 0.0) for mean in means)
+        tokens, pairs = _words(features.prompt)
+        known = np.unique(tokens >> np.uint32(_WORD_BITS - BITS))
+        size = math.log1p(len(features.prompt))
+        prompt = [*_scalars(features), *self._alike.told(features.task, known, size)]
+        words = np.concatenate((tokens, pairs))
+        turn = self._turns[_turn(features)].value
+        histories = [value for total, count in past for value in (total / (count + 1), count)]
+        row = (
+            *(prompt, (_turn(features), turn, sum(histories[::2])), histories, self._told(np.unique(words))),
+            np.bincount(words >> np.uint32(_WORD_BITS - _COLUMN_BITS), minlength=2**_COLUMN_BITS),
+        )
+        turns = np.eye(TURNS)[_turn(features)]
+        return Seen(
+            *(features.task, turn, np.concatenate((prompt, turns)), past),
+            np.concatenate(row).astype(np.float32),
+        )
 
     def add(self, features: Features, length: int) -> None:
         """A call was so long."""
         value, turn = math.log1p(length), self._turns[_turn(features)]
         turn.add(value, _KEEP_TURN)
         more = value - turn.value
-        for history, key in zip(self._histories, _keys(features), strict=True):
-            history.add(key, more)
-        words = np.unique(_words(features.prompt))
+        means = [h.add(key, more) for h, key in zip(self._histories, _keys(features), strict=True)]
+        self._alike.learn(features.task, means[0].value)
+        words = np.unique(np.concatenate(_words(features.prompt)))
         keep = np.where(self._counts[words] < _MOST, 1.0, 1 - 1 / _MOST)
         self._totals[words] = self._totals[words] * keep + more
         self._counts[words] = self._counts[words] * keep + 1
@@ -85,18 +126,18 @@ class Encoder:
         return means.mean(), means[-1 - tenth], means[tenth], means @ far / max(far.sum(), 1e-6)
 
 
-def _words(prompt: Any) -> Words:
+def _words(prompt: Any) -> tuple[Words, Words]:
     """The tokens and the pairs of tokens of a prompt, hashed to `_WORD_BITS`."""
     ids = np.asarray(prompt)
     if len(ids) > _FIRST + _LAST:
         ids = np.concatenate((ids[:_FIRST], ids[-_LAST:]))
-    ids = ids.astype(np.uint32)
-    return np.concatenate((ids, ids[:-1] * _NEXT + ids[1:])) * _MIX >> np.uint32(32 - _WORD_BITS)
+    ids, shift = ids.astype(np.uint32), np.uint32(32 - _WORD_BITS)
+    return ids * _MIX >> shift, (ids[:-1] * _NEXT + ids[1:]) * _MIX >> shift
 
 
 def _scalars(features: Features) -> list[float]:
     sizes = len(features.prompt), features.messages, features.tools, features.most
-    return [*(math.log1p(size) for size in sizes), float(_turn(features))]
+    return [math.log1p(size) for size in sizes]
 
 
 def _turn(features: Features) -> int:

@@ -43,7 +43,7 @@ class Means:
         """None: nothing is known."""
         return self._means.get(key)
 
-    def add(self, key: Hashable, value: float) -> None:
+    def add(self, key: Hashable, value: float) -> Mean:
         """One more value under a key."""
         mean = self._means.get(key)
         if mean is None:
@@ -53,6 +53,7 @@ class Means:
         else:
             self._means.move_to_end(key)
         mean.add(value, self._keep)
+        return mean
 
 
 class Threshold:

@@ -70,7 +70,7 @@ async def test_calls_teach_what_later_ones_are_told(
         assert (await status(gateway))["tail_recall"] is None
         for features, _ in list(seen.learnt) * 32:
             seen.ranker.learn(features, 4)
-        await until(lambda: seen.ranker._trees._booster is not None, "it has been fitted", 60)
+        await until(lambda: seen.ranker._models._trees is not None, "it has been fitted", 60)
         await gateway.services.lengths.close()  # calls go on
         await talk(gateway, "task", SHORT, 4)
         assert 2 <= seen.calls[-1].expected <= 4

@@ -152,9 +152,10 @@ def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> N
         ranker.predict(call)
     for call in calls:
         ranker.learn(call, 50)
-    (rows,) = work[0].args  # type: ignore[attr-defined]
-    assert len(rows) == 64
-    assert all((row == rows[0][0]).all() for row, _ in rows)
+    (some,) = work[0].args  # type: ignore[attr-defined]
+    assert len(some) == 32
+    assert all((call.row == some[0][0].row).all() for call, _ in some)
+    assert all(call.seen.past == ((0, 0),) * 4 for call, _ in some)
 
 
 def test_before_the_first_fit_it_is_what_history_says_and_fits_are_left_to_others() -> None:
@@ -174,31 +175,63 @@ def test_before_the_first_fit_it_is_what_history_says_and_fits_are_left_to_other
     assert len(work) == 1
 
 
+def test_trees_that_were_fitted_to_few_calls_count_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranker = Boosted(0.2, 100)
+    shown(ranker, 32, lambda i: f"t{i}")
+    models = ranker._models
+    assert models._trees is not None
+    trees, few = models._trees
+    shown(ranker, 400, lambda i: f"t{i}")
+    assert 0 < few < models._trees[1] < 0.1
+    call = models.call(ranker._encoder.seen(features(999)))
+    monkeypatch.setattr(models, "_trees", (trees, 0.25))
+    said = float(trees.predict(call.row[None])[0])
+    assert said != call.expected
+    assert models.predict(call) == pytest.approx(0.75 * call.expected + 0.25 * said)
+
+
 def test_a_fit_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ranker = Boosted(0.2, 100)
-    monkeypatch.setattr(ranker._trees._lightgbm, "train", lambda *_: 1 / 0)
-    for i in range(63):
+    monkeypatch.setattr(ranker._models._lightgbm, "train", lambda *_: 1 / 0)
+    for i in range(31):
         ranker.learn(features(i), 50)
     with pytest.raises(ZeroDivisionError):
-        ranker.learn(features(63), 50)
+        ranker.learn(features(31), 50)
     monkeypatch.undo()
     shown(ranker, 100, lambda i: f"t{i}")
-    assert ranker._trees.predict(ranker._encoder.row(features(1))) is not None
+    assert ranker.predict(features(1)).known
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.lengths.boosted._MOST_OPEN", 40)
+    monkeypatch.setattr("scheduler.lengths.boosted._WINDOW", 80)
     encoder = Encoder(memory=10)
     for i in range(100):
         encoder.add(features(i, f"t{i}"), 5)
     assert len(encoder) == 4 * 10
+    for i in range(100):
+        encoder.seen(features(i, f"t{i}"))
+    assert len(encoder) == 5 * 10
     work: list[Callable[[], None]] = []
     ranker = Boosted(0.2, memory=10, aside=work.append)
-    for i in range(9000):
+    for i in range(100):
         ranker.predict(features(i, f"t{i}"))
-    assert len(ranker._open) == 4096
-    for i in range(9000):
+    assert len(ranker._open) == 40
+    for i in range(100):
         ranker.learn(features(i, f"t{i}"), 5)
-    assert len(ranker._newest) == 8000
+    assert len(ranker._newest) == 80
+
+
+def test_a_history_draws_what_is_expected_without_it_and_the_narrowest_has_the_last_word() -> None:
+    encoder = Encoder(memory=4)
+    assert encoder.seen(features(0)).drawn(0.7) == [0.7] * 4, "nothing is known"
+    encoder.add(features(0, "other"), 10)
+    encoder.add(features(1), 1000)
+    more = math.log1p(1000) - encoder._turns[0].value
+    same_task = Features("c", "t", "another", "another", 5, EASY)
+    assert encoder.seen(same_task).drawn(0.0) == pytest.approx([more / 1.3] * 4)
+    first, second, group, episode = encoder.seen(features(1)).drawn(0.0)
+    assert first < second < group < episode < more
 
 
 @pytest.mark.parametrize("prompt", [[], [1], [2**31 - 1] * 1000, list(range(1000))])
@@ -207,16 +240,17 @@ def test_any_prompt_is_a_row(prompt: list[int]) -> None:
     for given in (prompt, np.asarray(prompt, np.int32)):
         call = Features("c", "t", "g", "e", 30, given, 3, 2, 100)
         for _ in range(2):
-            row = encoder.row(call)
-            assert row.shape == (encoder.width,)
-            assert row.dtype == np.float32
-            assert np.isfinite(row).all()
+            seen = encoder.seen(call)
+            assert (seen.prompt.shape, seen.row.shape) == ((encoder.prompt,), (encoder.width,))
+            assert seen.row.dtype == np.float32
+            assert np.isfinite(seen.prompt).all()
+            assert np.isfinite(seen.row).all()
             encoder.add(call, 7)
 
 
 def test_the_words_at_the_end_of_a_long_prompt_count() -> None:
     encoder = Encoder(memory=4)
-    rows = [encoder.row(features(0, prompt=[1] * 5000 + [last] * 20)) for last in (5, 6)]
+    rows = [encoder.seen(features(0, prompt=[1] * 5000 + [last] * 20)).row for last in (5, 6)]
     assert (rows[0] != rows[1]).any()
 
 
@@ -224,7 +258,9 @@ def test_a_word_of_long_calls_says_so_of_a_new_task() -> None:
     encoder = Encoder(memory=4)
     for i in range(40):
         encoder.add(features(i, f"t{i}", prompt=HARD if i % 2 else EASY), 1000 if i % 2 else 10)
-    said = [encoder._told(np.unique(_words(prompt)))[0] for prompt in (EASY, HARD, [1, 2, 3, 4])]
+    said = [
+        encoder._told(np.unique(np.concatenate(_words(prompt))))[0] for prompt in (EASY, HARD, [1, 2, 3, 4])
+    ]
     assert said[0] < -1
     assert said[1] > 1
     assert said[2] == 0
