@@ -24,7 +24,6 @@ from tests.integration.served import command_line, descendants
 from tests.integration.support import until
 
 ROOT = Path(__file__).parents[2]
-PORT = free_port()
 WORDS = re.compile(r"\b(headgate_\w+|process_\w+|up)\b")
 LABELS = re.compile(r"\bby \(([^)]*)\)|([a-z_]+)=~?\"")
 SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
@@ -39,10 +38,16 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.fixture
+def port() -> int:
+    """Chosen when it is needed: what was free long before may be taken by then."""
+    return free_port()
+
+
 @asynccontextmanager
-async def up(folder: Path, model: Path) -> Any:
+async def up(folder: Path, model: Path, port: int) -> Any:
     """What `make up` starts, with a model that is there already; killed in the end if it has not ended."""
-    options = ["--dir", str(folder / "service"), "--model", str(model), "--port", str(PORT)]
+    options = ["--dir", str(folder / "service"), "--model", str(model), "--port", str(port)]
     argv = [sys.executable, "-m", "examples.service.run", *options]
     process = await LocalProcess.start("service", argv, folder / "said.log")
     try:
@@ -58,14 +63,14 @@ async def up(folder: Path, model: Path) -> Any:
 
 
 async def test_the_service_is_up_serves_is_seen_and_leaves_nothing_behind(
-    folder: Path, tiny_model: Path
+    folder: Path, tiny_model: Path, port: int
 ) -> None:
-    async with up(folder, tiny_model) as process:
+    async with up(folder, tiny_model, port) as process:
         everyone = descendants(process.pid)
         said = " ".join(map(command_line, everyone))
         for part in ("gateway.cli serve", "gateway.engines.fake", "redis-server", "postgres"):
             assert part in said
-        await _call(folder)
+        await _call(folder, port)
         await _check_metrics(folder)
         if found := re.search(r"Prometheus at (\S+)", process.tail(100)):
             await _check_queries(found[1])
@@ -78,9 +83,9 @@ async def test_the_service_is_up_serves_is_seen_and_leaves_nothing_behind(
         assert not (folder / "service" / "pid").exists()
 
 
-async def _call(folder: Path) -> None:
+async def _call(folder: Path, port: int) -> None:
     keys = dict(line.split("=", 1) for line in (folder / "service" / "keys.env").read_text().splitlines())
-    async with GatewayClient(f"http://127.0.0.1:{PORT}", keys["HEADGATE_ADMIN_KEY"]) as admin:
+    async with GatewayClient(f"http://127.0.0.1:{port}", keys["HEADGATE_ADMIN_KEY"]) as admin:
         opened = await admin.open_episode("task", mode="eval")
         for _ in range(4):  # by connections of their own: either process may be asked
             async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
