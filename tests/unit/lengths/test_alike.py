@@ -67,6 +67,6 @@ def test_the_tasks_that_came_longest_ago_are_forgotten() -> None:
         alike.learn(f"t{i}", 3.0)
     assert len(alike) == 3
     alike.learn("t1", 3.0)
-    said = [alike.told("t0", words[i], size=4.0)[-2] for i in (1, 2, 3)]
-    assert said == pytest.approx([0, 3, 3], abs=0.1)
+    said = [alike.told("t3", words[i], size=4.0)[-2] for i in (0, 1, 2)]
+    assert said == pytest.approx([3, 0, 3], abs=0.1)
     assert (alike._count == alike._has.sum(1)).all()
