@@ -1,10 +1,10 @@
 """How long calls are expected to be: a ranker of a stated recall, and the lengths that were seen so far.
 
 What the ranker knows is `Sample.predicted`: how hard a task is beside others, through a noise with which it finds 0.87 of the
-truly longest fifth of the prompts (`workload.RANKER_NOISE`; StreamRL's figure). headgate's `boosted` reached 0.855 on held-out
-seeds of tasks that come again (docs/scheduler.md), so this is slightly better than what there is. It cannot run here: prompts
-have no words. How many tokens that means is learnt online, from the calls that have ended. Nothing is known of a length that has
-not been sampled yet.
+truly longest fifth of the prompts (`workload.RANKER_NOISE`; StreamRL's figure). headgate's `boosted` reached 0.878 on held-out
+seeds of tasks that come again, and 0.770 on tasks never seen (docs/scheduler.md). It cannot run here: prompts have no words. How
+many tokens that means is learnt online, from the calls that have ended. Nothing is known of a length that has not been sampled
+yet.
 """
 
 from __future__ import annotations
