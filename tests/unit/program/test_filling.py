@@ -7,6 +7,7 @@ import pytest
 from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Admit, Consume, Join, Leased, Publish, Reward, Unstick
+from scheduler.program.homes import Batches
 from scheduler.program.nodes import Filling
 
 
@@ -34,3 +35,16 @@ def test_a_batch_that_was_truncated_is_whole() -> None:
     assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 2, 0)
     rule.apply(Unstick(0, "truncate"))
     assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 1, 0)
+
+
+def test_groups_of_the_next_batch_count_when_they_come() -> None:
+    """By age at 4 s, for then nothing came: (2 (e^-.2 - e^-.4) + 1 (1 - e^-.2)) / (1 - e^-.4) groups a second."""
+    batches = Batches(smooth_s=10.0)
+    for now_s, filling in (
+        (0, Filling("m", 0, 0, 4, 9)),
+        (2, Filling("m", 0, 4, 4, 9)),
+        (4, Filling("m", 0, 4, 4, 9, ahead=2)),
+        (10, Filling("m", 1, 2, 4, 9)),
+    ):
+        batches.filled(now_s, filling)
+    assert batches.wait_s("m") == pytest.approx(2 / 1.4502, abs=1e-3)
