@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -70,7 +71,8 @@ async def test_output_goes_to_the_log_and_the_environment_is_added_to(start: Sta
     assert await child.wait() == child.returncode == 0
     assert set(child.log.read_text().split()) == {"seven", "True", "also"}
     assert await (await start("print('second')")).wait() == 0
-    assert child.tail(1) == "second", "a log is appended to"
+    assert child.tail(1) == "second"
+    assert set(child.log.read_text().split()) == {"seven", "True", "also", "second"}, "a log is appended to"
 
 
 async def test_what_it_is_given_takes_the_place_of_what_it_would_inherit(
@@ -78,13 +80,22 @@ async def test_what_it_is_given_takes_the_place_of_what_it_would_inherit(
 ) -> None:
     """So a key of the parent's is hidden from it. It has no input to wait for, and may write what is no text."""
     monkeypatch.setenv("HEADGATE_SECRET", "a key")
+    ours, (read, write) = os.dup(0), os.pipe()
+    os.write(write, b"what the parent is told")
+    os.close(write)
+    os.dup2(read, 0)
     code = (
         "import os, sys; sys.stdout.buffer.write(b'\\xff\\xfe' + os.environ['HEADGATE_SECRET'].encode());"
         " print('|', repr(sys.stdin.read()), '|')"
     )
     log = tmp_path / "child.log"
-    child = await LocalProcess.start("child", [sys.executable, "-c", code], log, {"HEADGATE_SECRET": ""})
-    assert await child.wait() == 0
+    try:
+        child = await LocalProcess.start("child", [sys.executable, "-c", code], log, {"HEADGATE_SECRET": ""})
+        assert await child.wait() == 0
+    finally:
+        os.dup2(ours, 0)
+        for descriptor in (ours, read):
+            os.close(descriptor)
     assert child.tail() == "\ufffd\ufffd| '' |"
 
 

@@ -210,6 +210,12 @@ def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
     check_counts(groups, there, nodes[:1])
 
 
+def test_what_a_group_has_no_room_for_is_left_to_others() -> None:
+    groups = [Group("g", ("rollout",), count=1, most=2), Group("h", ("rollout",), count=0, most=9)]
+    found = {one.seen.id: one.group.name for one in match(groups, seen("a", "b", "c", rollout="true"), {})}
+    assert found == {"a": "g", "b": "g", "c": "h"}
+
+
 def test_a_part_of_one_machine_is_found_by_its_name_alone() -> None:
     group = Group("a", ("rollout",), zone="z", labels={NODE_LABEL: "a"})
     assert group.wants(Seen("a", {NODE_LABEL: "a"}, Capacity()))

@@ -17,6 +17,7 @@ from gateway.engines.base import Load
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.peers import NoPeers
+from gateway.rollout.placing import Seeker
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
@@ -123,6 +124,40 @@ async def test_who_waits_no_more_is_given_nothing_and_makes_room(pool: EnginePoo
     assert pool.waiting == 2
     slot = opened(pool, "a")
     assert [await task for task in (waits, late)] == [slot, slot]
+
+
+class Nobody:
+    """Chooses nothing, and remembers who asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def seek(self, seeker: Seeker) -> None:
+        self.asked.append(seeker.call.call_id)
+
+    def cease(self, seeker: Seeker) -> None:
+        """See `Placer`."""
+
+    def left(self, call: Call) -> None:
+        """See `Placer`."""
+
+    def changed(self) -> None:
+        """See `Placer`."""
+
+    def retire(self) -> list[Seeker]:
+        return []
+
+
+async def test_who_chooses_no_more_gives_nothing(pool: EnginePool) -> None:
+    """Although an engine had opened, and the call's turn was about to come."""
+    task, other = asks(pool, call(pool, "one")), Nobody()
+    await turns()
+    opened(pool, "a")
+    pool.placed_by(other)
+    await turns()
+    assert (task.done(), other.asked) == (False, ["one"])
+    task.cancel()
+    await asyncio.wait({task})
 
 
 class Host(ControlHost):
@@ -284,6 +319,14 @@ async def test_when_the_program_chooses_no_more_the_process_does_for_whoever_ask
     await coordinator.placement.close()
     slot = opened(pool, "a")
     assert [await waits, await asking] == [slot, slot]
+
+
+async def test_when_the_program_has_stopped_the_process_chooses(coordinator: Coordinator) -> None:
+    slot, driver = opened(coordinator.pool, "a"), coordinator.host._driver
+    assert driver is not None
+    driver.cancel()
+    await asyncio.wait({driver})
+    assert await asks(coordinator.pool, call(coordinator.pool, "one")) is slot
 
 
 async def test_what_an_engine_says_counts_beside_what_the_gateways_know(coordinator: Coordinator) -> None:
