@@ -280,6 +280,16 @@ async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> N
     )
 
 
+async def test_who_waits_no_more_is_forgotten(coordinator: Coordinator) -> None:
+    task = asks(coordinator.pool, call(coordinator.pool, "one"))
+    await turns()
+    assert (coordinator.placement.reactor.waiting, len(coordinator.placement._waiting)) == (1, 1)
+    task.cancel()
+    await asyncio.wait({task})
+    await turns()
+    assert (coordinator.placement.reactor.waiting, len(coordinator.placement._waiting)) == (0, 0)
+
+
 async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     opened(pool, "a")
