@@ -15,7 +15,7 @@ as many as a gateway reads from its store when it starts. Workloads:
 - recorded: the calls of gateways' stores, by default the demo's and those of the demo with tools.
 
 The made-up workloads are drawn anew for each seed, from `FIRST_SEED` on: nothing was tried on these while rankers were written
-(that was done on seeds 0 and 100 to 105). Means over seeds, with the least and the most.
+(that was done on seeds 0 and 100 to 103). Means over seeds, with the least and the most.
 """
 
 from __future__ import annotations
