@@ -62,3 +62,9 @@ def test_engines_that_are_on_their_way_lose_no_calls_by_moving() -> None:
     assert field.pulled == ["one"]
     field.second(EngineSeen("one", 1, 2, 30, 1.0))
     assert field.moves == []
+
+
+def test_what_an_engine_says_of_itself_counts_for_the_next_call() -> None:
+    field = Field().opens(one=0, two=0)
+    field.second(EngineSeen("one", 2, 0, 60, 1.0), EngineSeen("two", 0, 0, 0, 1.0)).arrive(*calls("a"))
+    assert field.placed == {"a": "two"}

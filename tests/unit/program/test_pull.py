@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler.program import ControlProgram
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published
 from scheduler.reactor import SECOND, Runtime, VirtualClock
-from tests.unit.program.world import World
+from tests.unit.program.world import Answer, World
 
 
 class Alone:
@@ -112,6 +114,19 @@ def test_an_engine_on_its_way_to_the_last_version_keeps_nobody_from_the_newest()
     assert (fleet.holds, fleet.asked["a"].version) == (["a", "b", "b"], 1)
 
 
+def test_once_a_version_is_live_nobody_looks_any_more_who_pulls() -> None:
+    """Nor does anybody pull unasked when the engine that ran it dies: it is launched anew with the newest weights."""
+    fleet = Alone("a", "b")
+    fleet.tell(fleet.update.published, Published(1))
+    fleet.second()
+    fleet.arrives("a")
+    fleet.second(300)
+    assert fleet.runtime.next_time() is None
+    fleet.tell(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.second(5)
+    assert fleet.holds == ["a"]
+
+
 def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_open() -> None:
     fleet = Alone("a", "b", "c")
     fleet.pull("a")
@@ -137,3 +152,16 @@ def test_an_older_version_fails_although_an_engine_that_did_not_pull_still_runs_
         world.run(1)
     assert [(ended.version, ended.live) for ended in world.watch.ends] == [(1, True), (2, True), (1, False)]
     assert still_one
+
+
+@pytest.mark.parametrize("wrong", ["load", "probe"])
+def test_a_version_that_an_engine_has_contradicted_is_not_live_because_others_sleep(wrong: str) -> None:
+    """It sleeps on a node that its trainer has; the other one cannot load the weights or fails with them."""
+    world = World(homes={"a": "t0"}).add("r", "a").claim("t0").run(10)
+
+    def answer(do: Do) -> Answer:
+        return Answer(ok=do.version != 1 or do.step not in (wrong, "launch"))
+
+    world.answer = answer
+    world.publish(1).run(30)
+    assert [(ended.version, ended.live) for ended in world.watch.ends] == [(1, False)]
