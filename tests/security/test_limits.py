@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.control.callers import Caller
-from gateway.control.limits import Limits, Ticket
+from gateway.control.limits import Limits, Rooms, Ticket
 from gateway.control.projects import Projects
 from gateway.errors import Busy
 from gateway.settings import Settings
@@ -306,3 +306,49 @@ async def test_refusals_come_back_at_different_times() -> None:
     assert len(after) > 5
     for ticket in held:
         ticket.end()
+
+
+class Named:
+    """As much of an episode as limits see."""
+
+    def __init__(self, id: str, model: str = "demo") -> None:
+        self.id, self.model = id, model
+
+
+async def test_calls_of_an_agent_count_for_it_whatever_their_episodes_are() -> None:
+    limits = _limits("/m", Clock())
+    for number in range(2):
+        limits.admit(Caller("", "demo", Named(f"ep-{number}"), "a"))  # type: ignore[arg-type]
+    with pytest.raises(Busy, match="this agent has 2 calls"):
+        limits.admit(Caller("", "demo", Named("ep-3"), "a"))  # type: ignore[arg-type]
+
+
+async def test_tokens_are_drawn_from_the_agent_and_from_its_project() -> None:
+    clock = Clock()
+    limits = _limits("/m", clock)
+    with limits.admit(Caller("", "demo", None, "a")) as ticket:
+        ticket.draw(300)
+    with pytest.raises(Busy, match="this agent has used the 100 tokens"):
+        limits.admit(Caller("", "demo", None, "a"))
+    with pytest.raises(Busy, match="this project has used the 250 tokens") as busy:
+        limits.admit(Caller("", "demo", None, "b"))
+    assert busy.value.retry_after >= 12  # a debt of 50, at 250 a minute
+    clock.now += 13
+    limits.admit(Caller("", "demo", None, "b")).end()
+
+
+async def test_episodes_of_another_project_take_no_room() -> None:
+    models = {name: {"path": "/m"} for name in ("one", "two")}
+    projects = {name: {"key": f"the-key-of-project-{name}", "models": [name]} for name in models}
+    given = {
+        "models": models,
+        "projects": projects,
+        "limits": {"project": {"episodes": 1}},
+        "admin": {"key": ROOT},
+    }
+    rooms = Rooms(Settings.parse(given))
+    with rooms.entering("one", [Named("ep-1", "two")]):  # type: ignore[list-item]
+        with pytest.raises(Busy), rooms.entering("one", []):
+            raise AssertionError("it came in")
+        with rooms.entering("two", []):
+            pass
