@@ -88,3 +88,9 @@ def test_shares_and_bubbles_by_hand() -> None:
     assert {i.step for i in intervals if i.start_s >= 18} == {6}
     with pytest.raises(ValueError, match="nothing between"):
         timeline.within(20.0, 30.0)
+
+
+def test_neighbours_differ_and_a_part_knows_when_the_run_began() -> None:
+    found = tuple(stretches("a", [(1.0, "idle"), (2.0, "train"), (3.0, "train")], 0.0, 5.0, ()))
+    assert [(i.kind, i.start_s, i.end_s) for i in found] == [("idle", 0.0, 2.0), ("train", 2.0, 5.0)]
+    assert Timeline(0.0, 5.0, found, began=1000.0).within(1.0, 4.0).began == 1000.0
