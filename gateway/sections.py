@@ -448,6 +448,8 @@ class RoutingSettings(Section):
     """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
     mu: float = Field(0.05, ge=0, lt=1)
     """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
+    urgency: float = Field(64.0, ge=1, le=1e6)
+    """With `gain`: how many times as much a call counts for each version that its V is behind the newest; 1: all the same."""
     tails: bool = False
     """Engines of their own for calls that are predicted to be among the longest."""
     slots: int = Field(64, ge=1, le=65_536)

@@ -354,7 +354,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 def placement_settings(settings: Settings) -> dict[str, Any]:
     """What the control program is told of routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "mu", "tails", "slots")
+    names = ("rule", "mu", "urgency", "tails", "slots")
     return {
         **{name: getattr(routing, name) for name in names},
         "engine": {name: getattr(routing, name) for name in ("k1", "k2", "k3", "k4")},

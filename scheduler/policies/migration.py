@@ -1,29 +1,32 @@
 """Which running calls go elsewhere (StaleFlow, arXiv 2601.12784). Asked only when no engine pulls weights at that moment.
 
-Three reasons to interrupt, the first that there is:
+Two reasons to interrupt, the first that there is:
 
-- more than `waiting_above` calls wait in an engine's own queue, while another engine has room;
-- a late call (`placement.py`; headgate's addition) adds more elsewhere than where it is, in what calls count times their speed,
-  by more than its prefill there costs if it samples as much again as it has. Those that count most go first, of these the
-  longest: they keep a batch waiting. The sum over all calls grows with every move, so none goes to and fro;
-- an engine samples more than `gap_above` times what another does: calls move from the fastest to the slowest, the second fastest
-  to the second slowest and so on, until the gap is below `gap_until`, as long as both together gain by it.
+- more than `waiting_above` calls wait in an engine's own queue, while another engine has room. Those with the fewest tokens go
+  first, the last placed among equals: whatever a call has must be computed anew where it goes, so they cost least, and they are
+  the ones that stand in an engine's queue;
+- engines are unequally fast. StaleFlow's rule: an engine samples more than `gap_above` times what another does; calls with the
+  fewest tokens go from the fastest to the slowest, the second fastest to the second slowest and so on, until the gap is below
+  `gap_until`, as long as both together sample more for it. Where late calls count more (`placement.py`), headgate's takes its
+  place: a call goes from one of the slowest engines to one of the fastest if it adds `gap_until` times as much there, in what
+  calls count times their speed, less what its prefill costs there if it samples as much again as it has. Those that count most
+  go first, of these the longest: they keep a batch waiting, and beside that a prefill is cheap. The sum over all calls grows
+  with every move, so none goes to and fro.
 
-In the first and the last case those with the fewest tokens go first, the last placed among equals: whatever a call has must be
-computed anew where it goes, so they cost least; and they are the ones that stand in an engine's queue. A call whose sampler has a
-state never moves, and none to an engine of a version below its V.
+A call whose sampler has a state never moves, and none to an engine of a version below its V.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from scheduler.policies.placement import Choice, OpenEngine
 
 _LOOKED_AT = 4
-"""Of the fastest engines, those that are compared for a late call."""
+"""Of the fastest engines, those that are compared for a call; and so many calls of an engine may find none before it is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,8 @@ def moves(
     plan = _Plan(engines, settings)
     _from_queues(plan, inside, choice, settings)
     if not plan.moves and choice.weighs:
-        _late(plan, inside, choice)
-    if not plan.moves:
+        _to_gain(plan, inside, choice, settings)
+    elif not plan.moves:
         _from_fast_to_slow(plan, inside, settings)
     return plan.moves
 
@@ -121,40 +124,54 @@ def _takes(engine: OpenEngine, call: Movable, choice: Choice) -> bool:
     """Whether a call would have room in it, and may be sampled there."""
     if engine.waiting or engine.version < call.version:
         return False
-    ideal = call.weight * engine.model.alone(call.length)
-    return not engine.running or engine.gain(call.length, call.weight) > choice.mu * ideal
+    gain = engine.model.gain(engine.running, engine.kv, call.length)
+    return not engine.running or gain > choice.mu / call.weight * engine.model.alone(call.length)
 
 
-def _late(plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice) -> None:
-    """Late calls out of the slowest engines that have any, each into the best of the fastest that may have it."""
+def _to_gain(
+    plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice, settings: MigrationSettings
+) -> None:
+    """Calls out of the slowest engines, each into the best of the fastest that may have it."""
     engines = plan.engines
     fastest = sorted((engine.step_s(1), i) for i, engine in enumerate(engines) if not engine.waiting)
-    sources = [engine for engine in engines if engine.extra]
-    for source in sorted(sources, key=lambda engine: (-engine.step_s(), engine.name)):
-        late = [call for call in inside(source.name) if call.weight > 1]
-        for call in sorted(late, key=lambda call: (-call.weight, -call.length)):
+    slowest = sorted(engines, key=lambda engine: (-engine.step_s(), engine.name))
+    for source in slowest[: settings.at_once]:
+        failures = 0
+        for call in sorted(inside(source.name), key=lambda call: (-call.weight, -call.length)):
             if plan.full or not fastest or source.step_s() <= fastest[0][0]:
                 return
-            looked = [(engines[i], n) for n, (_, i) in enumerate(fastest[:_LOOKED_AT])]
-            found = _better(call, source, looked, choice)
+            found = _better(call, source, engines, fastest, choice, settings.gap_until)
             if found is None:
-                break
+                failures += 1
+                if failures == _LOOKED_AT:
+                    break
+                continue
             _, i = fastest.pop(found)
             plan.move(call, source, engines[i])
             insort(fastest, (engines[i].step_s(1), i))
 
 
 def _better(
-    call: Movable, source: OpenEngine, among: Iterable[tuple[OpenEngine, int]], choice: Choice
+    call: Movable,
+    source: OpenEngine,
+    engines: Sequence[OpenEngine],
+    fastest: Sequence[tuple[float, int]],
+    choice: Choice,
+    ratio: float,
 ) -> int | None:
-    """The number of the engine in which a late call gains most, if that is more than it adds to its own."""
+    """The place among the fastest of the engine in which a call gains most, if that is `ratio` times what it adds to its own."""
+    legal = (
+        (engines[i], n)
+        for n, (_, i) in enumerate(fastest)
+        if engines[i].version >= call.version and engines[i].aside == source.aside
+    )
     keyed = [
         (choice.key(engine, call.length, call.length, 0, call.weight), n)
-        for engine, n in among
-        if engine is not source and engine.version >= call.version and engine.aside == source.aside
+        for engine, n in islice(legal, _LOOKED_AT)
+        if engine is not source
     ]
     (less, *_), best = min(keyed, default=((0.0,), -1))
-    return best if -less > max(source.adds(call.length, call.weight), 0.0) else None
+    return best if -less > ratio * max(source.adds(call.length, call.weight), 0.0) else None
 
 
 def _from_fast_to_slow(

@@ -179,7 +179,7 @@ class Choice:
         """
         if self.rule == "cached":
             return (engine.running * CALL_TOKENS - cached, -cached, 0, engine.name)
-        if engine.waiting and engine.running:
+        if not self.has_room(engine, length, weight):
             return (_FULL, engine.running, engine.version, engine.name)
         step_s = engine.model.step_s(engine.running + 1, engine.kv + length)
         prefill_s = engine.model.k3 * (length - cached)
@@ -188,11 +188,14 @@ class Choice:
         return (lost - engine.gain(length, weight), engine.running, engine.version, engine.name)
 
     def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
-        """Whether it is better for a call to be in the engine than to wait."""
+        """Whether it is better for a call to be in the engine than to wait: by tokens a second, whatever the others count.
+
+        One that counts more waits for less.
+        """
         if self.rule == "cached" or not engine.running:
             return True
-        ideal = weight * engine.model.alone(length)
-        return not engine.waiting and engine.gain(length, weight) > self.mu * ideal
+        gain = engine.model.gain(engine.running, engine.kv, length)
+        return not engine.waiting and gain > self.mu / weight * engine.model.alone(length)
 
 
 class Engines:

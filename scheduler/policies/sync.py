@@ -2,8 +2,10 @@
 
 An engine that is busy with calls which its weights may sample goes on; one that is under-used pulls. It is so when few calls run
 in it, when it samples few tokens a second beside the others, or when a call waits that is too new for it and would gain enough
-there (the hypothetical gain: what the call would add, had the engine the newest weights). An engine with a call in the queue that
-it may sample is not under-used: that call is about to be placed.
+there (the hypothetical gain: what the call would add, had the engine the newest weights). Where late calls count more
+(`placement.py`) it is so too if a call as most are would add `_BETTER` times as much there as in any engine that has the newest
+weights: nobody waits then, but those engines are crowded, and calls will move. An engine with a call in the queue that it may
+sample is not under-used: that call is about to be placed.
 
 Two rules keep everything going. The first engine pulls as soon as a version is there, so that it is live; the one with least to
 do. And while a call waits that no open engine may sample, one engine at least is on its way. Else no more than a share of the
@@ -12,10 +14,13 @@ engines are on their way at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scheduler.policies.placement import Choice, OpenEngine, Wish, footprint
+
+_BETTER = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,12 @@ def pulls(
     heads: Iterable[Wish],
     choice: Choice,
     settings: SyncSettings,
+    typical: int = 512,
 ) -> list[str]:
     """The engines that pull version `target` now, those with least to do first.
 
     `engines`: the open ones, without those that were told to pull already; `under_way`: how many engines are on their way to
-    `target`; `heads`: the waiting calls whose turn it is, oldest first.
+    `target`; `heads`: the waiting calls whose turn it is, oldest first; `typical`: the tokens of a call as most are.
     """
     behind = sorted((e for e in engines if e.version < target), key=lambda e: (e.rate, e.running, e.name))
     if not behind:
@@ -60,6 +66,8 @@ def pulls(
         return [behind[0].name]
     room = max(1, int(settings.at_once * (len(engines) + under_way))) - under_way
     least = settings.rate_below * sum(engine.rate for engine in engines) / len(engines)
+    best = max((engine.gain(typical) for engine in engines if engine.version >= target), default=0.0)
+    enough = _BETTER * max(best, 0.0) if choice.weighs else math.inf
     found: list[str] = []
     for engine in behind:
         if len(found) >= room:
@@ -67,7 +75,11 @@ def pulls(
         if any(wish.version <= engine.version for wish in heads):
             continue  # it is about to get a call
         few = engine.running < settings.running_below or engine.rate < least
-        if few or any(_has_room(engine, wish, target, choice) for wish in heads):
+        if (
+            few
+            or engine.gain(typical) > enough
+            or any(_has_room(engine, wish, target, choice) for wish in heads)
+        ):
             found.append(engine.name)
     return found
 

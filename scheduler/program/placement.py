@@ -210,7 +210,15 @@ class Placement(Reactor):
         self._told = {name: at for name, at in self._told.items() if name not in is_open or at > late}
         free = [engine for name, engine in is_open.items() if name not in self._told]
         heads = self._waterfall.heads()
-        named = pulls(free, len(self._told), self._target, heads, self._choice, self._settings.sync)
+        named = pulls(
+            free,
+            len(self._told),
+            self._target,
+            heads,
+            self._choice,
+            self._settings.sync,
+            int(self._engines.typical),
+        )
         if named:
             self._told.update(dict.fromkeys(named, now.tag.time))
             now.set(self.pull, tuple(named), why=f"towards version {self._target}; {len(heads)} queues wait")

@@ -44,12 +44,14 @@ _AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep",
 class Knobs:
     """What a gateway's configuration would say."""
 
-    mu: float = 0.1
-    urgency: float = 16.0
+    mu: float = 0.2
+    urgency: float = 64.0
     running_below: int = 2
     rate_below: float = 0.0
     pull_at_once: float = 0.25
     migrate: bool = True
+    moves: int = 8
+    """The most calls that move in a second, for each engine."""
     tails: bool = False
     lend: bool = True
     lead: float = 1.0
@@ -63,7 +65,7 @@ class Combined:
     """See `policy.Policy`."""
 
     name = "combined"
-    stream = 16
+    stream = 64
     recompute = False
     ticks = True
 
@@ -123,7 +125,10 @@ class Combined:
                 "rate_below": knobs.rate_below,
                 "at_once": knobs.pull_at_once,
             },
-            "migration": {"on": knobs.migrate},
+            "migration": {
+                "on": knobs.migrate,
+                "at_once": knobs.moves * scenario.gpus // scenario.engine_gpus,
+            },
         }
         ledger = {"eta": scenario.eta, "batch": scenario.batch, "min_members": 1}
         model = {

@@ -33,6 +33,20 @@ def engines(choice: Choice, newest: int, **held: Sequence[int]) -> Engines:
     return found
 
 
+def test_others_keep_out_of_the_engine_of_late_calls() -> None:
+    """A third call lengthens the step of the two that are there by a quarter: it adds 0.2, or loses 1.2 where they are late."""
+    for choice, best in ((Choice("gain", mu=0.3), "a"), (LATE, "b")):
+        held = engines(choice, 1, a=[0, 0], b=[1, 1])
+        assert poured(Waterfall(held), *calls(1, version=1)) == {"v1-0": best}
+
+
+def test_whether_a_call_waits_is_a_matter_of_tokens_and_a_late_one_waits_for_less() -> None:
+    """A third call adds 0.2 tokens a second, more than 0.3 of 0.5; a fourth 0.13."""
+    held = engines(LATE, 1, a=[0, 0], b=[0, 0])
+    assert list(poured(Waterfall(held), *calls(3, version=1)).values()) == ["a", "b"]
+    assert list(poured(Waterfall(held), *calls(3, version=0)).values()) == ["a", "b", "a"]
+
+
 def test_a_late_call_gets_the_fastest_engine_however_many_are_better_for_others() -> None:
     """It counts 8, and adds 1.6 beside two late ones, 1.4 beside seven others; these add 0.04 there, and lose 1.2 here."""
     choice = Choice("gain", mu=0.01, urgency=8.0)
@@ -72,11 +86,11 @@ INSIDE = st.dictionaries(NAMES, st.lists(st.integers(1, 3000), max_size=12), min
 def test_if_all_calls_count_the_same_the_choice_is_that_without_weights(
     inside: dict[str, list[int]], near: str, length: int, cached: int, behind: int, expected: int
 ) -> None:
-    """None is late, or all are as late. The weight is a power of two, by which nothing is rounded otherwise."""
+    """None is late, or all are as late; `mu` is 0, as late calls wait for less. A power of two rounds nothing otherwise."""
     wish = Arrived("call", 3 - behind, length, expected=100 * expected, near=near, cached=cached)
     found = []
     for urgency in (1.0, 16.0):
-        held = Engines(Choice("gain", mu=0.2, urgency=urgency))
+        held = Engines(Choice("gain", mu=0.2 * (not behind), urgency=urgency))
         held.published(3)
         for name, lengths in inside.items():
             held.opened(name, 3, LONG, [(3 - behind, each) for each in lengths])
