@@ -1,11 +1,15 @@
-"""headgate's policy with the GPUs divided as `scheduler plan` would: by `scheduler.policies.allocation` (StreamRL's algorithm 1).
+"""headgate's policy with the GPUs divided as `scheduler plan` does: by `scheduler.policies.allocation` (StreamRL's algorithm 1).
 
 The split of a scenario is what every baseline keeps; it is given, and not the best for any. A cluster whose owner has run
 `scheduler plan` has another, so this is a policy of its own beside `combined`, and is reported apart. The profile to plan by is
-the mean of the first 64 groups, and what the scenario says: hardware, longest reply, bound on staleness."""
+the mean of the first 64 groups, and what the scenario says: hardware, longest reply, bound on staleness.
+
+Two things are added to what `allocation.Sampling` says of a batch's longest reply. It may take as long as eta + 1 batches do. And
+it does not run alone from the beginning: its steps take longer than alone, by `BESIDE` of what those of a full batch do."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from scheduler.simulate.scenario import Scenario
 
 
+BESIDE = 0.25
+
+
 class Planned(Combined):
     """See `policy.Policy`."""
 
@@ -24,6 +31,23 @@ class Planned(Combined):
     def train_gpus(self, scenario: Scenario) -> int:
         """As planned; GPUs that neither side would need sample."""
         return split(scenario) * scenario.engine_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """Sampling a batch, with so many engines."""
+
+    scenario: Scenario
+
+    def seconds(self, nodes: int, load: Load) -> float:
+        """See `allocation.Stage`."""
+        scenario, model = self.scenario, self.scenario.engine.model
+        calls, reply = scenario.batch * scenario.group, scenario.sampled_mean
+        prompt, longest = scenario.contexts_mean - reply, scenario.lengths.longest
+        batch_s = Sampling(model, calls, reply, 0, prompt, most=scenario.engine.slots).seconds(nodes, load)
+        running = min(math.ceil(calls / nodes), scenario.engine.slots)
+        full_s, alone_s = model.step_s(running, running * (prompt + reply / 2)), model.step_s(1, longest / 2)
+        return max(batch_s, longest * (alone_s + BESIDE * (full_s - alone_s)) / (scenario.eta + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +65,6 @@ class _Training:
 
 
 def split(scenario: Scenario) -> int:
-    """How many engines' worth of GPUs train.
-
-    A reply may take as long as eta + 1 batches do: that share of the longest is what one batch must have time for.
-    """
-    generation = Sampling(
-        engine=scenario.engine.model,
-        samples=scenario.batch * scenario.group,
-        reply=scenario.sampled_mean,
-        longest=scenario.lengths.longest / (scenario.eta + 1),
-        prompt=scenario.contexts_mean - scenario.sampled_mean,
-        most=scenario.engine.slots,
-    )
+    """How many engines' worth of GPUs train."""
     engines = scenario.gpus // scenario.engine_gpus
-    return Site(generation, _Training(scenario), Pool(engines)).best().train
+    return Site(_Sampling(scenario), _Training(scenario), Pool(engines)).best().train
