@@ -2,7 +2,8 @@
 
 The split of a scenario is what every baseline keeps; it is given, and not the best for any. A cluster whose owner has run
 `scheduler plan` has another, so this is a policy of its own beside `combined`, and is reported apart. The profile to plan by is
-the mean of the first 64 groups, and what the scenario says: hardware, longest reply, bound on staleness.
+the mean of the first 64 groups, and what the scenario says: hardware, longest reply, bound on staleness. The plan is taken where
+more nodes are to train than the scenario has: these are lent while they have nothing to do, but no other node can ever train.
 
 Two things are added to what `allocation.Sampling` says of a batch's longest reply. It may take as long as eta + 1 batches do. And
 it does not run alone from the beginning: its steps take longer than alone, by `BESIDE` of what those of a full batch do."""
@@ -29,8 +30,8 @@ class Planned(Combined):
     name = "combined_planned"
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """As planned; GPUs that neither side would need sample."""
-        return split(scenario) * scenario.engine_gpus
+        """As planned, but no fewer than the scenario's."""
+        return max(split(scenario) * scenario.engine_gpus, scenario.train_gpus)
 
 
 @dataclass(frozen=True, slots=True)

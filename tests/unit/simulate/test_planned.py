@@ -25,7 +25,7 @@ def test_a_run_with_it_keeps_the_bound_and_every_token(shape: dict[str, Any]) ->
     given = scenario(eta=1, **shape)
     policy = Planned()
     layout = policy.layout(given)
-    assert layout.train_gpus == split(given) * given.engine_gpus
+    assert layout.train_gpus == max(split(given) * given.engine_gpus, given.train_gpus)
     assert layout.rollout + layout.train_gpus == given.gpus
     assert layout.rollout
     run(given, policy=policy)
