@@ -90,6 +90,9 @@ def moves(
     """
     if not settings.on or len(engines) < 2:
         return []
+    crowded = any(engine.waiting > settings.waiting_above for engine in engines)
+    if not crowded and not choice.weighs and not _gap(engines, settings):
+        return []  # as most seconds end: nothing needs to be planned
     plan = _Plan(engines, settings)
     _from_queues(plan, inside, choice, settings)
     if not plan.moves and choice.weighs:
@@ -172,6 +175,12 @@ def _better(
     ]
     (less, *_), best = min(keyed, default=((0.0,), -1))
     return best if -less > ratio * max(source.adds(call.length, call.weight), 0.0) else None
+
+
+def _gap(engines: Iterable[OpenEngine], settings: MigrationSettings) -> bool:
+    """Whether one samples so much more than another."""
+    rates = [engine.rate for engine in engines if not engine.aside]
+    return bool(rates) and max(rates) > settings.gap_above * min(rates)
 
 
 def _from_fast_to_slow(

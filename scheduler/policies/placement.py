@@ -203,6 +203,8 @@ class Engines:
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
+        self._weights = (choice.weight(0), choice.weight(1)) if choice.weighs else (1.0,)
+        """Of a call that is not late, and of one that is: each has its heaps."""
         self.open: dict[str, OpenEngine] = {}
         self.typical = 512.0
         """The length of a call, on average, the newest most."""
@@ -317,7 +319,7 @@ class Engines:
 
     def weight(self, version: int) -> float:
         """What a call of this V counts now."""
-        return self.choice.weight(self.newest - version)
+        return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
     @property
     def any_aside(self) -> bool:
@@ -330,11 +332,8 @@ class Engines:
         wanted = [engine for engine in candidates if engine.name not in wish.avoid] or candidates
         key, length, expected = self.choice.key, footprint(wish), wish.expected
         weight = self.weight(wish.version)
-        if wish.near:
-            near, cached = wish.near, min(wish.cached, wish.length)
-            keyed = [(key(e, length, expected, cached if e.name == near else 0, weight), e) for e in wanted]
-        else:
-            keyed = [(key(engine, length, expected, 0, weight), engine) for engine in wanted]
+        cached = {wish.near: min(wish.cached, wish.length)} if wish.near else {}
+        keyed = [(key(e, length, expected, cached.get(e.name, 0), weight), e) for e in wanted]
         _, best = min(keyed, key=lambda pair: pair[0])
         return best if self.choice.has_room(best, length, weight) else None
 
@@ -367,7 +366,7 @@ class Engines:
             engine.held[version] = count
         else:
             del engine.held[version]
-        if self.choice.weighs:
+        if len(self._weights) > 1:
             self._weigh(engine)
 
     def _weigh(self, engine: OpenEngine) -> None:
@@ -375,9 +374,9 @@ class Engines:
 
     def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:
         """What says in each heap that is for it how good the engine is."""
-        for late in (False, True)[: 1 + self.choice.weighs]:
-            key = self.choice.key(engine, int(self.typical), 0, 0, self.choice.weight(int(late)))
-            yield (late, engine.aside, engine.version), (key, engine.stamp, engine)
+        for late, weight in enumerate(self._weights):
+            key = self.choice.key(engine, int(self.typical), 0, 0, weight)
+            yield (late > 0, engine.aside, engine.version), (key, engine.stamp, engine)
 
     def _file(self, engine: OpenEngine) -> None:
         engine.stamp = next(self._stamps)
