@@ -21,16 +21,11 @@ from typing import Any, Literal
 
 import psycopg
 
+from scheduler.cluster.local import free_port
+
 Stop = Literal["kill", "immediate", "fast"]
 _PATIENCE_S = 60.0
 _UNPRIVILEGED = ("postgres", "nobody")
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class NotInstalled(Exception):

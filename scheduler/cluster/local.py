@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_RANDOM = random.SystemRandom()
+"""Not seeded by anybody: processes that were forked must not choose alike."""
 
 
 class ChildDied(Exception):
@@ -125,11 +128,16 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that nobody listens on now.
+
+    It is of none of the ranges from which Linux and Ray give ports to whoever asks for any: nobody has it by chance before it is
+    used.
+    """
+    while True:
+        port = _RANDOM.randrange(20_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def die_with_parent() -> None:

@@ -184,8 +184,8 @@ async def test_a_lease_that_is_lost_in_the_middle_loses_and_doubles_no_group(
     seen: list[list[str]] = []
     known = Feed.groups
 
-    async def groups(self: Feed, cursor: int) -> LeasedGroups:
-        fetched = await known(self, cursor)
+    async def groups(self: Feed, cursor: int, wait_s: float | None = None) -> LeasedGroups:
+        fetched = await known(self, cursor, wait_s)
         seen.append([group.group_id for group in fetched.groups])
         # What a restart of the gateway, or a renewal that came too late, does to a lease; and the feed is cut up.
         await gateway.admin.nack(self.held, "lost")
