@@ -9,7 +9,7 @@ import openai
 
 from examples.lending.tasks import score
 
-MAX_TOKENS = 128
+MAX_TOKENS = 192
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:

@@ -183,7 +183,7 @@ class Run:
 _FAKE = """[engine]
 launch = "fake"
 count = 0
-args = ["--delay-s", "0.3"]
+args = ["--delay-s", "0.15"]
 
 """
 

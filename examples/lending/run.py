@@ -25,7 +25,7 @@ from scheduler.timeline import Timeline, page
 from scheduler.timeline.report import timeline_from
 
 ROOT = Path(__file__).parents[2]
-STEPS = 12
+STEPS = 14
 TASKS = 2000
 
 

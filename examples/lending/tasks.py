@@ -1,4 +1,4 @@
-"""Long sums of one-digit numbers: every partial sum is to be written down, so a reply has some eighty tokens.
+"""Long sums of one-digit numbers: every partial sum is to be written down, so a reply has some 110 tokens.
 
     python -m examples.lending.tasks --count 2000 --seed 1 --out tasks.jsonl
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from examples.demo.tasks import SLIP_CHANCE, working
 
-TERMS = 28
+TERMS = 56
 
 
 def tasks(seed: int) -> Iterator[dict[str, Any]]:
