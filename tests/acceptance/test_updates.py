@@ -108,7 +108,9 @@ async def test_streams_cross_three_updates_and_every_token_has_the_version_that_
 
     assert all(report["probe"]["verdict"] == "passed" for report in reports)
     assert all(report["failure"] == "" for report in reports)
-    assert min(report["streams"] for report in reports) > 0  # how many of the 30 are left then is the machine's affair
+    assert (
+        min(report["streams"] for report in reports) > 0
+    )  # how many of the 30 are left then is the machine's affair
     crossed, given_back = 0, 0
     for episode, counts in received.items():
         given_back += sum(call["pauses"] for call in (await gateway.admin.episode(episode))["calls"])
