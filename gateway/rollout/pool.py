@@ -81,9 +81,8 @@ class EnginePool:
                         return slot
                     self._placer.changed()  # it changed while the call was on its way
                     self._placer.left(call)
-                    await asyncio.sleep(
-                        0
-                    )  # a placer that errs at once must not keep everybody else from going on
+                    # A placer that errs at once must not keep everybody else from going on.
+                    await asyncio.sleep(0)
         except TimeoutError as error:
             message = (
                 f"step 'wait for an engine' took more than {self._queue.max_wait_s:g} s: {self.states()}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakSet
 
 import httpx
 
@@ -53,8 +54,8 @@ class Supervisor:
         self._say, self._show = say, show
         self._groups = file.wanted()
         self._engines: dict[str, Engine] = {}
-        self._all: list[Kept] = []
-        """Whatever was ever kept."""
+        self._all: WeakSet[Kept] = WeakSet()
+        """Whatever is kept, those that are on their way out too."""
         self._names: dict[str, str] = {}
         self._nodes: list[Node] = []
         self._assignment = Assignment((), ())
@@ -137,7 +138,7 @@ class Supervisor:
         return task
 
     def _kept(self, stack: AsyncExitStack, kept: Kept) -> asyncio.Task[None]:
-        self._all.append(kept)
+        self._all.add(kept)
         return self._task(stack, kept.run(), kept.name)
 
     # What is where
@@ -230,7 +231,7 @@ class Supervisor:
         for name, place in wanted.items():
             if name not in self._engines:
                 kept = self._engine(place, http)
-                self._all.append(kept)
+                self._all.add(kept)
                 task = asyncio.create_task(kept.run(), name=name)
                 task.add_done_callback(partial(self._on_engine_ended, name))
                 self._engines[name] = Engine(place, kept, task)
@@ -317,7 +318,7 @@ class Supervisor:
         await self._known.wait()
         start = partial(self._start_ranks, table)
         trainer = Kept("trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True)
-        self._all.append(trainer)
+        self._all.add(trainer)
         await trainer.run()
 
     async def _start_ranks(self, table: TrainerTable) -> Sequence[Running]:
