@@ -251,7 +251,9 @@ class Completion:
         try:
             await self._record(self.reply.message())
         except Conflict as error:
-            raise superseded() if error.code == "recorded_elsewhere" else error from error
+            if error.code == "asked_again":
+                await self._abandon()
+            raise superseded() if error.code in ("recorded_elsewhere", "asked_again") else error from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
         self.finished(len(self._call.turn.ids))
         self.reply.matched_stop = self._segmenter.matched_stop

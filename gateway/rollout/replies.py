@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,7 +103,8 @@ class Replies:
             if reader := self._join(key) or await self._recorded(key, segment):
                 return reader
             if (logged := await self._taken_over(key)) is None:
-                return self._start(key, calls, await begin())
+                completion = await begin()
+                return await self._answered(key, completion, segment) or self._start(key, calls, completion)
             return await self._resumed(key, calls, begin, segment, logged)
 
     async def _resumed(
@@ -119,15 +121,30 @@ class Replies:
         try:
             recorded = await self._database.read(lambda c: turns.has_call(c, key.episode_id, call_id))
             completion = await begin()
+            if not recorded:
+                completion.resume(logged)
+            answered = await self._answered(key, completion, segment)
         except BaseException:
             await self._handover.drop(logged)
             raise
-        if not recorded:
+        if recorded or answered:
+            await self._handover.drop(logged)
+        else:
             log.info("call %s goes on here after %d tokens", call_id, len(logged.turn.ids))
-            completion.resume(logged)
-            return self._start(key, calls, completion)
-        await self._handover.drop(logged)
-        return await self._recorded(key, segment) or self._start(key, calls, completion)
+        return answered or self._start(key, calls, completion)
+
+    async def _answered(self, key: RequestKey, completion: Completion, segment: Segment) -> Reader | None:
+        """The recorded reply. None: `completion` is to make it, and no call that runs elsewhere will be recorded as the answer.
+
+        The bus may have lost that there is such a call, so the store is asked.
+        """
+        if self._handover is None:
+            return None
+        name, call_id = key.name, completion.reply.call_id
+        at = time.time()
+        if await self._database.submit(lambda c: turns.begin_anew(c, key.episode_id, name, call_id, at)):
+            return None
+        return await self._recorded(key, segment)
 
     async def _taken_over(self, key: RequestKey) -> LoggedCall | None:
         """The running call of a process that is gone, which is now this one's. Raises Elsewhere if its process is alive."""

@@ -157,6 +157,18 @@ class ExchangeRow(Base):
     """The body as it came; of a stream, the events."""
 
 
+class RetryRow(Base):
+    """Which call answers a request whose retry had to be begun anew, while calls of before may still run elsewhere."""
+
+    __tablename__ = "retries"
+
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(Words(32), primary_key=True)
+    """What the request's key has in common with those of its retries."""
+    call_id: Mapped[str] = mapped_column(Words(64))
+    at: Mapped[float] = mapped_column(Float)
+
+
 class AnswerRow(Base):
     """An answer that its client may come back for (`store`), in the API's own form."""
 

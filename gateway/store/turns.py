@@ -7,12 +7,25 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, Table, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    union_all,
+    update,
+)
 
 from gateway.errors import Conflict
 from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
-from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow
+from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
 from gateway.types import Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
@@ -22,6 +35,19 @@ _OPEN_TO = (
     .scalar_subquery()
 )
 _INSERT_CALL = insert(cast(Table, CallRow.__table__)).values(open_to=_OPEN_TO)
+_ELSEWHERE = union_all(
+    select(literal("recorded_elsewhere")).where(
+        CallRow.id == bindparam("of_call"), CallRow.episode_id == bindparam("of_episode")
+    ),
+    select(literal("asked_again")).where(
+        RetryRow.episode_id == bindparam("of_episode"),
+        RetryRow.name == bindparam("of_name"),
+        RetryRow.call_id != bindparam("of_call"),
+        RetryRow.at >= bindparam("since"),
+    ),
+)
+NAME = 32
+"""A request key begins with so many characters that a request has in common with its retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +65,45 @@ def insert_turn(
 ) -> None:
     """Stores a turn: its nodes and its call, in the transaction that makes the reply true.
 
-    `guarded`: raises Conflict if the episode is closed, and keeps it from being closed before this transaction has ended.
+    `guarded`: keeps the episode from being closed before this transaction has ended. Raises Conflict if the call is recorded
+    already (`recorded_elsewhere`), if the episode is closed (`episode_closed`), or if a retry of the call's request was begun anew
+    since (`asked_again`). An abandoned call answers nobody, so it is recorded in spite of that.
     """
     if guarded:
-        query = select(EpisodeRow.state).where(EpisodeRow.id == call["episode_id"])
-        if connection.scalar(query.with_for_update(read=True)) == "closed":
-            raise Conflict(f"episode {call['episode_id']} is closed", code="episode_closed")
+        _guard(connection, call)
     insert_turns(connection, [(nodes, call)])
+
+
+def _guard(connection: Connection, call: dict[str, Any]) -> None:
+    """Whoever changes what is asked here, locks the row of the episode before."""
+    episode_id, call_id = call["episode_id"], call["id"]
+    state = connection.scalar(
+        select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update(read=True)
+    )
+    name = "" if call["finish_reason"] == "abandoned" else call["request_key"][:NAME]
+    told = {"of_episode": episode_id, "of_call": call_id, "of_name": name, "since": call["received_at"]}
+    codes = set(connection.scalars(_ELSEWHERE, told))
+    if "recorded_elsewhere" in codes:
+        message = f"the call {call_id} was recorded by another gateway process"
+        raise Conflict(message, code="recorded_elsewhere")
+    if state == "closed":
+        raise Conflict(f"episode {episode_id} is closed", code="episode_closed")
+    if codes:
+        raise Conflict(f"another call answers the request of {call_id}", code="asked_again")
+
+
+def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str, at: float) -> bool:
+    """Makes a call the one that answers a request again: no call of before `at` will be recorded as its answer any more.
+
+    False, and nothing is changed: the request has been answered. `name`: see `NAME`.
+    """
+    connection.scalar(select(EpisodeRow.id).where(EpisodeRow.id == episode_id).with_for_update())
+    if answered(connection, episode_id, name) is not None:
+        return False
+    connection.execute(delete(RetryRow).where(RetryRow.episode_id == episode_id, RetryRow.name == name))
+    values = {"episode_id": episode_id, "name": name, "call_id": call_id, "at": at}
+    connection.execute(insert(RetryRow), values)
+    return True
 
 
 def insert_turns(connection: Connection, turns: Sequence[tuple[Sequence[Node], dict[str, Any]]]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from gateway.errors import Conflict, Unavailable
+from gateway.errors import Unavailable
 from gateway.render.aside import aside
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.store import turns
@@ -160,7 +160,8 @@ class Recorder:
     ) -> None:
         """Adds a turn to the tree and commits it. `reply` is what the client got; None if it got nothing whole.
 
-        Raises Conflict if another process has recorded the call, or if the episode's run is over.
+        Raises Conflict if another process has recorded the call (`recorded_elsewhere`) or answers its request (`asked_again`), or
+        if the episode's run is over.
         """
         for _ in range(_TRIES):
             lineage = await self._lineage(episode_id)
@@ -299,10 +300,6 @@ def _insert(lineage: _Lineage, nodes: Sequence[Node], row: dict[str, Any], conne
     """Stores a turn whose episode other processes may write to. Runs in the writer's thread, in the order of submission."""
     if lineage.broken:
         raise _TreeChanged
-    if turns.has_call(connection, row["episode_id"], row["id"]):
-        lineage.broken = True
-        message = f"the call {row['id']} was recorded by another gateway process"
-        raise Conflict(message, code="recorded_elsewhere")
     try:
         with connection.begin_nested():
             turns.insert_turn(connection, nodes, row, guarded=True)

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
-from tests.clusters import Cluster, run_cluster
+from tests.clusters import Cluster, run_cluster, until
 from tests.integration.test_handover import RETRY, Answer, mark
 from tests.servers import PostgresServer, RedisServer, redis_server
 
@@ -151,3 +151,65 @@ async def test_nothing_is_lost_or_doubled_with_the_bus(
     assert max(times.values()) == 1, "no sampling is in two turns"
     if losing.done() and not losing.cancelled():
         losing.result()
+
+
+class Gate:
+    """Holds a member's writes of one kind back until it is opened."""
+
+    def __init__(self, database: Any, kind: str) -> None:
+        self.held = asyncio.Event()
+        self.open = asyncio.Event()
+        self.done = asyncio.Event()
+        self._submit = database.submit
+        self._kind = kind
+        database.submit = self._instead
+
+    def _instead(self, write: Any) -> Any:
+        if self._kind not in getattr(write, "func", write).__qualname__:
+            return self._submit(write)
+        return asyncio.ensure_future(self._later(write))
+
+    async def _later(self, write: Any) -> Any:
+        self.held.set()
+        await self.open.wait()
+        try:
+            return await self._submit(write)
+        finally:
+            self.done.set()
+
+
+@pytest.mark.parametrize("first", ["record", "retry"])
+async def test_a_retry_that_nothing_is_known_of_and_its_call_that_is_being_recorded_are_one_turn(
+    cluster: Cluster, redis: RedisServer, first: str
+) -> None:
+    """Without the bus, which has forgotten the call; the transaction of either of the two may be the earlier one."""
+    one, other = cluster.members
+    redis.stop()
+    recording, claiming = Gate(one.services.database, "_insert"), Gate(other.services.database, "_answered")
+    async with cluster.admin() as admin:
+        opened = await admin.open_episode("t")
+        agent = Agent(cluster, opened.api_key, 0, random.Random(1))
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "?"}],
+            "logprobs": True,
+            "stream": False,
+        }
+        asking = asyncio.create_task(agent._read(one.url, body, {}, Answer()), name="asks")
+        await recording.held.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        answer = Answer()
+        again = asyncio.create_task(agent._read(other.url, body, RETRY, answer), name="asks-again")
+        await claiming.held.wait()
+        gates = [recording, claiming] if first == "record" else [claiming, recording]
+        for gate in gates:
+            gate.open.set()
+            await gate.done.wait()
+        await again
+        await until(lambda: not one.services.replies._completions, "the first call is over")
+        turns = [n for n in (await admin.trajectory(opened.episode_id))["nodes"] if n["sampled"]]
+    assert answer.finish == "stop"
+    reasons = {turn["call_id"] == answer.id: turn["mask_reason"] for turn in turns}
+    assert reasons == ({True: ""} if first == "record" else {True: "", False: "abandoned"})
+    assert len(turns) == len(reasons)

@@ -1,0 +1,143 @@
+"""A retry that is begun anew and the call that it repeats: one of the two answers, whichever way their transactions meet."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.errors import Conflict
+from gateway.sections import StoreSettings
+from gateway.store import episodes, turns
+from gateway.store.connections import connect
+from gateway.store.database import Database
+from gateway.types import Node
+from tests.unit.store.test_round_trips import call, episode
+
+NAME, BODY = "n" * turns.NAME, "b" * turns.NAME
+AT = 100.0
+
+
+def turn(
+    call_id: str, index: int = 0, at: float = AT - 1, **values: Any
+) -> tuple[list[Node], dict[str, Any]]:
+    """Of a request that was received a second before `AT`."""
+    empty = np.empty(0, np.int32)
+    node = Node(
+        index, -1, 0, True, empty, np.empty(0, np.float32), empty, np.empty(0, np.uint8), 1.0, "", call_id
+    )
+    row = call(call_id, "e", node=index) | {"request_key": NAME + BODY, "received_at": at}
+    return [node], row | values
+
+
+@pytest.fixture
+async def database(store_url: str) -> Any:
+    opened = await Database.open(StoreSettings(url=store_url))
+    await opened.submit(lambda c: episodes.insert_episode(c, episode("e")))
+    yield opened
+    await opened.close()
+
+
+async def record(database: Database, *made: Any) -> None:
+    await database.submit(lambda c: turns.insert_turn(c, *made, guarded=True))
+
+
+async def begin(database: Database, call_id: str, name: str = NAME, at: float = AT) -> bool:
+    return await database.submit(lambda c: turns.begin_anew(c, "e", name, call_id, at))
+
+
+async def recorded(database: Database) -> list[str]:
+    return [row["id"] for row in await database.read(lambda c: turns.calls(c, "e"))]
+
+
+async def test_a_call_of_before_answers_no_more(database: Database) -> None:
+    assert await begin(database, "retry")
+    with pytest.raises(Conflict) as error:
+        await record(database, *turn("first"))
+    assert error.value.code == "asked_again"
+    await record(database, *turn("retry"))
+    await record(database, *turn("first", 1, finish_reason="abandoned"))
+    assert sorted(await recorded(database)) == ["first", "retry"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"at": AT + 0.001}, {"request_key": "m" * turns.NAME + BODY}, {"request_key": ""}],
+    ids=["asked afterwards", "another request", "without a key"],
+)
+async def test_other_calls_are_not_concerned(database: Database, other: dict[str, Any]) -> None:
+    assert await begin(database, "retry")
+    await record(database, *turn("other", **other))
+    assert await recorded(database) == ["other"]
+
+
+async def test_of_two_retries_the_newer_one_answers(database: Database) -> None:
+    assert await begin(database, "one") and await begin(database, "two", at=AT + 1)
+    with pytest.raises(Conflict):
+        await record(database, *turn("one"))
+    await record(database, *turn("two", at=AT + 0.5))
+    assert not await begin(database, "three", at=AT + 2), "it is answered"
+    assert await recorded(database) == ["two"]
+
+
+async def test_an_abandoned_call_is_no_answer(database: Database) -> None:
+    await record(database, *turn("first", finish_reason="abandoned"))
+    assert await begin(database, "retry")
+
+
+async def test_a_call_that_is_recorded_twice_is_told_so_first(database: Database) -> None:
+    await record(database, *turn("first"))
+    assert not await begin(database, "retry")
+    with pytest.raises(Conflict) as error:
+        await record(database, *turn("first", 1))
+    assert error.value.code == "recorded_elsewhere"
+
+
+@pytest.mark.parametrize("earlier", ["record", "retry"])
+async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did(
+    store_url: str, earlier: str
+) -> None:
+    if not store_url.startswith("postgresql"):
+        pytest.skip("SQLite has one writer at a time")
+    one, other = [await Database.open(StoreSettings(url=store_url)) for _ in range(2)]
+    await one.submit(lambda c: episodes.insert_episode(c, episode("e")))
+    writes = {
+        "record": lambda c: turns.insert_turn(c, *turn("first"), guarded=True),
+        "retry": lambda c: turns.begin_anew(c, "e", NAME, "retry", AT),
+    }
+    late = writes["retry" if earlier == "record" else "record"]
+    begun: list[Any] = []
+
+    def write(connection: Any) -> Any:
+        result = writes[earlier](connection)
+        if not begun:
+            one._loop.call_soon_threadsafe(lambda: begun.append(other.submit(late)))
+            wait_for_a_lock(store_url)
+        return result
+
+    first = await one.submit(write)
+    if earlier == "record":
+        assert not await begun[0], "it was answered"
+        assert await recorded(one) == ["first"]
+    else:
+        assert first
+        with pytest.raises(Conflict) as error:
+            await begun[0]
+        assert error.value.code == "asked_again" and await recorded(one) == []
+    await one.close()
+    await other.close()
+
+
+def wait_for_a_lock(store_url: str) -> None:
+    """Until some transaction of the database waits for another one."""
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    engine = connect(store_url, 1)
+    with engine.connect() as looking:
+        deadline = time.monotonic() + 60
+        while not looking.exec_driver_sql(waits).scalar():
+            assert time.monotonic() < deadline, "nobody waits"
+            looking.rollback()
+            time.sleep(0.01)
+    engine.dispose()
