@@ -320,10 +320,10 @@ class _Checker:
                 self._report.wrong(
                     "never_trained", f"{group}: batch {buffer} was acknowledged, no checkpoint holds it"
                 )
-        self._complete(trained)
+        self._complete(trained, max(recorded, default=-1) + 1)
 
-    def _complete(self, trained: set[str]) -> None:
-        """Groups all of whose members were rewarded, as their agents were told."""
+    def _complete(self, trained: set[str], first: int) -> None:
+        """Groups all of whose members were rewarded, as their agents were told; `first`: the buffer to be trained next."""
         rewarded = Counter(
             e["group"] for e in self._evidence.agents if e["kind"] == "ended" and e["rewarded"]
         )
@@ -332,6 +332,9 @@ class _Checker:
         for row in sorted(self._evidence.tables["decisions"], key=lambda row: row["seq"]):
             decisions[row["group_id"]].append(row)
         places = Counter(rows[-1]["buffer"] for rows in decisions.values() if rows[-1]["kind"] == "occupied")
+        unfilled = first  # it waits for more groups, and all behind it wait for it
+        while places[unfilled] >= self._evidence.plan["batch"]:
+            unfilled += 1
         for event in self._evidence.agents:
             if (
                 event["kind"] != "group"
@@ -351,7 +354,7 @@ class _Checker:
                 pass
             elif dropped:
                 self._report.facts["dropped_groups"] += 1
-            elif last["kind"] == "occupied" and places[last["buffer"]] < self._evidence.plan["batch"]:
+            elif last["kind"] == "occupied" and last["buffer"] >= unfilled:
                 self._report.facts["waiting_groups"] += 1
             elif not any(row["kind"] == "trained" for row in rows):
                 self._report.wrong("never_trained", f"{group}: the last that is known is {last}")

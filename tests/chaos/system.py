@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -356,7 +357,9 @@ class System:
         except (httpx.HTTPError, ValueError, KeyError) as error:
             self._left = repr(error)
             return False
-        ready = [row["buffer"] for row in shown["buffers"] if row["occupied"] >= self.plan.batch]
+        # One that still waits for groups, as no agent asks any more, holds up those behind it.
+        full = takewhile(lambda row: row["occupied"] >= self.plan.batch, shown["buffers"])
+        ready = [row["buffer"] for row in full]
         rows = await self._read("SELECT version FROM versions WHERE state = 'updating'")
         self._left = f"{opened} episodes are open, buffers {ready} are ready, versions {rows} are updating"
         return not ready and not opened and not rows

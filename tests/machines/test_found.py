@@ -91,3 +91,13 @@ def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotte
         assert held is not None and held["fence"] == 2
     finally:
         machine.teardown()
+
+
+def test_an_engine_that_dies_while_a_new_coordinator_takes_it_over_is_waited_for() -> None:
+    """The machine's settings were not those of a cluster, so it counted as never up, and was given up for good."""
+    with links("keep") as machine:
+        machine.the_coordinator_dies(0.0)
+        machine.engines_are_slow(0, 0.0, 0.0, 1.0)
+        machine.another_follows(0)
+        machine.an_engine_dies(0, told=False)
+        machine.advance(20.0)

@@ -27,6 +27,9 @@ def settings_of(mode: str, order: str, patience_s: float) -> Settings:
             "engine": engine,
             "update": {"mode": mode, "order": order, "hold_s": 30, "patience_s": patience_s},
             "queue": {"max_wait_s": 900},
+            "store": {"url": "postgresql://nowhere/headgate"},
+            "bus": {"url": "redis://nowhere"},
+            "cluster": {"url": "http://nowhere", "key": "the-key-of-the-cluster"},
         }
     )
 
