@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from gateway.keys import Keyring
 from gateway.peers.follower import LINK
+from gateway.peers.hub import Hub
 
 router = APIRouter()
 
 _NOT_ALLOWED, _NOT_COORDINATOR = 4401, 4409
+_STOPPED = 1012
+"""What uvicorn says of every WebSocket when it shuts down."""
 
 
 @router.websocket(LINK)
@@ -25,7 +30,26 @@ async def link(wire: WebSocket) -> None:
     if services.hub is None:
         await wire.close(_NOT_COORDINATOR, "this process is not the coordinator")
         return
-    try:
-        await services.hub.serve(wire)
-    except WebSocketDisconnect:
-        return
+    with contextlib.suppress(WebSocketDisconnect):
+        await services.hub.serve(_Wire(wire, services.hub))
+
+
+class _Wire:
+    """Tells the hub before its link ends that it is this process which ends it."""
+
+    def __init__(self, wire: WebSocket, hub: Hub) -> None:
+        self._wire = wire
+        self._hub = hub
+
+    async def receive_text(self) -> str:
+        """See `gateway.peers.hub.Wire`."""
+        try:
+            return await self._wire.receive_text()
+        except WebSocketDisconnect as ended:
+            if ended.code == _STOPPED:
+                self._hub.leave()
+            raise
+
+    async def send_text(self, data: str) -> None:
+        """See `gateway.peers.hub.Wire`."""
+        await self._wire.send_text(data)

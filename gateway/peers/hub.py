@@ -2,7 +2,8 @@
 
 Owns the links. Invariants: a follower is told everything in the order in which it happened here, beginning with all engines as
 they are when it comes; one that does not do in time what it is asked counts as gone, and its link is closed; a process that is
-gone starts no run any more (`follower.py`), so nothing waits for it.
+gone starts no run any more (`follower.py`), so nothing waits for it. If it is this process that ends the links, they are not
+gone: their calls run on, so what they must be told before it is done is never done.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Hub:
         self._apis = apis
         self._ask_s = ask_s
         self._links: dict[str, _Link] = {}
+        self._leaving = False
 
     def opened(self, episodes: Episodes) -> None:
         """From now on followers are told whose calls they have."""
@@ -179,8 +181,14 @@ class Hub:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._drop(link)
 
+    def leave(self) -> None:
+        """This process is being stopped: its links end, and nobody hears what it says. Steps that have to be told wait until they
+        are cancelled."""
+        self._leaving = True
+
     def close(self) -> None:
         """Lets every follower look for another coordinator."""
+        self.leave()
         for link in list(self._links.values()):
             self._drop(link)
 
@@ -242,18 +250,31 @@ class Hub:
         return slot_to_json(model, slot, self._apis[model])
 
     def _ask_all(self, do: str, values: Message) -> Awaitable[None]:
-        return self._ask(list(self._links.values()), do, values)
+        return self._ask(list(self._links.values()), do, values, lambda: self._leaving)
 
-    def _ask(self, links: list[_Link], do: str, values: Message) -> Awaitable[None]:
+    def _ask(
+        self,
+        links: list[_Link],
+        do: str,
+        values: Message,
+        unheard: Callable[[], bool] = lambda: False,
+    ) -> Awaitable[None]:
         asked = [(link, link.ask(do, values)) for link in links]
-        return _Asked(asked, do, self._ask_s)
+        return _Asked(asked, do, self._ask_s, unheard)
 
 
 class _Asked:
-    """Until every link has done it, or is gone."""
+    """Until every link has done it, or is gone; for ever if it was `unheard`."""
 
-    def __init__(self, asked: list[tuple[_Link, asyncio.Future[None]]], do: str, ask_s: float) -> None:
+    def __init__(
+        self,
+        asked: list[tuple[_Link, asyncio.Future[None]]],
+        do: str,
+        ask_s: float,
+        unheard: Callable[[], bool],
+    ) -> None:
         self._asked = asked
+        self._unheard = unheard
         self._do = do
         self._ask_s = ask_s
 
@@ -261,9 +282,11 @@ class _Asked:
         return self._wait().__await__()
 
     async def _wait(self) -> None:
-        if not self._asked:
-            return
-        _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._ask_s)
+        late: set[asyncio.Future[None]] = set()
+        if self._asked:
+            _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._ask_s)
+        if self._unheard():
+            await asyncio.get_running_loop().create_future()
         for link, done in self._asked:
             if done in late:
                 log.error("%s did not do %r within %g s ([cluster] ask_s)", link.name, self._do, self._ask_s)

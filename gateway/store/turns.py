@@ -66,8 +66,8 @@ def insert_turn(
     """Stores a turn: its nodes and its call, in the transaction that makes the reply true.
 
     `guarded`: keeps the episode from being closed before this transaction has ended. Raises Conflict if the call is recorded
-    already (`recorded_elsewhere`), if the episode is closed (`episode_closed`), or if a retry of the call's request was begun anew
-    since (`asked_again`). An abandoned call answers nobody, so it is recorded in spite of that.
+    already (`recorded_elsewhere`), if the episode is closed (`episode_closed`), or if a retry of the call's request was begun
+    anew since (`asked_again`). An abandoned call answers nobody, so it is recorded in spite of that.
     """
     if guarded:
         _guard(connection, call)

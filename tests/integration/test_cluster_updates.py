@@ -156,6 +156,46 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
     assert not any(member.lost for member in cluster.members)
 
 
+async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_have_ended(
+    cluster: Cluster, versions: dict[int, Path]
+) -> None:
+    """It would change weights under calls of processes that it can tell nothing any more. It ends slowly here, while one engine
+    has loaded, and another one loads."""
+    first, done = cluster.coordinator, asyncio.Event()
+    membership = first.services.membership
+    close = membership.close
+
+    async def late() -> None:
+        await asyncio.sleep(3.0)
+        await close()
+
+    membership.close = late
+    agents = [Agent(cluster, 5 * i + 4) for i in range(8)]  # their calls stay in their engines
+    cluster.members.remove(first)
+    tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
+    await until(lambda: sum(e.sampled for e in cluster.engines) >= 200, "tokens flow")
+    for engine, load_s in zip(cluster.engines, (1.5, 20.0), strict=True):
+        engine.faults = replace(engine.faults, load_s=load_s)
+    async with cluster.admin(first) as admin:
+        await admin.publish(1, str(versions[1]), wait_s=0)
+    await until(lambda: cluster.engines[0].paused, "an engine is in the middle of its update")
+    cluster.members.append(first)
+    await cluster.stop(first)
+    for engine in cluster.engines:
+        engine.faults = replace(engine.faults, load_s=0.0)
+    await until(
+        lambda: any(placed(m) and m.role == "coordinator" for m in cluster.members), "there is a successor"
+    )
+    async with cluster.admin() as admin:
+        assert (await admin.publish(1, str(versions[1]), wait_s=60))["state"] == "live"
+        done.set()
+        await asyncio.gather(*tasks)
+        for agent in agents:
+            turns = [n for n in (await admin.trajectory(agent.episode))["nodes"] if n["sampled"]]
+            assert {turn["mask_reason"] for turn in turns} <= {"", "abandoned"}
+    assert not any(member.lost for member in cluster.members)
+
+
 async def test_an_engine_that_was_started_anew_behind_the_gateways_backs_samples_nothing_under_a_wrong_version(
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
