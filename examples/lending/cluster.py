@@ -105,11 +105,18 @@ class Run:
             httpx.AsyncClient(timeout=5.0) as http,
         ):
             await gateway.ready(lambda: _answers(http, f"{self.url}/readyz"), START_S)
-            async with (
-                self._process("agents", at["r0"], "gateway.cli", *rollout) as agents,
-                self._process("trainer", trains, *train) as trainer,
-            ):
-                await self._until_trained(trainer, gateway, agents)
+            async with self._process("trainer", trains, *train) as trainer:
+                # Else agents fill batches while it starts, and it waits for none.
+                await trainer.ready(lambda: self._trainer_waits(http), START_S)
+                async with self._process("agents", at["r0"], "gateway.cli", *rollout) as agents:
+                    await self._until_trained(trainer, gateway, agents)
+
+    async def _trainer_waits(self, http: httpx.AsyncClient) -> bool:
+        """Whether it has released its nodes."""
+        nodes = [
+            (await http.get(f"{self.url}/admin/v1/nodes/{node}")).json() for node in self.topology.trained_on
+        ]
+        return not any(node["reason"].startswith("it was added") for node in nodes)
 
     async def _until_trained(self, trainer: LocalProcess, *others: LocalProcess) -> None:
         waits = {asyncio.create_task(p.wait(), name=p.name): p for p in (trainer, *others)}
