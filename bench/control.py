@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, number, show
+from scheduler.policies.placement import Rule
 from scheduler.policies.staleness_events import (
     BufferReady,
     Command,
@@ -42,6 +43,8 @@ from scheduler.reactor import MILLISECOND, SECOND, PhysicalAction, Recording, Ru
 GOAL = 0.05
 _MODEL = "model"
 _PROMPT, _SAMPLED = 2000, 3000
+_URGENCY = 64.0
+"""The default of `[routing] urgency`."""
 _FILL = 1000
 """Calls that arrive at once while the program is filled."""
 
@@ -57,6 +60,7 @@ class Plan:
     episode_calls: int
     group: int
     tick_ms: int
+    rule: Rule = "cached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +205,10 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """The program of one model, with room in its ledger for every open episode."""
-    settings = {"batch": max(1, plan.calls // plan.group // 4), "eta": 15}
-    return ControlProgram({"models": {_MODEL: {"ledger": {"rule": "staleflow", "settings": settings}}}})
+    ledger = {"batch": max(1, plan.calls // plan.group // 4), "eta": 15}
+    placement = {"rule": plan.rule, "urgency": _URGENCY if plan.rule == "gain" else 1.0}
+    model = {"ledger": {"rule": "staleflow", "settings": ledger}, "placement": placement}
+    return ControlProgram({"models": {_MODEL: model}})
 
 
 class Retold:
@@ -277,13 +283,14 @@ def main(
     episode_calls: Annotated[int, typer.Option(min=1, help="Calls of an episode.")] = 4,
     group: Annotated[int, typer.Option(min=1, help="Episodes of a group.")] = 8,
     tick_ms: Annotated[int, typer.Option(min=1, max=1000, help="How often calls are told of.")] = 10,
+    rule: Annotated[Rule, typer.Option(help="[routing] rule; late calls count more with `gain`.")] = "cached",
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/control.json"),
 ) -> None:
     """Measure the control program's share of one core, recorded, in virtual time (so the load is simulated, the CPU time is not).
 
     Example: python -m bench.control --engines 64 --calls 5000 --seconds 5
     """
-    before, plan = machine(), Plan(engines, calls, call_s, episode_calls, group, tick_ms)
+    before, plan = machine(), Plan(engines, calls, call_s, episode_calls, group, tick_ms, rule)
     with Steps(1) as steps, tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         steps.begin(f"{engines} engines, {calls} calls")
         result = measure(plan, seconds, Path(folder))
@@ -297,7 +304,7 @@ def main(
         for kind, rate in result["events_per_s"].items()
     ]
     show(
-        f"The control program at {engines} engines and {calls:,} open calls",
+        f"The control program at {engines} engines and {calls:,} open calls, rule {rule}",
         ["figure", "value"],
         rows,
         f"calls of {call_s:g} s on average, told of every {tick_ms} ms; recorded; simulated load, measured CPU time",
@@ -308,6 +315,7 @@ def main(
         "machine": {**before, "load_average_after": machine()["load_average"]},
         "engines": engines,
         "calls": calls,
+        "rule": rule,
         **result,
     }
     finish(report, out)
