@@ -59,12 +59,20 @@ class Movable:
 
 
 class _Plan:
-    """The engines as they will be, and who is told to go."""
+    """The engines as they will be, and who is told to go. They are copied when somebody goes: in most seconds nobody does."""
 
     def __init__(self, engines: Iterable[OpenEngine], settings: MigrationSettings) -> None:
-        self.engines = [replace(engine) for engine in engines]
+        self.engines = list(engines)
         self.moves: list[tuple[str, str, str]] = []
         self._at_once = settings.at_once
+        self._own = False
+
+    def begin(self) -> list[OpenEngine]:
+        """The engines, which may be changed from now on."""
+        if not self._own:
+            self._own = True
+            self.engines = [replace(engine) for engine in self.engines]
+        return self.engines
 
     @property
     def full(self) -> bool:
@@ -105,9 +113,9 @@ def moves(
 def _from_queues(
     plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice, settings: MigrationSettings
 ) -> None:
-    crowded = [engine for engine in plan.engines if engine.waiting > settings.waiting_above]
-    if not crowded:
+    if not any(engine.waiting > settings.waiting_above for engine in plan.engines):
         return
+    crowded = [engine for engine in plan.begin() if engine.waiting > settings.waiting_above]
     others = [engine for engine in plan.engines if not engine.waiting]
     others.sort(key=lambda engine: (engine.running, engine.name))
     for source in sorted(crowded, key=lambda engine: (-engine.waiting, engine.name)):
@@ -135,22 +143,22 @@ def _to_gain(
     plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice, settings: MigrationSettings
 ) -> None:
     """Calls out of the slowest engines, each into the best of the fastest that may have it."""
-    engines = plan.engines
-    fastest = sorted((engine.step_s(1), i) for i, engine in enumerate(engines) if not engine.waiting)
-    slowest = sorted(engines, key=lambda engine: (-engine.step_s(), engine.name))
-    for source in slowest[: settings.at_once]:
+    fastest = sorted((engine.step_s(1), i) for i, engine in enumerate(plan.engines) if not engine.waiting)
+    slowest = sorted((-engine.step_s(), engine.name, i) for i, engine in enumerate(plan.engines))
+    for _, name, number in slowest[: settings.at_once]:
         failures = 0
-        for call in sorted(inside(source.name), key=lambda call: (-call.weight, -call.length)):
+        for call in sorted(inside(name), key=lambda call: (-call.weight, -call.length)):
+            source = plan.engines[number]
             if plan.full or not fastest or source.step_s() <= fastest[0][0]:
                 return
-            found = _better(call, source, engines, fastest, choice, settings.gap_until)
+            found = _better(call, source, plan.engines, fastest, choice, settings.gap_until)
             if found is None:
                 failures += 1
                 if failures == _LOOKED_AT:
                     break
                 continue
-            _, i = fastest.pop(found)
-            plan.move(call, source, engines[i])
+            (_, i), engines = fastest.pop(found), plan.begin()
+            plan.move(call, engines[number], engines[i])
             insort(fastest, (engines[i].step_s(1), i))
 
 
@@ -186,7 +194,7 @@ def _gap(engines: Iterable[OpenEngine], settings: MigrationSettings) -> bool:
 def _from_fast_to_slow(
     plan: _Plan, inside: Callable[[str], Iterable[Movable]], settings: MigrationSettings
 ) -> None:
-    slow_first = [engine for engine in plan.engines if not engine.aside]
+    slow_first = [engine for engine in plan.begin() if not engine.aside]
     slow_first.sort(key=lambda engine: (engine.rate, engine.name))
     takers = list(slow_first)
     for fast in reversed(slow_first):

@@ -126,6 +126,11 @@ class OpenEngine:
         """Seconds of a step, with so many more calls that have no tokens yet."""
         return self.model.step_s(self.running + more, self.kv)
 
+    def steps_s(self, length: int) -> tuple[float, float]:
+        """Seconds of a step now, and with one more call of `length` tokens."""
+        model, running, kv = self.model, self.running, self.kv
+        return model.step_s(running, kv), model.step_s(running + 1, kv + length)
+
     def adds(self, length: int, weight: float = 1.0) -> float:
         """What a call that is in it adds now: the `gain` if it were not, and came."""
         kv, extra = max(0, self.kv - length), self.extra - (weight - 1)
@@ -179,13 +184,27 @@ class Choice:
         """
         if self.rule == "cached":
             return (engine.running * CALL_TOKENS - cached, -cached, 0, engine.name)
-        if not self.has_room(engine, length, weight):
-            return (_FULL, engine.running, engine.version, engine.name)
-        step_s = engine.model.step_s(engine.running + 1, engine.kv + length)
-        prefill_s = engine.model.k3 * (length - cached)
-        count = engine.running + engine.extra + weight
-        lost = count / step_s * prefill_s / ((expected or _STAY) * step_s)
-        return (lost - engine.gain(length, weight), engine.running, engine.version, engine.name)
+        return self.key_at(engine, engine.steps_s(length), length, expected, cached, weight)
+
+    def key_at(
+        self,
+        engine: OpenEngine,
+        steps_s: tuple[float, float],
+        length: int,
+        expected: int,
+        cached: int,
+        weight: float,
+    ) -> Key:
+        """The same under `gain`, where `steps_s` is known. Thousands are asked for in a second, so all is in one place."""
+        now_s, then_s = steps_s
+        running, model = engine.running, engine.model
+        if running and not self._is_worth_it(engine, length, weight, now_s, then_s):
+            return (_FULL, running, engine.version, engine.name)
+        others = running + engine.extra
+        prefill_s = model.k3 * (length - cached)
+        lost = (others + weight) / then_s * prefill_s / ((expected or _STAY) * then_s)
+        gain = (others + weight) / then_s - (others / now_s if running else 0.0)
+        return (lost - gain, running, engine.version, engine.name)
 
     def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
         """Whether it is better for a call to be in the engine than to wait: by tokens a second, whatever the others count.
@@ -194,7 +213,12 @@ class Choice:
         """
         if self.rule == "cached" or not engine.running:
             return True
-        gain = engine.model.gain(engine.running, engine.kv, length)
+        return self._is_worth_it(engine, length, weight, *engine.steps_s(length))
+
+    def _is_worth_it(
+        self, engine: OpenEngine, length: int, weight: float, now_s: float, then_s: float
+    ) -> bool:
+        gain = (engine.running + 1) / then_s - engine.running / now_s
         return not engine.waiting and gain > self.mu / weight * engine.model.alone(length)
 
 
@@ -374,8 +398,13 @@ class Engines:
 
     def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:
         """What says in each heap that is for it how good the engine is."""
+        length, choice = int(self.typical), self.choice
+        if choice.rule == "cached":
+            yield (False, engine.aside, engine.version), (choice.key(engine, 0, 0, 0), engine.stamp, engine)
+            return
+        steps_s = engine.steps_s(length)
         for late, weight in enumerate(self._weights):
-            key = self.choice.key(engine, int(self.typical), 0, 0, weight)
+            key = choice.key_at(engine, steps_s, length, 0, 0, weight)
             yield (late > 0, engine.aside, engine.version), (key, engine.stamp, engine)
 
     def _file(self, engine: OpenEngine) -> None:
