@@ -176,6 +176,14 @@ def _forgotten_by_the_ledger(evidence: Evidence) -> None:
     evidence.tables["decisions"] = kept
 
 
+def untrain(evidence: Evidence, buffer: int) -> None:
+    """The batch was full, and nobody has trained it."""
+    evidence.checkpoints.pop(buffer)
+    kept = [r for r in evidence.tables["decisions"] if (r["kind"], r["buffer"]) != ("trained", buffer)]
+    evidence.tables["decisions"] = kept
+    evidence.tables["leases"] = [row for row in evidence.tables["leases"] if row["buffer"] != buffer]
+
+
 def _reward_lost(evidence: Evidence) -> None:
     _, group = _trained(evidence)
     for row in evidence.tables["episodes"]:
@@ -226,6 +234,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a batch acknowledged twice", "trained_twice", _acknowledged_twice),
     Mutant("a batch acknowledged without one of its groups", "never_trained", _acknowledged_untrained),
     Mutant("a group that the ledger forgot", "never_trained", _forgotten_by_the_ledger),
+    Mutant("a full batch that was not trained", "never_trained", lambda e: untrain(e, max(e.checkpoints))),
     Mutant("a reward that was lost", "never_trained", _reward_lost),
     Mutant("a key that reached another's episode", "leaks", _foreign_read),
     Mutant("replies that were given to each other's clients", "leaks", _another_reply),

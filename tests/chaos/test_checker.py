@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos.checker import COUNTS, check
 from tests.chaos.evidence import Evidence, lines, read
-from tests.chaos.mutants import MUTANTS, Mutant
+from tests.chaos.mutants import MUTANTS, Mutant, untrain
 from tests.chaos.report import page, summary
 
 _RECORDED = Path(__file__).with_name("recorded.zip")
@@ -56,6 +56,21 @@ def test_labels_that_the_record_itself_disowns_are_no_lie(recorded: Evidence) ->
 
 def test_every_count_has_a_mutant() -> None:
     assert {mutant.wrong for mutant in MUTANTS} == set(COUNTS)
+
+
+def test_a_full_batch_behind_one_that_lacks_a_group_waits(recorded: Evidence) -> None:
+    spoilt = copy.deepcopy(recorded)
+    last = max(spoilt.checkpoints)
+    lost, full = spoilt.checkpoints[last - 1][0], len(spoilt.checkpoints[last])
+    for buffer in (last - 1, last):
+        untrain(spoilt, buffer)
+    assert check(spoilt).counts["never_trained"] == 2 * full, "both were full"
+    for row in spoilt.tables["decisions"]:
+        if row["group_id"] == lost and row["kind"] == "occupied":
+            row.update(kind="dropped", reason="too_few_rewards", buffer=None)
+    report = check(spoilt)
+    assert report.counts["never_trained"] == 0
+    assert report.facts["waiting_groups"] >= 2 * full - 1
 
 
 def test_marks_that_were_given_twice_are_no_evidence(recorded: Evidence) -> None:
