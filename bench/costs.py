@@ -29,7 +29,7 @@ import typer
 
 from bench.load import Shape, measure
 from bench.model import save_model
-from bench.processes import Child, run_engine, run_gateway
+from bench.processes import ENGINE_PYTHON, Child, EnginePython, check_installed, run_engine, run_gateway
 from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
 from gateway.control.fitting import Sample, fit
@@ -192,19 +192,14 @@ def error(model: EngineModel, cells: Sequence[Cell]) -> float:
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each step.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of each load, for the live fit.")] = 12.0,
-    engine_python: Annotated[
-        Path, typer.Option(help="The interpreter of vLLM's environment (`make engine`).")
-    ] = Path(".venv-engine/bin/python"),
+    engine_python: EnginePython = ENGINE_PYTHON,
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/costs.json"),
 ) -> None:
     """Measure real vLLM's steps, fit the simulator's coefficients to them, and compare.
 
     Example: python -m bench.costs --rounds 3
     """
-    if not engine_python.exists():
-        raise typer.BadParameter(
-            f"{engine_python} is not there: run `make engine`", param_hint="--engine-python"
-        )
+    check_installed(engine_python)
     began, before = time.monotonic(), machine()
     with Steps(len(list(_pairs())) + 3 + len(_STREAMS) + len(_UNSEEN)) as steps:
         found = asyncio.run(_bench(rounds, seconds, engine_python, steps))

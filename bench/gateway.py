@@ -19,6 +19,7 @@ import typer
 from bench.model import save_model
 from bench.pair import MAX_TOKENS, PairPlan, measure_pairs, show_pair
 from bench.peers import TARGETS, PeerPlan, keys_of, measure_peers, show_peers
+from bench.processes import ENGINE_PYTHON, EnginePython, check_installed
 from bench.report import Steps, finish, machine
 from bench.targets import Prompts
 
@@ -67,9 +68,7 @@ def main(
         typer.Option(min=0.1, help="Seconds of one measurement; up to 4 times that for a slow target."),
     ] = 4.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each target under each load.")] = 3,
-    engine_python: Annotated[
-        Path, typer.Option(help="The interpreter of vLLM's environment (`make engine`).")
-    ] = Path(".venv-engine/bin/python"),
+    engine_python: EnginePython = ENGINE_PYTHON,
     litellm: Annotated[
         Path, typer.Option(help="LiteLLM's command (`make litellm`); left out if it is not there.")
     ] = Path(".venv-litellm/bin/litellm"),
@@ -148,8 +147,8 @@ def _engines(name: str, python: Path) -> list[str]:
     names = _ENGINES.get(name)
     if names is None:
         raise typer.BadParameter(f"one of {', '.join(_ENGINES)}", param_hint="--engine")
-    if "vllm" in names and not python.exists():
-        raise typer.BadParameter(f"{python} is not there: run `make engine`", param_hint="--engine-python")
+    if "vllm" in names:
+        check_installed(python)
     return names
 
 

@@ -10,9 +10,10 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import typer
 
 from gateway.engines.process import EngineProcess
 from gateway.settings import Settings
@@ -31,6 +32,17 @@ VLLM_CPU: dict[str, Any] = {
     },
 }
 """vLLM on the CPU, as small as it gets: what is measured is the gateway, not the model."""
+EnginePython = Annotated[
+    Path, typer.Option("--engine-python", help="The interpreter of vLLM's environment (`make engine`).")
+]
+ENGINE_PYTHON = Path(".venv-engine/bin/python")
+
+
+def check_installed(engine_python: Path) -> None:
+    """Raises typer.BadParameter if vLLM's environment is not there."""
+    if not engine_python.exists():
+        message = f"{engine_python} is not there: run `make engine`"
+        raise typer.BadParameter(message, param_hint="--engine-python")
 
 
 class Child:

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from bench.processes import VLLM_CPU, Child, serve_gateway
+from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_installed, serve_gateway
 from bench.report import Steps, finish, machine, number, percentile, show
 from bench.streams import OpenStreams
 from bench.targets import GatewayTarget, Prompts
@@ -170,9 +170,7 @@ def main(
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 3.0,
     load_s: Annotated[float, typer.Option(min=0.01, help="What a load takes the fake engine.")] = 2.0,
     delay_s: Annotated[float, typer.Option(min=0.001, help="What a token takes the fake engine.")] = 0.2,
-    engine_python: Annotated[
-        Path, typer.Option(help="The interpreter of vLLM's environment (`make engine`).")
-    ] = Path(".venv-engine/bin/python"),
+    engine_python: EnginePython = ENGINE_PYTHON,
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/update.json"),
 ) -> None:
     """Measure how long weight updates hold open streams up, against the time that the engines themselves need.
@@ -189,8 +187,8 @@ def main(
     engines, modes = _ENGINES.get(engine), _MODES.get(mode)
     if engines is None or modes is None or order not in ("rolling", "together"):
         raise typer.BadParameter("see --help", param_hint="--engine, --mode or --order")
-    if "vllm" in engines and not engine_python.exists():
-        raise typer.BadParameter(f"{engine_python} is not there: run `make engine`", param_hint="--engine")
+    if "vllm" in engines:
+        check_installed(engine_python)
     counts = dict(zip(("fake", "vllm"), _two_numbers(streams), strict=True))
     plans = [
         Plan(e, m, order, counts[e], updates, every_s, load_s, delay_s, engine_python.absolute())

@@ -28,7 +28,7 @@ import typer
 from bench.figures import figures, ratio
 from bench.load import Shape, Target, Window, measure
 from bench.model import save_model
-from bench.processes import Child, run_engine, run_gateway
+from bench.processes import ENGINE_PYTHON, Child, EnginePython, check_installed, run_engine, run_gateway
 from bench.report import Spread, Steps, finish, machine, ranged, show, spread
 from bench.targets import ChatKind, ChatTarget, DirectTarget, GatewayTarget, Prompts
 
@@ -66,9 +66,7 @@ def main(
     streams: Annotated[int, typer.Option(min=1, help="Concurrent streams.")] = 32,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of one measurement.")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of measurements.")] = 3,
-    engine_python: Annotated[
-        Path, typer.Option(help="The interpreter of vLLM's environment (`make engine`).")
-    ] = Path(".venv-engine/bin/python"),
+    engine_python: EnginePython = ENGINE_PYTHON,
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path(
         "runs/bench/vllm_chat.json"
     ),
@@ -77,10 +75,7 @@ def main(
 
     Example: python -m bench.vllm_chat --streams 16 --rounds 5
     """
-    if not engine_python.exists():
-        raise typer.BadParameter(
-            f"{engine_python} is not there: run `make engine`", param_hint="--engine-python"
-        )
+    check_installed(engine_python)
     import uvloop
 
     plan = Plan(streams, seconds, rounds, engine_python)
