@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -75,12 +76,19 @@ class RunningGateway:
 
 @asynccontextmanager
 async def serve(app: Any, port: int) -> AsyncIterator[None]:
-    """An ASGI application on a loopback port."""
+    """An ASGI application on a loopback port. Raises OSError if somebody else has it; uvicorn would end the test process."""
     config = uvicorn.Config(
-        app, port=port, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=KEEP_ALIVE_S
+        app, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=KEEP_ALIVE_S
     )
     server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(), name=f"server-{port}")
+    at = socket.socket()
+    at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        at.bind(("127.0.0.1", port))
+    except OSError:
+        at.close()
+        raise
+    task = asyncio.create_task(server.serve([at]), name=f"server-{port}")
     try:
         while not server.started:
             if task.done():

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +23,9 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _RANDOM = random.SystemRandom()
 """Not seeded by anybody: processes that were forked must not choose alike."""
+_HELD: deque[socket.socket] = deque()
+_MOST_HELD = 64
+"""Ports that were given away last, and are held until so many more were."""
 
 
 class ChildDied(Exception):
@@ -128,16 +132,23 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now.
+    """A TCP port of the loopback interface that nobody listens on now, and that nobody else is given by this function.
 
     It is of none of the ranges from which Linux and Ray give ports to whoever asks for any: nobody has it by chance before it is
-    used.
+    used. A server can bind to it, as servers do with SO_REUSEADDR, though it is held here, by a socket that does not listen.
     """
     while True:
-        port = _RANDOM.randrange(20_000, 32_768)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        port, held = _RANDOM.randrange(20_000, 32_768), socket.socket()
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after it was seen that nobody has it
+        _HELD.append(held)
+        if len(_HELD) > _MOST_HELD:
+            _HELD.popleft().close()
+        return port
 
 
 def die_with_parent() -> None:

@@ -83,8 +83,13 @@ class Agent:
         return self.number % 5 == 4
 
 
-async def check(admin: GatewayClient, agents: list[Agent], versions: dict[int, Path]) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how many turns have more than one version."""
+async def check(
+    admin: GatewayClient, agents: list[Agent], versions: dict[int, Path], *, unsure: bool = False
+) -> int:
+    """Nothing is lost, doubled or mislabelled; answers how many turns have more than one version.
+
+    `unsure`: a run may have been cut after its weights had changed, so that no engine said which of its tokens came before.
+    """
     crossed = 0
     for agent in agents:
         nodes = (await admin.trajectory(agent.episode))["nodes"]
@@ -94,7 +99,7 @@ async def check(admin: GatewayClient, agents: list[Agent], versions: dict[int, P
         for turn in turns:
             assert turn["mask_reason"] == "" or agent.lost
             if not agent.pinned:  # the fake engine's penalties are not in what it is checked against
-                check_sampled_by_the_fake(nodes, turn, versions)
+                check_sampled_by_the_fake(nodes, turn, versions, unsure=unsure)
             crossed += len(turn["versions"]) > 1
     return crossed
 
@@ -152,7 +157,7 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
         await until(lambda: sum(e.sampled for e in cluster.engines) >= enough, "tokens flow again")
         done.set()
         await asyncio.gather(*tasks)
-        await check(admin, agents, versions)
+        await check(admin, agents, versions, unsure=True)
     assert not any(member.lost for member in cluster.members)
 
 

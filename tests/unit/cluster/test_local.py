@@ -193,6 +193,14 @@ asyncio.run(main())
     await until(lambda: not alive(int(path.read_text())))
 
 
-def test_a_free_port_can_be_bound() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", free_port()))
+def test_a_server_can_have_a_free_port_and_whoever_looks_for_one_finds_it_taken() -> None:
+    """Two processes that look at the same moment must not find the same one."""
+    ports = [free_port() for _ in range(20)]
+    assert len(set(ports)) == len(ports)
+    for port in ports:
+        with socket.socket() as looking, pytest.raises(OSError, match="in use"):
+            looking.bind(("127.0.0.1", port))
+        with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+            client.connect(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
