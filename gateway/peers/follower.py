@@ -59,6 +59,8 @@ class Follower:
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
         self._trouble: list[tuple[str, str, str]] = []
         self._ending: set[asyncio.Task[None]] = set()
+        self._stopping: dict[str, asyncio.Event] = {}
+        """Episodes whose calls are being stopped."""
 
     async def follow(self, url: str) -> None:
         """Links to the coordinator at `url`, and returns when the link is lost."""
@@ -292,13 +294,22 @@ class Follower:
         self._done(message)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
+        """Until what runs in an episode is recorded, also for whoever is told of its end again, by the next link."""
+        if (over := self._stopping.get(episode_id)) is not None:
+            await over.wait()
+            return
         live = self.episodes.pop(episode_id, None)
         if live is None:
             return
-        self._by_key.pop(live.key_hash, None)
-        await asyncio.gather(*(call.stop(reason) for call in live.calls))
-        for recorder in self._recorders:
-            recorder.forget(episode_id)
+        over = self._stopping[episode_id] = asyncio.Event()
+        try:
+            self._by_key.pop(live.key_hash, None)
+            await asyncio.gather(*(call.stop(reason) for call in live.calls))
+            for recorder in self._recorders:
+                recorder.forget(episode_id)
+        finally:
+            del self._stopping[episode_id]
+            over.set()
 
     async def _give_back(self, message: Message) -> None:
         slot = self._pools[message["model"]].slots.get(message["name"])

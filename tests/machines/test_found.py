@@ -57,6 +57,19 @@ def test_an_end_that_a_link_lost_is_told_again() -> None:
         machine.advance(3.0)
 
 
+def test_an_end_that_is_told_twice_is_answered_when_its_calls_are_recorded() -> None:
+    """The follower had begun with it when its link was cut; told again, it knew no such episode, and answered at once."""
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        machine.c.record_s = 3.0
+        machine.end_episode(0)
+        machine.advance(0.02)
+        for which in (0, 1):
+            machine.a_link_is_cut(which, (0.0, 20.0))
+        machine.advance(8.0)
+
+
 def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
     """Sent again it was refused, though the batch was consumed: the trainer would have gone back to its last checkpoint."""
     machine = LeaseMachine()
