@@ -15,6 +15,8 @@ MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
 ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 20.0), (7.5, 20.0)])
 """When the follower and the hub hear of a cut: the hub is never the first (docs/cluster.md tells why, and what then)."""
+_START_S = 10.0
+"""An engine is not back sooner than this after it died."""
 FAULTS = st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordinator", "engine"])
 CALLS = st.tuples(st.integers(0, 3), st.sampled_from([3, 12, 40, 150]), st.sampled_from([False, False, True]))
 
@@ -186,7 +188,7 @@ class LinkMachine(RuleBasedStateMachine):
     def an_engine_comes_back(self, which: int) -> None:
         """Not before its health checks have failed: an engine takes longer than that to start."""
         server = self.c.servers[which % len(self.c.servers)]
-        if self.c.clock.now - server.died_at > 10.0:
+        if self.c.clock.now - server.died_at > _START_S:
             server.up = True
 
     @precondition(lambda self: self.cluster and sum(not p.dead for p in self.cluster.processes) > 2)
@@ -246,6 +248,8 @@ class LinkMachine(RuleBasedStateMachine):
         """The network and the engines are well again: everybody sees the same, and every call comes to its end."""
         if self.c.leader is None:
             self.another_follows(0)
+        if not all(server.up for server in self.c.servers):
+            self.advance(_START_S)
         for server in self.c.servers:
             server.up, server.arrival_s, server.stream_s, server.work_s = True, 0.0, 0.0, 0.0
         for link in self.c.network.live():
