@@ -8,28 +8,46 @@ from typing import Any
 
 import pytest
 
+from gateway.engines.fake import identity, next_token
+from gateway.render.renderer import ChatRenderer
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Decision, Event, read
 from tests.gateways import RunningGateway, run_gateway
-from tests.integration.support import until
+from tests.integration.support import STOP_TOKENS, until
 from tests.integration.test_engines import slots, two_engines
 
 LONG = 60
 """Tokens of a long call at most; short ones have 4."""
 
 
-async def ask(gateway: RunningGateway, task: str, tokens: int) -> str:
+def lasting(gateway: RunningGateway) -> list[dict[str, str]]:
+    """A question whose reply does not end before its limit; which one that is depends on where the weights are."""
+    model = gateway.settings.model
+    renderer, weights = ChatRenderer.load(model), identity(str(model.path))
+    for number in range(1, 400):
+        messages = [{"role": "user", "content": "why" * number}]
+        context = list(renderer.render(messages, []))
+        for _ in range(LONG):
+            context.append(next_token(weights, context, None, STOP_TOKENS)[0])
+        if not {*context[-LONG:]} & {*STOP_TOKENS}:
+            return messages
+    raise AssertionError("no such question")
+
+
+async def ask(gateway: RunningGateway, question: Any, task: str, tokens: int) -> str:
     """One call of a new episode; answers the engine that sampled its end."""
     episode, headers = await gateway.open(task, mode="eval")
-    answer = await gateway.chat(headers, max_tokens=tokens)
+    answer = await gateway.chat(headers, max_tokens=tokens, messages=question)
     assert answer.status_code == 200, answer.text
     (call,) = (await gateway.admin.episode(episode))["calls"]
     return call["engine"]
 
 
-async def ask_all(gateway: RunningGateway, tasks: list[str]) -> list[str]:
-    return await asyncio.gather(*(ask(gateway, task, LONG if task == "long" else 4) for task in tasks))
+async def ask_all(gateway: RunningGateway, question: Any, tasks: list[str]) -> list[str]:
+    return await asyncio.gather(
+        *(ask(gateway, question, task, LONG if task == "long" else 4) for task in tasks)
+    )
 
 
 def calls_of(gateway: RunningGateway) -> list[Any]:
@@ -60,13 +78,14 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         routing={"tails": True, "rule": "gain", "mu": 0.0, "slots": 1},
     )
     async with run_gateway(values, in_process=False) as gateway:
+        question = lasting(gateway)
         for _ in range(4):
-            await ask_all(gateway, ["long", *(f"short-{i}" for i in range(6))])
+            await ask_all(gateway, question, ["long", *(f"short-{i}" for i in range(6))])
         await until(lambda: not aside(gateway), "nobody has calls, and none is set aside", 30)
         for slot in slots(gateway):
             await gateway.fake("faults", slot, delay_s=1.0)
         stay = ["long", *["short-0"] * 8]
-        first = asyncio.gather(*(ask(gateway, task, LONG) for task in stay))
+        first = asyncio.gather(*(ask(gateway, question, task, LONG) for task in stay))
         await until(lambda: len(calls_of(gateway)) == 9, "all run", 30)
         short, (long,) = ([call for call in calls_of(gateway) if call.tail == tail] for tail in (False, True))
         assert [call.expected for call in short] == [4] * 8
@@ -76,7 +95,7 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         await gateway.model.pool.move(long.call_id, None)
         (kept,) = aside(gateway)
         later = asyncio.gather(
-            *(ask(gateway, task, LONG) for task in ["long", "short-1", "short-2", "short-3"])
+            *(ask(gateway, question, task, LONG) for task in ["long", "short-1", "short-2", "short-3"])
         )
         await until(lambda: len(calls_of(gateway)) == 13, "the others run too", 30)
         for slot in slots(gateway):
