@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_token
+from gateway.render.renderer import ChatRenderer
 from gateway.types import EpisodeOpened
 from scheduler.cluster.local import free_port
 from tests.gateways import RunningGateway, run_gateway, serve, settings_for
@@ -133,6 +134,21 @@ def check_sampled_by_the_fake(
         expected = [next_token(identity(str(weights[v])), context, seed, STOP_TOKENS) for v in known]
         assert (token, pytest.approx(logprob, abs=1e-5)) in [(said[0], said[1]) for said in expected]
         context.append(token)
+
+
+def lasting(model: Any, seed: int | None = None) -> list[dict[str, str]]:
+    """A question to which the fake engine's reply takes 60 to 120 tokens; which one that is depends on where the weights are."""
+    renderer, weights = ChatRenderer.load(model), identity(str(model.path.resolve()))
+    for number in range(1, 400):
+        messages = [{"role": "user", "content": "why" * number}]
+        context = renderer.render(messages, [])
+        for length in range(121):
+            if length and context[-1] == STOP_TOKENS[0]:
+                break
+            context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
+        if 60 <= length < 120:
+            return messages
+    raise AssertionError("no such question")
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0) -> None:

@@ -32,7 +32,7 @@ from scheduler.cluster.local import free_port
 from tests.clusters import CLUSTER_KEY, run_cluster
 from tests.gateways import serve, settings_for
 from tests.integration.gateway_process import GatewayProcess
-from tests.integration.support import STOP_TOKENS, until
+from tests.integration.support import STOP_TOKENS, lasting, until
 from tests.servers import PostgresServer, RedisServer, redis_server
 
 RETRY = {"x-stainless-retry-count": "1"}
@@ -91,20 +91,9 @@ class World:
 
     def question(self, seed: int | None = None, **more: Any) -> dict[str, Any]:
         """A request whose reply takes 60 to 120 tokens."""
-        renderer = ChatRenderer.load(self.settings.model)
-        weights = identity(str(self.settings.model.path.resolve()))
-        for number in range(1, 400):
-            message = {"role": "user", "content": "why" * number}
-            context = renderer.render([message], [])
-            for length in range(121):
-                if length and context[-1] == STOP_TOKENS[0]:
-                    break
-                context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
-            if 60 <= length < 120:
-                return {"model": "m", "messages": [message], "logprobs": True, **more} | (
-                    {} if seed is None else {"seed": seed}
-                )
-        raise AssertionError("no such question")
+        messages = lasting(self.settings.model, seed)
+        body = {"model": "m", "messages": messages, "logprobs": True, **more}
+        return body if seed is None else body | {"seed": seed}
 
     async def stream(
         self,

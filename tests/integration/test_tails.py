@@ -8,31 +8,15 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.fake import identity, next_token
-from gateway.render.renderer import ChatRenderer
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Decision, Event, read
 from tests.gateways import RunningGateway, run_gateway
-from tests.integration.support import STOP_TOKENS, until
+from tests.integration.support import lasting, until
 from tests.integration.test_engines import slots, two_engines
 
 LONG = 60
 """Tokens of a long call at most; short ones have 4."""
-
-
-def lasting(gateway: RunningGateway) -> list[dict[str, str]]:
-    """A question whose reply does not end before its limit; which one that is depends on where the weights are."""
-    model = gateway.settings.model
-    renderer, weights = ChatRenderer.load(model), identity(str(model.path))
-    for number in range(1, 400):
-        messages = [{"role": "user", "content": "why" * number}]
-        context = list(renderer.render(messages, []))
-        for _ in range(LONG):
-            context.append(next_token(weights, context, None, STOP_TOKENS)[0])
-        if not {*context[-LONG:]} & {*STOP_TOKENS}:
-            return messages
-    raise AssertionError("no such question")
 
 
 async def ask(gateway: RunningGateway, question: Any, task: str, tokens: int) -> str:
@@ -78,7 +62,7 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         routing={"tails": True, "rule": "gain", "mu": 0.0, "slots": 1},
     )
     async with run_gateway(values, in_process=False) as gateway:
-        question = lasting(gateway)
+        question = lasting(gateway.settings.model)
         for _ in range(4):
             await ask_all(gateway, question, ["long", *(f"short-{i}" for i in range(6))])
         await until(lambda: not aside(gateway), "nobody has calls, and none is set aside", 30)

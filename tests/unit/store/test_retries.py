@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from gateway.errors import Conflict
 from gateway.sections import StoreSettings
 from gateway.store import episodes, turns
-from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.types import Node
+from tests.unit.store.locks import wait_for_a_lock
 from tests.unit.store.test_round_trips import call, episode
 
 NAME, BODY = "n" * turns.NAME, "b" * turns.NAME
@@ -128,16 +127,3 @@ async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did
         assert error.value.code == "asked_again" and await recorded(one) == []
     await one.close()
     await other.close()
-
-
-def wait_for_a_lock(store_url: str) -> None:
-    """Until some transaction of the database waits for another one."""
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    engine = connect(store_url, 1)
-    with engine.connect() as looking:
-        deadline = time.monotonic() + 60
-        while not looking.exec_driver_sql(waits).scalar():
-            assert time.monotonic() < deadline, "nobody waits"
-            looking.rollback()
-            time.sleep(0.01)
-    engine.dispose()

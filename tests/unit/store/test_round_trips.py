@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from gateway.store.decisions import Decision
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.store.schema import bring_up_to_date
 from gateway.types import Node
+from tests.unit.store.locks import wait_for_a_lock
 
 texts = st.text(st.characters(codec=None), max_size=300) | st.sampled_from(
     ["", "\0", "a\0b", "\ud800", "\udfff\ud800", "\ufdd0", "\ufdd00000", "\U0010ffff", "%_\\'\"", " ", "\x1b"]
@@ -241,13 +241,7 @@ async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the
         turns.insert_turn(connection, [node], call("c0", "e"), guarded=True)
         if store_url.startswith("postgresql") and not closing:
             one._loop.call_soon_threadsafe(lambda: closing.append(close()))
-            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            with connect(store_url, 1).connect() as looking:
-                deadline = time.monotonic() + 60
-                while not looking.exec_driver_sql(waits).scalar():
-                    assert time.monotonic() < deadline, "the closing does not wait"
-                    looking.rollback()
-                    time.sleep(0.01)
+            wait_for_a_lock(store_url)
             assert not closing[0].done()
 
     def close() -> Any:
