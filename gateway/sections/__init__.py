@@ -1,0 +1,79 @@
+"""The tables of the gateway's configuration file, one module for each concern (`settings.py` has the whole file)."""
+
+from gateway.sections.access import (
+    AdminSettings,
+    AgentSettings,
+    LimitSettings,
+    LimitsSettings,
+    ProjectLimitSettings,
+    ProjectSettings,
+    QueueSettings,
+)
+from gateway.sections.base import Days, Name, RuleName, Seconds, Section
+from gateway.sections.engines import (
+    EngineSettings,
+    UpdateSettings,
+    UpstreamSettings,
+    is_public,
+    public_engine,
+)
+from gateway.sections.episodes import (
+    CallSettings,
+    EpisodeSettings,
+    FeedSettings,
+    GraderSettings,
+    StalenessSettings,
+)
+from gateway.sections.models import Bounds, ModelSettings, SamplingSettings
+from gateway.sections.scheduling import (
+    ControlSettings,
+    LendingSettings,
+    LengthSettings,
+    NodeSettings,
+    RoutingSettings,
+)
+from gateway.sections.server import (
+    BusSettings,
+    ClusterSettings,
+    RetentionSettings,
+    ServerSettings,
+    StoreSettings,
+)
+
+__all__ = [
+    "AdminSettings",
+    "AgentSettings",
+    "Bounds",
+    "BusSettings",
+    "CallSettings",
+    "ClusterSettings",
+    "ControlSettings",
+    "Days",
+    "EngineSettings",
+    "EpisodeSettings",
+    "FeedSettings",
+    "GraderSettings",
+    "LendingSettings",
+    "LengthSettings",
+    "LimitSettings",
+    "LimitsSettings",
+    "ModelSettings",
+    "Name",
+    "NodeSettings",
+    "ProjectLimitSettings",
+    "ProjectSettings",
+    "QueueSettings",
+    "RetentionSettings",
+    "RoutingSettings",
+    "RuleName",
+    "SamplingSettings",
+    "Seconds",
+    "Section",
+    "ServerSettings",
+    "StalenessSettings",
+    "StoreSettings",
+    "UpdateSettings",
+    "UpstreamSettings",
+    "is_public",
+    "public_engine",
+]

@@ -1,0 +1,128 @@
+"""Engines and how weights reach them: `[engine]`, `[update]`; an upstream model's address."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, model_validator
+
+from gateway.sections.base import Seconds, Section
+
+
+class EngineSettings(Section):
+    """`[engine]`, or `[models.NAME.engine]`: the servers that turn token ids into token ids."""
+
+    launch: Literal["vllm", "fake", "external"] = "vllm"
+    """`vllm` and `fake` are started and restarted as child processes; `external` is there already, at `url`."""
+    count: int = Field(1, ge=0, le=256)
+    """Engines to start; more can be added and removed at /admin/v1/engines."""
+    url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Instead of `url`: several external engines."""
+    api: Literal["vllm", "sglang"] = "vllm"
+    """What an external or fake engine speaks."""
+    allow_public: bool = False
+    """True: external engines may have public addresses. Whoever reaches one controls it: vLLM asks for its API key under /v1
+    alone, and not where it is paused, given weights or asked for tokens."""
+    python: str = "python"
+    """The interpreter of vLLM's environment."""
+    args: tuple[str, ...] = Field((), repr=False)
+    """Further arguments for the engine's command line."""
+    env: dict[str, str] = Field({}, repr=False)
+    log: Path = Path("runs/engine.log")
+    """Each engine's name is put before the suffix: `runs/engine-NAME-0.log`."""
+    sleep: Literal["pause", "level1", "level2"] = "pause"
+    """What an engine does on a node that its trainer has: `pause` keeps its memory (all that there is without an accelerator);
+    `level1` moves its weights to the host's memory and frees the rest; `level2` frees everything."""
+    start_s: Seconds = 180.0
+    stall_s: Seconds = 60.0
+    """How long an open engine may stay silent in the middle of a generation before the call goes on elsewhere."""
+    health_s: Seconds = 2.0
+    """How often engines are asked whether they are well; three times no answer is a death."""
+    max_restarts: int = Field(3, ge=0, le=100)
+    """Restarts within `restart_window_s` after which an engine is left alone, until the next version is published."""
+    restart_window_s: Seconds = 600.0
+
+    @model_validator(mode="after")
+    def _external_has_url(self) -> Self:
+        if (self.launch == "external") != (self.url is not None or bool(self.urls)):
+            raise ValueError("`url` (or `urls`) is for launch = 'external', and needed there")
+        if self.url is not None and self.urls:
+            raise ValueError("`url`, or `urls`: one of the two")
+        if self.restart_window_s < self.max_restarts * self.start_s:
+            raise ValueError(
+                "restart_window_s must hold max_restarts starts of start_s, or the budget would never run out"
+            )
+        if self.launch == "external" and self.count > 1:
+            raise ValueError("external engines are counted by their `urls`; add others at /admin/v1/engines")
+        for url in (self.url, *self.urls):
+            if url is not None and not self.allow_public and is_public(urlsplit(url).hostname or ""):
+                raise ValueError(public_engine(url))
+        return self
+
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """One for each engine at the start: where it is, or None if it is to be started."""
+        if self.launch == "external":
+            return self.urls or (self.url,)
+        return (None,) * self.count
+
+
+class UpstreamSettings(Section):
+    """`[models.NAME.upstream]`: somebody else's OpenAI-compatible API. Its calls are recorded and never trained."""
+
+    url: str = Field(pattern="^https?://")
+    """With the `/v1`."""
+    model: str | None = None
+    """The model's name there, if it is another."""
+    key: SecretStr | None = None
+    timeout_s: Seconds = 600.0
+    """How long it may be silent."""
+
+
+class UpdateSettings(Section):
+    """`[update]`: how engines come to a new version, the deadlines of the steps, and how exact the probe must be."""
+
+    mode: Literal["abort", "keep"] = "abort"
+    """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
+    engine."""
+    order: Literal["rolling", "together", "pull"] = "rolling"
+    """One engine after the other; all at once; or `pull`: a version is live as soon as one engine runs it, and the others come to
+    it when they have little to do, or a call waits that they are too old for (`[routing]`)."""
+    clear_cache: bool = True
+    """False (for `keep`): frozen requests go on with what older weights computed, and their tokens are flagged STALE_KV."""
+    patience_s: float = Field(0.0, ge=0, le=3600)
+    """How long requests that an engine gave back for an update wait for it, before they go to another: that one would have to
+    compute their prefixes, beside its own work."""
+    hold_s: Seconds = 30.0
+    load_s: Seconds = 120.0
+    probe_s: Seconds = 60.0
+    resume_s: Seconds = 30.0
+    probe_tolerance: float = Field(0.15, gt=0, le=5)
+    """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
+    noise_floor: float = Field(0.002, ge=0, le=1)
+    """Two versions whose probes differ by less (mean, nats) are called indistinct."""
+    orphans: Literal["drop", "correct"] = "drop"
+    """What becomes of samples whose version is no ancestor of the newest: their tokens are not trained, or they are (the
+    correction by importance sampling takes them for what they are: samples of another policy)."""
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address can be reached from everywhere; False for a name."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_global
+
+
+def public_engine(url: str) -> str:
+    """Why an engine is refused at a public address."""
+    return (
+        f"{url.rpartition('@')[2]}: an engine at a public address can be paused, reloaded and read by anybody, because vLLM's "
+        "control endpoints ignore its API key; put it on loopback or a private network, or say `allow_public = true`"
+    )

@@ -1,0 +1,99 @@
+"""Episodes, from the first call to the trained batch: `[episodes]`, `[calls]`, `[graders]`, `[staleness]`, `[feed]`."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.sections.base import RuleName, Seconds, Section
+
+
+class EpisodeSettings(Section):
+    """`[episodes]`: when an episode that nobody ends is ended."""
+
+    idle_s: Seconds = 300.0
+    total_s: Seconds = 3600.0
+    max_wait_s: Seconds = 300.0
+    """The longest `?wait=` that opening an episode honours."""
+
+
+class CallSettings(Section):
+    """`[calls]`: calls whose client or engine goes away."""
+
+    grace_s: Seconds = 30.0
+    """How long the tokens of a call whose client went away can be resumed by a retry, before they become an abandoned branch."""
+    chunks_per_s: int = Field(14_000, ge=1, le=10**9)
+    """Chunks a second of all streams together: where engines sample more tokens than this, several come in one chunk. What one
+    core carries; fewer make first tokens come sooner under load."""
+    max_failures: int = Field(5, ge=1, le=100)
+    """A call that saw so many engines fail gives up: it may be what kills them."""
+
+
+class GraderSettings(Section):
+    """`[graders.NAME]`: something that computes a reward when an episode is closed without one."""
+
+    function: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """`module:function`, run in a worker process; it is given the episode as a dict and answers a number."""
+    url: str | None = Field(None, pattern="^https?://")
+    """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
+    weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False)
+    """What its answer counts in the sum."""
+    timeout_s: Seconds = 60.0
+    """How long one try may take; a worker that takes longer is killed."""
+    retries: int = Field(2, ge=0, le=100)
+    """Further tries, after which the episode is dropped with the reason `grading_failed`."""
+    workers: int = Field(2, ge=1, le=256)
+    """Processes, or requests at once."""
+    models: tuple[str, ...] | None = None
+    """The trained models whose episodes it grades; all, if none are named."""
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if (self.function is None) == (self.url is None):
+            raise ValueError("a grader needs `function`, or `url`: one of the two")
+        return self
+
+
+class StalenessSettings(Section):
+    """`[staleness]`: how far samples may lag behind the weights that are trained."""
+
+    eta: int = Field(1, ge=0, le=64)
+    batch: int = Field(16, ge=1, le=65_536)
+    """Groups in one batch."""
+    min_members: int = Field(2, ge=1, le=1024)
+    """A group with fewer rewarded episodes is dropped."""
+    rule: RuleName = "staleflow"
+    """Who decides. All but `staleflow` are there for comparison: they bound less, or wait more."""
+    spare_groups: int = Field(0, ge=0, le=65_536)
+    """Groups that may race for a batch beyond those it is trained on; what is left of them is aborted."""
+    spare_members: int = Field(0, ge=0, le=1024)
+    """Members that may race for a group beyond its `group_size`; what is left of them is aborted."""
+    drop_equal: bool = False
+    """A group whose rewards are all equal teaches nothing and is dropped, so that another can take its place."""
+    late: Literal["cancel", "drop", "mask"] = "cancel"
+    """A group for which no batch is left within the bound: its episodes are stopped (`cancel`); run on, untrained (`drop`); or it
+    takes the next batch that there is, its rewards count, and only tokens past the bound are not trained (`mask`)."""
+    stuck: Literal["wait", "retry", "truncate"] = "wait"
+    """A batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`: wait for them; give them up, so that
+    others may start (`retry`); or train without them (`truncate`)."""
+    stuck_groups: int = Field(4, ge=1, le=65_536)
+    stuck_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _rule_takes_the_settings(self) -> Self:
+        if self.rule == "slime" and self.eta == 0:
+            raise ValueError('rule = "slime" needs eta >= 1: it is its update_weights_interval')
+        extras = (self.spare_groups, self.spare_members, self.drop_equal, self.stuck != "wait")
+        if self.rule != "staleflow" and (any(extras) or self.late != "cancel"):
+            raise ValueError(
+                f'spare_groups, spare_members, drop_equal, late and stuck are for rule = "staleflow", not {self.rule!r}'
+            )
+        return self
+
+
+class FeedSettings(Section):
+    """`[feed]`: leases."""
+
+    lease_s: Seconds = 120.0
+    max_wait_s: Seconds = 60.0

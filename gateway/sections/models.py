@@ -1,0 +1,65 @@
+"""Models and how they are sampled: `[models]`, `[sampling]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.sections.base import Section
+from gateway.sections.engines import EngineSettings, UpstreamSettings
+from gateway.sections.episodes import StalenessSettings
+
+
+class ModelSettings(Section):
+    """`[models.NAME]`: a model, and the names by which agents may ask for it."""
+
+    path: Path | None = None
+    """A Hugging Face checkpoint: version 0. Needed, unless the model is upstream."""
+    train: bool = True
+    """False: frozen. Its calls are recorded and never trained."""
+    family: str = "qwen3"
+    """Which renderer turns messages into tokens and back; `auto` asks the `renderers` library."""
+    aliases: tuple[str, ...] | None = None
+    """Other names that mean this model; `*` is every name. Where none are given, a trained model answers to every name that
+    nobody else has, in its own episodes."""
+    max_model_len: int = Field(2048, ge=16, le=2**20)
+    """Prompt and completion together, in tokens."""
+    thinking: bool = True
+    """Passed to families whose template knows `enable_thinking`."""
+    engine: EngineSettings | None = None
+    """Instead of `[engine]`."""
+    upstream: UpstreamSettings | None = None
+    staleness: StalenessSettings | None = None
+    """Instead of `[staleness]`."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.path is None) == (self.upstream is None):
+            raise ValueError("a model needs `path`, or `upstream`: one of the two")
+        if self.upstream is not None and self.train:
+            raise ValueError("a model that is upstream cannot be trained here: say `train = false`")
+        return self
+
+
+class Bounds(Section):
+    """What a training episode may ask for; the value is clamped, and both values are stored."""
+
+    override: float | None = Field(None, ge=0, le=10)
+    min: float = Field(0.0, ge=0, le=10)
+    max: float = Field(10.0, ge=0, le=10)
+
+    def apply(self, asked: float) -> float:
+        """The value to use for one that was asked for."""
+        return self.override if self.override is not None else min(max(asked, self.min), self.max)
+
+
+class SamplingSettings(Section):
+    """`[sampling]`: what happens to agents' sampling parameters in training episodes (never in eval episodes)."""
+
+    temperature: Bounds = Bounds()
+    top_p: Bounds = Bounds(max=1.0)
+    seed: Literal["keep", "ignore"] = "keep"
+    default_temperature: float = Field(1.0, ge=0, le=2)
+    """For requests that name none."""

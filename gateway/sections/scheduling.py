@@ -1,0 +1,147 @@
+"""The control program and what it decides by: `[control]`, `[lengths]`, `[routing]`, `[nodes]`, `[lending]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.sections.base import Name, Section
+
+
+class ControlSettings(Section):
+    """`[control]`: the control program, which decides when engines are launched, updated and restarted."""
+
+    recording: Path | None = Path("runs/control.jsonl")
+    """What happened and what was decided, for `scheduler replay`."""
+    recording_mb: float = Field(1024.0, gt=0, le=1_000_000)
+    """A run's recording ends at this size; the gateway goes on, and a replay ends there."""
+
+
+class LengthSettings(Section):
+    """`[lengths]`: how long calls are expected to be, learnt from those that are over (docs/scheduler.md, Long tails)."""
+
+    ranker: Literal["none", "history", "boosted"] = "none"
+    """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
+    (extra `lengths`)."""
+    tail_share: float = Field(0.2, gt=0, lt=1)
+    """Which share of the calls, those that are expected to be longest, are tails."""
+    memory: int = Field(10_000, ge=16, le=1_000_000)
+    """Tasks (and as many groups, and episodes) whose lengths are remembered: those that were heard of last."""
+    warm_calls: int = Field(2000, ge=0, le=100_000)
+    """Of how many calls in the store a process learns when it starts, the newest;"""
+    warm_s: float = Field(5.0, ge=0, le=600)
+    """and for how long at most, for all models together."""
+
+
+class RoutingSettings(Section):
+    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/scheduler.md, Where a call goes)."""
+
+    rule: Literal["cached", "gain"] = "cached"
+    """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
+    mu: float = Field(0.05, ge=0, lt=1)
+    """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
+    urgency: float = Field(64.0, ge=1, le=1e6)
+    """With `gain`: how many times as much a call counts for each version that its V is behind the newest; 1: all the same."""
+    tails: bool = False
+    """Engines of their own for calls that are predicted to be among the longest."""
+    slots: int = Field(64, ge=1, le=65_536)
+    """Calls that run at once in an engine, as far as `tails` is concerned."""
+    running_below: int = Field(2, ge=1, le=65_536)
+    """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
+    rate_below: float = Field(0.0, ge=0, le=1)
+    """And so is one that samples less than this share of what engines sample on average."""
+    pull_at_once: float = Field(0.25, ge=0, le=1)
+    """The share of the engines that may pull together; one always may."""
+    migrate: bool | None = None
+    """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
+    "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
+    waiting_above: int = Field(2, ge=0, le=65_536)
+    """So many calls may wait in an engine's own queue before some move."""
+    gap_above: float = Field(2.0, ge=1, le=1000)
+    """The fastest engine samples so many times more than the slowest before calls move,"""
+    gap_until: float = Field(1.2, ge=1, le=1000)
+    """and they move until it is below this."""
+    moves_at_once: int = Field(16, ge=1, le=65_536)
+    """The most calls that move in one second."""
+    k1: float = Field(1e-7, ge=0, le=1)
+    """What is believed of engines until it has been measured, in seconds: a step's time for each token in the cache,"""
+    k2: float = Field(5e-3, ge=0, le=100)
+    """for the batch at least,"""
+    k3: float = Field(1e-4, ge=0, le=100)
+    """for each running call,"""
+    k4: float = Field(5e-3, gt=0, le=100)
+    """and in any case."""
+
+    @model_validator(mode="after")
+    def _gap_closes(self) -> Self:
+        if self.gap_until > self.gap_above:
+            raise ValueError("gap_until must not exceed gap_above: calls would move to and fro")
+        return self
+
+
+class NodeSettings(Section):
+    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/scheduler.md)."""
+
+    tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
+    tag is a description."""
+    zone: str = Field("", max_length=64)
+    hardware: str = Field("", max_length=64)
+    capacity: dict[Name, float] = Field({}, max_length=64)
+    """Such as `{ gpus = 8 }`; only shown."""
+    engines: int = Field(0, ge=0, le=256)
+    """To start there, as `[engine]` says; they are called NAME-0, NAME-1, ..."""
+    urls: tuple[str, ...] = ()
+    """Instead, engines that are there already."""
+    model: str | None = None
+    """Which model its engines run; the first trained one, if none is named."""
+
+    @model_validator(mode="after")
+    def _engines_can_be(self) -> Self:
+        if self.engines and self.urls:
+            raise ValueError("`engines` are started, `urls` are there already: one of the two")
+        if (self.engines or self.urls) and "rollout" not in self.tags:
+            raise ValueError("engines need the tag 'rollout': without it they would never wake")
+        return self
+
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """One for each engine: where it is, or None if it is to be started."""
+        return self.urls or (None,) * self.engines
+
+
+class LendingSettings(Section):
+    """`[lending]`: nodes with the tags `rollout` and `train`, which sample while their trainer waits (docs/scheduler.md)."""
+
+    enabled: bool = True
+    """False: their engines never wake."""
+    margin_s: float = Field(1.0, ge=0, le=3600)
+    """By how much the predicted wait must exceed the measured cost of the switch; and how much earlier than that a node is called
+    back."""
+    min_stay_s: float = Field(5.0, ge=0, le=3600)
+    """The shortest time for which a node is lent, unless its trainer claims it; and between a call back and the next loan."""
+    deadline_s: float = Field(30.0, ge=0.2, le=3600)
+    """How long a trainer waits for its node at most. An engine that does not sleep after half of it is killed."""
+    claim_s: float = Field(30.0, ge=0.5, le=3600)
+    """How long a trainer that has a node may say nothing before it is lent again; and how long a node is left alone at the
+    gateway's start, unless its trainer speaks."""
+    smooth_s: float = Field(10.0, ge=0.1, le=3600)
+    """How far back the measured speed reaches by which it is predicted how long a trainer will wait."""
+    lead: float = Field(1.0, ge=0, le=1)
+    """How long before its batch is whole a trainer gets its node back, as a share of the time that it computes on a batch, which
+    is measured. 0 for a trainer that takes no group before the batch is whole."""
+    pinned_s: float | None = Field(None, ge=0, le=3600)
+    """How long a call that cannot move may go on in an engine that is put to sleep; a quarter of `deadline_s`, if not given."""
+
+    @model_validator(mode="after")
+    def _pinned_calls_end_in_time(self) -> Self:
+        if self.grace_s > self.deadline_s / 2:
+            raise ValueError("pinned_s must be no more than half of deadline_s: then the engine is killed")
+        return self
+
+    @property
+    def grace_s(self) -> float:
+        """`pinned_s`, or what stands for it."""
+        return self.deadline_s / 4 if self.pinned_s is None else self.pinned_s

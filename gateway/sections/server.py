@@ -1,0 +1,82 @@
+"""Where the gateway listens, stores and shares: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr
+
+from gateway.sections.base import Days, Seconds, Section
+
+
+class ServerSettings(Section):
+    """`[server]`: where the gateway listens."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65_535)
+    public_url: str | None = None
+    """The root by which agents reach the gateway, if not `http://host:port`."""
+    body_limit_bytes: int = Field(8 * 2**20, ge=1024, le=2**30)
+    keep_alive_s: Seconds = 15.0
+    """How often a stream that has nothing to say sends an SSE comment."""
+    shutdown_s: Seconds = 10.0
+    """How long running calls may go on after a stop was asked for."""
+
+    @property
+    def url(self) -> str:
+        """The root URL that agents are given."""
+        return self.public_url or f"http://{self.host}:{self.port}"
+
+
+class StoreSettings(Section):
+    """`[store]`: where committed facts live."""
+
+    url: str = Field("sqlite:///runs/headgate.db", repr=False)
+    """It may hold a password."""
+    max_pending: int = Field(10_000, ge=1)
+    """Writes that may wait for the database before calls are refused with 503."""
+    read_wait_s: Seconds = 10.0
+    """How long a read waits for a database that is away, before it is refused with 503; and a start or a stop of the gateway."""
+
+
+class RetentionSettings(Section):
+    """`[retention]`: how long closed episodes are kept (docs/store.md). What is not given keeps them for ever."""
+
+    keep_days: Days | None = None
+    """Days since its end after which an episode is deleted, unless it may still be needed."""
+    keep_untrained_days: Days | None = None
+    """The same for training episodes that no batch was trained on, if not `keep_days`."""
+    keep_eval_days: Days | None = None
+    """The same for evaluation episodes, if not `keep_days`."""
+    every_s: Seconds = 3600.0
+    """How often it is looked for old episodes."""
+
+
+class ClusterSettings(Section):
+    """`[cluster]`: several gateway processes on one store, of which one at a time decides (docs/cluster.md)."""
+
+    url: str | None = Field(None, pattern="^https?://")
+    """Where the other gateway processes reach this one, without a path. Setting it (or `gateway serve --workers`) turns the
+    cluster on; it needs PostgreSQL."""
+    key: SecretStr | None = Field(None, min_length=16)
+    """What the processes show one another. Or `HEADGATE_CLUSTER_KEY` in the environment."""
+    lease_s: float = Field(5.0, ge=0.5, le=300)
+    """How long the coordinator may be silent before another process takes its place."""
+    ask_s: Seconds = 10.0
+    """How long a process may take to do what the coordinator asks of it, before it counts as gone."""
+
+
+class BusSettings(Section):
+    """`[bus]`: what is hot, shared between gateway processes, and may be lost."""
+
+    url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
+    """`redis://HOST:PORT/N`; `memory://` is this process alone: a call whose process dies is then begun anew by its retry."""
+    prefix: str = Field("headgate", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """What the names of all keys begin with: gateways that share a server but no store need different ones."""
+    timeout_s: float = Field(0.5, ge=0.01, le=10)
+    """How long an operation may take before the bus counts as away."""
+    alive_s: float = Field(3.0, ge=0.5, le=60)
+    """How long a process that says nothing counts as alive; then others take over its running calls."""
+    log_every_s: float = Field(0.025, ge=0.001, le=1)
+    """How often the new tokens of all running calls are logged. A stream shows nothing that is not logged, so it comes up to
+    so much later."""
+    log_s: float = Field(60.0, ge=1, le=3600)
+    """How long what a dead process has logged of its calls is kept for their retries."""
