@@ -37,13 +37,23 @@ class GatewayError(Exception):
     type: ClassVar[str] = "server_error"
 
     def __init__(
-        self, message: str, *, code: str | None = None, param: str | None = None, quoted: str = ""
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        quoted: str = "",
+        details: dict[str, Any] | None = None,
     ) -> None:
-        """`quoted`: what somebody else said, which may be part of a prompt: clients are told, logs (`str`) are not."""
+        """`quoted`: what somebody else said, which may be part of a prompt: clients are told, logs (`str`) are not.
+
+        `details`: the error for programs, in the form that Anthropic's clients look for.
+        """
         super().__init__(message)
         self.message = f"{message}: {quoted}" if quoted else message
         self.code = code
         self.param = param
+        self.details = details
         self.retry_after: float | None = None
 
 

@@ -38,9 +38,10 @@ def error_body(error: GatewayError) -> dict[str, Any]:
 
 def anthropic_error_body(error: GatewayError) -> dict[str, Any]:
     """An error as Anthropic's API has it; it has no place for a code or a parameter, so the message names them."""
+    details = {} if error.details is None else {"details": error.details}
     return {
         "type": "error",
-        "error": {"type": _ANTHROPIC.get(error.status, "api_error"), "message": error.message},
+        "error": {"type": _ANTHROPIC.get(error.status, "api_error"), "message": error.message, **details},
     }
 
 

@@ -68,6 +68,8 @@ class CountRequest(_Strict):
     context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
     speed: Literal["standard"] | None = None
+    thread: dict[str, Any] | None = None
+    """A conversation that the server keeps; refused, so clients send the whole conversation instead."""
 
 
 class MessagesRequest(CountRequest):
@@ -114,9 +116,14 @@ def parse_count(values: dict[str, Any]) -> Asked:
 
 def _validated(form: type[R], values: dict[str, Any]) -> R:
     try:
-        return form.model_validate(values)
+        request = form.model_validate(values)
     except ValidationError as error:
         raise validation_error(error.errors()) from error
+    if request.thread is not None:
+        message = "thread: conversations are not kept here: send all messages, and no `thread`"
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise BadRequest(message, code="unsupported_parameter", param="thread", details=details)
+    return request
 
 
 def _asked(request: CountRequest) -> Asked:

@@ -143,6 +143,44 @@ async def test_a_conversation_of_tools_is_one_path_of_tokens(
         )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_sdks_tool_runner(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
+    """It asks the server to keep the conversation first, and goes on by itself once it is told that nobody does."""
+    gateway, engine = scripted
+    engine.replies += [CALL % 2, "Done."]
+
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Adds."""
+        return str(a + 1)
+
+    async with opened(gateway) as (client, episode):
+        runner: Any = client.beta.messages.tool_runner(
+            model="claude-opus", max_tokens=500, messages=[HI], tools=[add], stream=stream
+        )
+        last = await runner.until_done()
+    assert [block.text for block in last.content] == ["Done."]
+    prompt, call, result, _done = await nodes_of(gateway, episode)
+    assert [call["parent"], result["parent"]] == [prompt["index"], call["index"]]
+    assert "<tool_response>\n3\n</tool_response>" in gateway.model.renderer.decode(result["ids"])
+
+
+async def test_threads_are_refused_as_clients_expect_it(
+    scripted: tuple[RunningGateway, ScriptedEngine],
+) -> None:
+    gateway, engine = scripted
+    async with opened(gateway) as (client, _):
+        with pytest.raises(anthropic.types.ThreadUnsupportedRequestError) as refused:
+            await ask(client, HI, extra_body={"thread": {"type": "create"}})
+        assert refused.value.body["error"]["details"] == {
+            "error_code": "thread_unsupported_request",
+            "unsupported": ["thread"],
+        }
+        engine.replies.append("Here.")
+        answer = await ask(client, HI, extra_body={"thread": None})
+    assert answer.content[0].text == "Here."
+
+
 @pytest.mark.parametrize(
     ("values", "grammar"),
     [
