@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import psycopg
 
+from examples.service.programs import check_unprivileged, find_program, has_icu
 from scheduler.cluster.local import free_port
 
 Stop = Literal["kill", "immediate", "fast"]
@@ -28,21 +29,8 @@ _PATIENCE_S = 60.0
 _UNPRIVILEGED = ("postgres", "nobody")
 
 
-class NotInstalled(Exception):
-    """A machine lacks a server; the message says what to install."""
-
-
-def program(name: str, package: str, *folders: Path) -> Path:
-    """Where a server's program is. Raises NotInstalled."""
-    places = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
-    found = shutil.which(name, path=places)
-    if found is None:
-        raise NotInstalled(f"this needs `{name}`: install it (Debian: apt-get install {package})")
-    return Path(found)
-
-
 class PostgresServer:
-    """A PostgreSQL server. Make it with `postgres_server`; its databases order text as English does, not as C."""
+    """A PostgreSQL server. Make it with `postgres_server`; its databases order text as English does, if it has ICU."""
 
     def __init__(self, folder: Path, *, durable: bool, **options: str) -> None:
         """`options`: further ones of the server, such as `shared_buffers`."""
@@ -51,8 +39,8 @@ class PostgresServer:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
-        newest = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
-        self._programs = {name: program(name, "postgresql", *newest) for name in ("initdb", "postgres")}
+        self._programs = {name: find_program(name) for name in ("initdb", "postgres")}
+        check_unprivileged(self._programs["postgres"])
         self._as: dict[str, Any] = _somebody_else() if os.geteuid() == 0 else {}
         """PostgreSQL refuses to run as root."""
         self.port = free_port()
@@ -61,7 +49,9 @@ class PostgresServer:
         """Makes an empty cluster of databases."""
         if user := self._as.get("user"):
             shutil.chown(self._folder, user)
-        locale = ("--encoding=UTF8", "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US")
+        locale = ["--encoding=UTF8", "--locale=C.UTF-8"]
+        if has_icu(self._programs["initdb"]):
+            locale += ["--locale-provider=icu", "--icu-locale=en-US"]
         arguments = ("--username=headgate", "--auth=trust", "--no-sync", *locale, f"--pgdata={self._data}")
         self._run(self._programs["initdb"], *arguments)
 
@@ -197,7 +187,7 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._program = program("redis-server", "redis-server")
+        self._program = find_program("redis-server")
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
 

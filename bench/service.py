@@ -30,8 +30,9 @@ from bench.load import Shape, measure
 from bench.model import save_model
 from bench.processes import Child, run_mock, run_server
 from bench.report import Steps, finish, machine, number, show
-from bench.servers import NotInstalled, PostgresServer, RedisServer, postgres_server, redis_server
+from bench.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from bench.targets import GatewayTarget, Prompts, open_episodes
+from examples.service.programs import NotInstalled
 from scheduler.cluster.local import free_port
 
 _PROBERS = 4

@@ -24,7 +24,8 @@ from sqlalchemy import Connection, func, select
 
 from bench.filling import AGENT, BATCH, EQUAL, MODEL, Filled, fill
 from bench.report import Steps, finish, machine, number, percentile, show
-from bench.servers import NotInstalled, PostgresServer
+from bench.servers import PostgresServer
+from examples.service.programs import NotInstalled
 from gateway.feed.chronicle import Entry
 from gateway.feed.groups import GroupReader
 from gateway.sections import StalenessSettings, StoreSettings

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from bench import servers
-from bench.servers import NotInstalled, PostgresServer, RedisServer, free_port
+from bench.servers import PostgresServer, RedisServer, free_port
+from examples.service.programs import NotInstalled
 
 __all__ = ["PostgresServer", "RedisServer", "free_port", "postgres_server", "redis_server"]
 

@@ -27,7 +27,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from examples.service.servers import Missing, start_postgres, start_prometheus, start_redis
+from examples.service.programs import NotInstalled
+from examples.service.servers import start_postgres, start_prometheus, start_redis
 from scheduler.cluster.local import ChildDied, LocalProcess
 
 _HERE = Path(__file__).parent
@@ -80,7 +81,7 @@ class Service:
         return f"http://127.0.0.1:{self.port}"
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Starts everything in order; ends everything in the opposite order once `stop` is set. Raises ChildDied or Missing."""
+        """Starts everything in order; ends everything in the opposite once `stop` is set. Raises ChildDied or NotInstalled."""
         self.folder.mkdir(parents=True, exist_ok=True)
         keys = Keys.kept(self.folder / "keys.env")
         async with AsyncExitStack() as stack:
@@ -200,7 +201,7 @@ async def _main(service: Service) -> int:
         await service.run(stop)
     except _Stopped:
         return 0
-    except (ChildDied, Missing, TimeoutError) as error:
+    except (ChildDied, NotInstalled, TimeoutError) as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 1
     return 0

@@ -13,26 +13,12 @@ import pwd
 import shutil
 from pathlib import Path
 
+from examples.service.programs import NotInstalled, check_unprivileged, find_program
 from scheduler.cluster.local import LocalProcess, free_port
 
 _START_S = 60.0
 _UNPRIVILEGED = ("postgres", "nobody")
 _SCRAPE = {"scrape_interval": "5s"}
-
-
-class Missing(Exception):
-    """A program is not there; the message says what to install."""
-
-
-def program(name: str, package: str) -> str:
-    """Where a program is; Debian keeps PostgreSQL's out of the PATH. Raises Missing."""
-    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, newest)]))
-    if found is None:
-        raise Missing(
-            f"`{name}` is not there: install it (Debian: apt-get install {package}), or use compose.yaml"
-        )
-    return found
 
 
 async def start_postgres(folder: Path, password: str) -> tuple[LocalProcess, str]:
@@ -45,7 +31,7 @@ async def start_postgres(folder: Path, password: str) -> tuple[LocalProcess, str
         await _initialise(folder, data, password, as_another)
     options = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
     switches = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
-    argv = [*as_another, program("postgres", "postgresql"), "-D", str(data), *switches]
+    argv = [*as_another, str(find_program("postgres")), "-D", str(data), *switches]
     process = await LocalProcess.start("postgres", argv, folder / "postgres.log")
     url = f"postgresql://headgate:{password}@127.0.0.1:{port}/postgres"
     await process.ready(lambda: _answers(url), _START_S)
@@ -59,12 +45,12 @@ async def _initialise(folder: Path, data: Path, password: str, as_another: list[
     if as_another:
         shutil.chown(secret, _somebody())
     arguments = ["--username=headgate", "--auth=scram-sha-256", f"--pwfile={secret}", "--encoding=UTF8"]
-    argv = [*as_another, program("initdb", "postgresql"), *arguments, f"--pgdata={data}"]
+    argv = [*as_another, str(find_program("initdb")), *arguments, f"--pgdata={data}"]
     process = await LocalProcess.start("initdb", argv, folder / "postgres.log")
     status = await process.wait()
     secret.unlink()
     if status:
-        raise Missing(f"PostgreSQL could not be set up:\n{process.tail()}")
+        raise NotInstalled(f"PostgreSQL could not be set up:\n{process.tail()}")
 
 
 async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
@@ -75,7 +61,7 @@ async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
     config.write_text(
         f'bind 127.0.0.1\nport {port}\nsave ""\nappendonly no\nrequirepass {password}\ndir {folder.resolve()}\n'
     )
-    argv = [program("redis-server", "redis-server"), str(config)]
+    argv = [str(find_program("redis-server")), str(config)]
     process = await LocalProcess.start("redis", argv, folder / "redis.log")
     await process.ready(lambda: _listens(port), _START_S)
     return process, f"redis://:{password}@127.0.0.1:{port}/0"
@@ -126,9 +112,10 @@ def _as_another(folder: Path) -> list[str]:
     """What a command line begins with, so that it is not root's, and ends with its parent all the same."""
     if os.geteuid() != 0:
         return []
+    check_unprivileged(find_program("postgres"))
     name = _somebody()
     shutil.chown(folder, name)
-    setpriv = program("setpriv", "util-linux")
+    setpriv = str(find_program("setpriv"))
     return [
         setpriv,
         f"--reuid={name}",

@@ -12,11 +12,14 @@ have one thread and a fixed seed.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from scheduler.lengths.prompts import Prompts
 Aside = Callable[[Callable[[], None]], Any]
 """Does work that takes long, one piece after the other."""
 
+_OPENMP = "libgomp.so.1"
 _FIRST = 32
 """Calls before the first fit, and at least between two."""
 _EVERY = 1000
@@ -52,6 +56,33 @@ _PARAMETERS = {
     "force_row_wise": True,
     "verbose": -1,
 }
+
+
+def _import_lightgbm() -> Any:
+    """LightGBM, imported late because that takes a second. Raises ImportError."""
+    try:
+        _load_openmp()
+        import lightgbm
+    except (ImportError, OSError) as error:
+        raise ImportError(f"the ranker `boosted` needs `pip install 'headgate[lengths]'`: {error}") from error
+    return lightgbm
+
+
+def _load_openmp() -> None:
+    """Loads the OpenMP library that LightGBM needs: the system's, else the one in torch's package (torch is not imported)."""
+    if _loads(_OPENMP):
+        return
+    spec = find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        _loads(str(Path(folder) / "lib" / _OPENMP))
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
 
 
 def at_once(work: Callable[[], None]) -> None:
@@ -114,13 +145,7 @@ class Models:
 
     def __init__(self) -> None:
         """Raises ImportError if LightGBM is not there."""
-        try:
-            import lightgbm  # takes a second, and only who has chosen this needs it
-        except (ImportError, OSError) as error:  # OSError: the OpenMP library of the system is missing
-            raise ImportError(
-                f"the ranker `boosted` needs `pip install 'headgate[lengths]'`: {error}"
-            ) from error
-        self._lightgbm = lightgbm
+        self._lightgbm = _import_lightgbm()
         self._prompts = Prompts()
         self._trees: tuple[Any, float] | None = None
         """With what they count beside what is expected without them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from examples.service.programs import find_program
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
 from tests.acceptance.engines import PYTHON, vllm_settings
@@ -169,13 +169,8 @@ def gateway(name: str, values: dict[str, Any], folder: Path, command: Sequence[s
 
 def redis(port: int, folder: Path) -> Process:
     """Redis that keeps nothing on disk."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise RuntimeError(
-            "the chaos proof needs `redis-server`: install it (Debian: apt-get install redis-server)"
-        )
     argv = [
-        program,
+        str(find_program("redis-server")),
         "--port",
         str(port),
         "--bind",

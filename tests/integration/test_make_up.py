@@ -18,6 +18,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.service.programs import find_program
 from gateway.client import GatewayClient
 from scheduler.cluster.local import LocalProcess, free_port
 from tests.integration.served import command_line, descendants
@@ -68,7 +69,12 @@ async def test_the_service_is_up_serves_is_seen_and_leaves_nothing_behind(
     async with up(folder, tiny_model, port) as process:
         everyone = descendants(process.pid)
         said = " ".join(map(command_line, everyone))
-        for part in ("gateway.cli serve", "gateway.engines.fake", "redis-server", "postgres"):
+        for part in (
+            "gateway.cli serve",
+            "gateway.engines.fake",
+            find_program("redis-server").name,
+            "postgres",
+        ):
             assert part in said
         await _call(folder, port)
         await _check_metrics(folder)

@@ -7,11 +7,12 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scheduler.lengths import RANKERS, Features, Ranker, make_ranker
+from scheduler.lengths import RANKERS, Features, Ranker, boosted, make_ranker
 from scheduler.lengths.boosted import Boosted
 from scheduler.lengths.encoding import Encoder, _words
 from scheduler.lengths.recall import tail_recall
@@ -79,6 +80,14 @@ def test_without_its_package_boosted_says_which_extra_it_needs(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(ImportError, match=r"boosted.*headgate\[lengths\]"):
         make_ranker("boosted")
+
+
+def test_openmp_comes_from_torchs_package_on_a_system_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(boosted, "_loads", lambda library: bool(tried.append(library)))
+    boosted._load_openmp()
+    assert tried[0] == "libgomp.so.1"
+    assert [Path(library).is_file() for library in tried[1:]] == [True]
 
 
 def test_its_package_is_imported_only_for_who_chose_it() -> None:
