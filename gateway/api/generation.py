@@ -78,12 +78,13 @@ async def generate(
     request: Request, gateway: Services, caller: Caller, model: ServedModel, asked: Asked, body: bytes
 ) -> Generation:
     """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
-    received_at = time.time()
+    received_at, arrived = time.time(), time.monotonic()
     sent = _request_key(request, body)
     messages = asked.messages or [{"role": "user", "content": str(prompt)} for prompt in asked.prompts]
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
-    opening = _Opening(gateway, caller, episode, model, asked, received_at, request.scope.get(_TICKET))
+    ticket = request.scope.get(_TICKET)
+    opening = _Opening(gateway, caller, episode, model, asked, received_at, arrived, ticket)
     readers: list[Reader] = []
     try:
         if len(asked.prompts) > 1:
@@ -112,6 +113,7 @@ class _Opening:
         model: ServedModel,
         asked: Asked,
         received_at: float,
+        arrived: float,
         ticket: Ticket | None,
     ) -> None:
         self._gateway = gateway
@@ -120,6 +122,7 @@ class _Opening:
         self._model = model
         self._asked = asked
         self._received_at = received_at
+        self._arrived = arrived
         self._ticket = ticket
         self._prompts: dict[int, Prompt] = {}
         self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
@@ -138,7 +141,7 @@ class _Opening:
                 self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
             )
             details.mask_reason = self._model.mask_reason(self._episode.model)
-            details.request_key = key.stored
+            details.request_key, details.arrived = key.stored, self._arrived
             call_id = self._id if index == 0 else f"{self._id}-{index}"
             completion = _completion(
                 self._gateway, self._model, self._episode, call_id, prompt, details, self.segment

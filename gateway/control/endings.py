@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
@@ -150,7 +149,7 @@ class Endings:
     async def _commit(
         self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop | None, error: str = ""
     ) -> None:
-        values = {**values, "state": "closed", "closed_at": time.time()}
+        values = {**values, "state": "closed"}
         details = {"error": error[:_QUOTED]} if error else None
 
         def write(connection: Connection) -> None:

@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from gateway.errors import Conflict, NotFound
 from gateway.sections import RetentionSettings
 from gateway.settings import ConfigError, Settings
+from gateway.store import clock, retention
 from gateway.store import episodes as statements
-from gateway.store import retention
 from gateway.store.connections import give_back
 from gateway.store.database import Database
 from gateway.store.retention import Ages, Place, Swept
@@ -74,7 +74,7 @@ async def prune(
 
 async def tend(database: Database, settings: RetentionSettings) -> None:
     """What the coordinator does from time to time."""
-    swept = await prune(database, ages(settings, time.time()))
+    swept = await prune(database, ages(settings, await database.read(clock.now)))
     if deleted := swept.deleted.total():
         log.info("%d old episodes with %d calls are deleted ([retention])", deleted, swept.calls)
 
@@ -89,13 +89,12 @@ async def prune_store(
 ) -> Swept:
     """The same without a gateway, or beside one. `days`: instead of what [retention] says. Raises ConfigError."""
     given = settings.retention if days is None else RetentionSettings.model_construct(keep_days=days)
-    old = ages(given, time.time())
-    if old.newest is None:
+    if ages(given, 0.0).newest is None:
         raise ConfigError("nothing says what is old: --older-than, or [retention] keep_days")
     await asyncio.to_thread(check_form, settings.store)
     database = await Database.open(settings.store)
     try:
-        swept = await prune(database, old, dry=dry, told=told)
+        swept = await prune(database, ages(given, await database.read(clock.now)), dry=dry, told=told)
     finally:
         await database.close()
     if vacuum and not dry:

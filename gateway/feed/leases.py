@@ -66,7 +66,7 @@ class Leases:
         fence = await database.read(lambda c: statements.newest_fence(c, ledger.model))
         leases = cls(database, ledger, settings, reader, fence)
         if row := await database.read(lambda c: statements.held_lease(c, ledger.model)):
-            left = min(row["deadline"] - time.time(), settings.lease_s)
+            left = min(row["left_s"], settings.lease_s)
             size = ledger.ledger.settings.batch
             lease = Lease(row["id"], row["buffer"], size, row["fence"], settings.lease_s)
             leases._held = _Held(lease, row["consumer"], time.monotonic() + left)
@@ -100,7 +100,6 @@ class Leases:
             "buffer": buffer,
             "consumer": consumer,
             "state": "held",
-            "deadline": time.time() + self._settings.lease_s,
         }
 
         def write(connection: Connection) -> None:
@@ -108,7 +107,7 @@ class Leases:
                 statements.end_lease(
                     connection, model, held.lease.fence, "expired" if held.over() else "superseded"
                 )
-            statements.insert_lease(connection, row)
+            statements.insert_lease(connection, row, lease.deadline_s)
 
         await self._ledger.apply(Leased(buffer), write)
         return lease
@@ -134,9 +133,9 @@ class Leases:
     async def renew(self, lease_id: str, fence: int) -> None:
         """Starts the lease's deadline anew."""
         held, model = self._check(lease_id, fence), self._ledger.model
-        deadline = time.time() + self._settings.lease_s
-        held.deadline = time.monotonic() + self._settings.lease_s
-        await self._database.submit(lambda c: statements.renew_lease(c, model, fence, deadline))
+        lease_s = self._settings.lease_s
+        held.deadline = time.monotonic() + lease_s
+        await self._database.submit(lambda c: statements.renew_lease(c, model, fence, lease_s))
 
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
         """The buffer was trained. Raises Conflict if it was not even whole."""

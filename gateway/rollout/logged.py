@@ -9,7 +9,7 @@ A call whose sampler has a state cannot be gone on with: of it the log has only 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
+_DETAILS = [field.name for field in fields(TurnDetails) if field.name != "arrived"]
+"""Without what means something in one process alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
     values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
     ids = b""
     if not details.used.pinned:
-        values["details"], ids = details, prompt.astype("<i4").tobytes()
+        values["details"] = {name: getattr(details, name) for name in _DETAILS}
+        ids = prompt.astype("<i4").tobytes()
     text = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + ids
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,8 +140,7 @@ class Replies:
         if self._handover is None:
             return None
         name, call_id = key.name, completion.reply.call_id
-        at = time.time()
-        if await self._database.submit(lambda c: turns.begin_anew(c, key.episode_id, name, call_id, at)):
+        if await self._database.submit(lambda c: turns.begin_anew(c, key.episode_id, name, call_id)):
             return None
         return await self._recorded(key, segment)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, Float, Table, literal_column, select, update
+from sqlalchemy import Connection, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors import Fenced
+from gateway.store.clock import NOW
 from gateway.store.models import CoordinatorRow
 
 _NAME = "control"
@@ -20,10 +21,6 @@ _RESIGNED_S = 1e8
 _CHECKED = "headgate_fence"
 """Where a connection remembers the fence that this transaction has checked: its row is locked until the end."""
 _TABLE = cast(Table, CoordinatorRow.__table__)
-_CLOCKS = {
-    "postgresql": literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", Float),
-    "sqlite": literal_column("((julianday('now') - 2440587.5) * 86400.0)", Float),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,10 @@ def claim(connection: Connection, holder: str, url: str, lease_s: float, over: i
     renewed meanwhile.
     """
     connection.info.pop(_CHECKED, None)
-    clock = _CLOCKS[connection.dialect.name]
-    values = {"holder": holder, "url": url, "deadline": clock + lease_s}
+    values = {"holder": holder, "url": url, "deadline": NOW + lease_s}
     if not over and _create(connection, values):
         return 1
-    where = () if over is None else (_TABLE.c.fence == over, _TABLE.c.deadline <= clock)
+    where = () if over is None else (_TABLE.c.fence == over, _TABLE.c.deadline <= NOW)
     taken = update(_TABLE).where(*where).values(fence=_TABLE.c.fence + 1, **values).returning(_TABLE.c.fence)
     return connection.scalar(taken)
 
@@ -66,10 +62,8 @@ def _create(connection: Connection, values: dict[str, Any]) -> bool:
 
 def renew(connection: Connection, fence: int, lease_s: float) -> None:
     """Lengthens the lease. Raises Fenced."""
-    deadline = _CLOCKS[connection.dialect.name] + lease_s
-    if not connection.execute(
-        update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=deadline)
-    ).rowcount:
+    renewed = update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=NOW + lease_s)
+    if not connection.execute(renewed).rowcount:
         raise _fenced(fence)
 
 
@@ -80,7 +74,7 @@ def resign(connection: Connection, fence: int) -> None:
 
 def current(connection: Connection) -> Coordinator | None:
     """The coordinator, or the last one."""
-    row = connection.execute(select(_TABLE, _CLOCKS[connection.dialect.name].label("now"))).first()
+    row = connection.execute(select(_TABLE, NOW.label("now"))).first()
     return None if row is None else Coordinator(row.fence, row.holder, row.url, row.deadline - row.now)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, func, insert, literal, select
+from sqlalchemy import Connection, Table, func, insert, literal, select
 
+from gateway.store.clock import NOW
 from gateway.store.models import DecisionRow
 
 _COLUMNS = DecisionRow.__table__.c
+_INSERT = insert(cast(Table, DecisionRow.__table__)).values(at=NOW)
 _TRAINED = DecisionRow.kind == literal("trained", literal_execute=True)
 """As the index says it that serves it."""
 
@@ -35,11 +36,9 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
     """Appends decisions about a model's episodes."""
     if not decisions:
         return
-    at = time.time()
     rows = [
         {
             "model": model,
-            "at": at,
             "group_id": decision.group_id,
             "episode_id": decision.episode_id,
             "kind": decision.kind,
@@ -50,7 +49,7 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
         }
         for decision in decisions
     ]
-    connection.execute(insert(DecisionRow), rows)
+    connection.execute(_INSERT, rows)
 
 
 def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, literal, select, tuple_, update
 
 from gateway.store import tallies
+from gateway.store.clock import NOW
 from gateway.store.columns import portions
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.types import EpisodeMode
@@ -66,8 +67,8 @@ def begin_grading(connection: Connection, episode_id: str) -> None:
 
 
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
-    """Closes an episode: state, reason, closed_at and, with a final reward, reward and components."""
-    _end(connection, episode_id, values)
+    """Closes an episode now: state, reason and, with a final reward, reward and components."""
+    _end(connection, episode_id, {**values, "closed_at": NOW})
 
 
 def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from gateway.store.clock import NOW
 from gateway.store.models import LeaseRow, LedgerEventRow, VersionRow
 
 
@@ -30,8 +31,9 @@ def newest_fence(connection: Connection, model: str) -> int:
 
 
 def held_lease(connection: Connection, model: str) -> dict[str, Any] | None:
-    """The lease of a model that nobody has ended, though its deadline may be over."""
-    query = select(*LeaseRow.__table__.c).where(LeaseRow.model == model, LeaseRow.state == "held")
+    """The lease of a model that nobody has ended, with the seconds that are left of it: `left_s` (negative: none)."""
+    left = (LeaseRow.deadline - NOW).label("left_s")
+    query = select(*LeaseRow.__table__.c, left).where(LeaseRow.model == model, LeaseRow.state == "held")
     row = connection.execute(query.order_by(LeaseRow.fence.desc()).limit(1)).mappings().first()
     return dict(row) if row else None
 
@@ -43,15 +45,15 @@ def lease(connection: Connection, model: str, lease_id: str) -> dict[str, Any] |
     return dict(row) if row else None
 
 
-def insert_lease(connection: Connection, values: dict[str, Any]) -> None:
-    """Stores a lease."""
-    connection.execute(insert(LeaseRow), values | {"created_at": time.time()})
+def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float) -> None:
+    """Stores a lease that ends so many seconds from now."""
+    connection.execute(insert(LeaseRow).values(**values, created_at=NOW, deadline=NOW + lease_s))
 
 
-def renew_lease(connection: Connection, model: str, fence: int, deadline: float) -> None:
-    """Stores a lease's new deadline, in seconds since the epoch."""
+def renew_lease(connection: Connection, model: str, fence: int, lease_s: float) -> None:
+    """Lets a lease end so many seconds from now."""
     where = (LeaseRow.model == model, LeaseRow.fence == fence)
-    connection.execute(update(LeaseRow).where(*where).values(deadline=deadline))
+    connection.execute(update(LeaseRow).where(*where).values(deadline=NOW + lease_s))
 
 
 def end_lease(

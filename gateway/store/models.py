@@ -167,6 +167,7 @@ class RetryRow(Base):
     """What the request's key has in common with those of its retries."""
     call_id: Mapped[str] = mapped_column(Words(64))
     at: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch by the database's clock."""
 
 
 class AnswerRow(Base):
@@ -252,7 +253,7 @@ class LeaseRow(Base):
     reason: Mapped[str] = mapped_column(Words(), default="")
     created_at: Mapped[float] = mapped_column(Float)
     deadline: Mapped[float] = mapped_column(Float)
-    """Seconds since the epoch: it ends then unless it is renewed."""
+    """Seconds since the epoch by the database's clock: it ends then unless it is renewed."""
 
 
 class VersionRow(Base):

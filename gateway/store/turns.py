@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,6 +24,7 @@ from sqlalchemy import (
 )
 
 from gateway.errors import Conflict
+from gateway.store.clock import NOW, RESOLUTION_S
 from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
@@ -36,14 +38,13 @@ _OPEN_TO = (
 )
 _INSERT_CALL = insert(cast(Table, CallRow.__table__)).values(open_to=_OPEN_TO)
 _ELSEWHERE = union_all(
-    select(literal("recorded_elsewhere")).where(
+    select(literal("recorded_elsewhere").label("code"), literal(0.0).label("age_s")).where(
         CallRow.id == bindparam("of_call"), CallRow.episode_id == bindparam("of_episode")
     ),
-    select(literal("asked_again")).where(
+    select(literal("asked_again"), NOW - RetryRow.at).where(
         RetryRow.episode_id == bindparam("of_episode"),
         RetryRow.name == bindparam("of_name"),
         RetryRow.call_id != bindparam("of_call"),
-        RetryRow.at >= bindparam("since"),
     ),
 )
 NAME = 32
@@ -61,28 +62,35 @@ class SampledTurn:
 
 
 def insert_turn(
-    connection: Connection, nodes: Sequence[Node], call: dict[str, Any], *, guarded: bool = False
+    connection: Connection, nodes: Sequence[Node], call: dict[str, Any], *, arrived: float | None = None
 ) -> None:
     """Stores a turn: its nodes and its call, in the transaction that makes the reply true.
 
-    `guarded`: keeps the episode from being closed before this transaction has ended. Raises Conflict if the call is recorded
-    already (`recorded_elsewhere`), if the episode is closed (`episode_closed`), or if a retry of the call's request was begun
-    anew since (`asked_again`). An abandoned call answers nobody, so it is recorded in spite of that.
+    `arrived`: the moment at which the call came to this process, by its monotonic clock; None: no other process writes to the
+    episode. Otherwise keeps the episode from being closed before this transaction has ended, and raises Conflict if the call is
+    recorded already (`recorded_elsewhere`), if the episode is closed (`episode_closed`), or if a retry of the call's request was
+    begun anew since (`asked_again`). An abandoned call answers nobody, so it is recorded in spite of that.
     """
-    if guarded:
-        _guard(connection, call)
+    if arrived is not None:
+        _guard(connection, call, arrived)
     insert_turns(connection, [(nodes, call)])
 
 
-def _guard(connection: Connection, call: dict[str, Any]) -> None:
-    """Whoever changes what is asked here, locks the row of the episode before."""
+def _guard(connection: Connection, call: dict[str, Any], arrived: float) -> None:
+    """Whoever changes what is asked here, locks the row of the episode before.
+
+    Ages are compared, that of the retry by the database's clock and that of the call by this process's, since the clocks of hosts
+    differ. The retry's is measured first: on its way it grows no older, so in doubt the call is refused.
+    """
     episode_id, call_id = call["episode_id"], call["id"]
     state = connection.scalar(
         select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update(read=True)
     )
     name = "" if call["finish_reason"] == "abandoned" else call["request_key"][:NAME]
-    told = {"of_episode": episode_id, "of_call": call_id, "of_name": name, "since": call["received_at"]}
-    codes = set(connection.scalars(_ELSEWHERE, told))
+    told = {"of_episode": episode_id, "of_call": call_id, "of_name": name}
+    found = connection.execute(_ELSEWHERE, told).all()
+    call_age_s = time.monotonic() - arrived
+    codes = {code for code, age_s in found if age_s <= call_age_s + RESOLUTION_S}
     if "recorded_elsewhere" in codes:
         message = f"the call {call_id} was recorded by another gateway process"
         raise Conflict(message, code="recorded_elsewhere")
@@ -92,8 +100,8 @@ def _guard(connection: Connection, call: dict[str, Any]) -> None:
         raise Conflict(f"another call answers the request of {call_id}", code="asked_again")
 
 
-def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str, at: float) -> bool:
-    """Makes a call the one that answers a request again: no call of before `at` will be recorded as its answer any more.
+def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
+    """Makes a call the one that answers a request again: no call of before will be recorded as its answer any more.
 
     False, and nothing is changed: the request has been answered. `name`: see `NAME`.
     """
@@ -101,8 +109,8 @@ def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str,
     if answered(connection, episode_id, name) is not None:
         return False
     connection.execute(delete(RetryRow).where(RetryRow.episode_id == episode_id, RetryRow.name == name))
-    values = {"episode_id": episode_id, "name": name, "call_id": call_id, "at": at}
-    connection.execute(insert(RetryRow), values)
+    values = {"episode_id": episode_id, "name": name, "call_id": call_id, "at": NOW}
+    connection.execute(insert(RetryRow).values(values))
     return True
 
 

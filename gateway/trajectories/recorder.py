@@ -71,6 +71,8 @@ class TurnDetails:
     finish_reason: str = "stop"
     mask_reason: str = ""
     request_key: str = ""
+    arrived: float = field(default_factory=time.monotonic, compare=False)
+    """The moment at which this process got the call, by its monotonic clock."""
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ class Recorder:
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         write: Write = Rows(turns.insert_turns, (nodes, row))
         if self._shared:
-            write = partial(_insert, lineage, nodes, row)
+            write = partial(_insert, lineage, nodes, row, details.arrived)
         lineage.pending += 1
         try:
             await self._database.submit(write)
@@ -296,13 +298,15 @@ class _TreeChanged(Exception):
     """Another process has put nodes where these were to be."""
 
 
-def _insert(lineage: _Lineage, nodes: Sequence[Node], row: dict[str, Any], connection: Connection) -> None:
+def _insert(
+    lineage: _Lineage, nodes: Sequence[Node], row: dict[str, Any], arrived: float, connection: Connection
+) -> None:
     """Stores a turn whose episode other processes may write to. Runs in the writer's thread, in the order of submission."""
     if lineage.broken:
         raise _TreeChanged
     try:
         with connection.begin_nested():
-            turns.insert_turn(connection, nodes, row, guarded=True)
+            turns.insert_turn(connection, nodes, row, arrived=arrived)
     except Exception as error:
         lineage.broken = True
         if isinstance(error, IntegrityError):

@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -178,11 +179,16 @@ class Gate:
             self.done.set()
 
 
-@pytest.mark.parametrize("first", ["record", "retry"])
+@pytest.mark.parametrize(
+    ("first", "ahead_s"), [("record", 0.0), ("retry", 0.0), ("retry", 3600.0), ("retry", -3600.0)]
+)
 async def test_a_retry_that_nothing_is_known_of_and_its_call_that_is_being_recorded_are_one_turn(
-    cluster: Cluster, redis: RedisServer, first: str
+    cluster: Cluster, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, first: str, ahead_s: float
 ) -> None:
-    """Without the bus, which has forgotten the call; the transaction of either of the two may be the earlier one."""
+    """Without the bus, which has forgotten the call; the transaction of either of the two may be the earlier one.
+
+    `ahead_s`: by how much the clock of the first one's host is ahead of the other's.
+    """
     one, other = cluster.members
     redis.stop()
     recording, claiming = Gate(one.services.database, "_insert"), Gate(other.services.database, "_answered")
@@ -195,8 +201,11 @@ async def test_a_retry_that_nothing_is_known_of_and_its_call_that_is_being_recor
             "logprobs": True,
             "stream": False,
         }
-        asking = asyncio.create_task(agent._read(one.url, body, {}, Answer()), name="asks")
-        await recording.held.wait()
+        clock = time.time
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: clock() + ahead_s)
+            asking = asyncio.create_task(agent._read(one.url, body, {}, Answer()), name="asks")
+            await recording.held.wait()
         asking.cancel()
         await asyncio.wait({asking})
         answer = Answer()

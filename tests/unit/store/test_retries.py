@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,15 @@ from tests.unit.store.locks import wait_for_a_lock
 from tests.unit.store.test_round_trips import call, episode
 
 NAME, BODY = "n" * turns.NAME, "b" * turns.NAME
-AT = 100.0
 
 
-def turn(
-    call_id: str, index: int = 0, at: float = AT - 1, **values: Any
-) -> tuple[list[Node], dict[str, Any]]:
-    """Of a request that was received a second before `AT`."""
+def turn(call_id: str, index: int = 0, **values: Any) -> tuple[list[Node], dict[str, Any]]:
+    """Of the request."""
     empty = np.empty(0, np.int32)
     node = Node(
         index, -1, 0, True, empty, np.empty(0, np.float32), empty, np.empty(0, np.uint8), 1.0, "", call_id
     )
-    row = call(call_id, "e", node=index) | {"request_key": NAME + BODY, "received_at": at}
+    row = call(call_id, "e", node=index) | {"request_key": NAME + BODY}
     return [node], row | values
 
 
@@ -39,12 +37,14 @@ async def database(store_url: str) -> Any:
     await opened.close()
 
 
-async def record(database: Database, *made: Any) -> None:
-    await database.submit(lambda c: turns.insert_turn(c, *made, guarded=True))
+async def record(database: Database, *made: Any, ago_s: float = 60.0) -> None:
+    """A turn whose call came so many seconds ago."""
+    arrived = time.monotonic() - ago_s
+    await database.submit(lambda c: turns.insert_turn(c, *made, arrived=arrived))
 
 
-async def begin(database: Database, call_id: str, name: str = NAME, at: float = AT) -> bool:
-    return await database.submit(lambda c: turns.begin_anew(c, "e", name, call_id, at))
+async def begin(database: Database, call_id: str, name: str = NAME) -> bool:
+    return await database.submit(lambda c: turns.begin_anew(c, "e", name, call_id))
 
 
 async def recorded(database: Database) -> list[str]:
@@ -62,22 +62,30 @@ async def test_a_call_of_before_answers_no_more(database: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"at": AT + 0.001}, {"request_key": "m" * turns.NAME + BODY}, {"request_key": ""}],
+    ("ago_s", "other"),
+    [(-1.0, {}), (60.0, {"request_key": "m" * turns.NAME + BODY}), (60.0, {"request_key": ""})],
     ids=["asked afterwards", "another request", "without a key"],
 )
-async def test_other_calls_are_not_concerned(database: Database, other: dict[str, Any]) -> None:
+async def test_other_calls_are_not_concerned(database: Database, ago_s: float, other: dict[str, Any]) -> None:
     assert await begin(database, "retry")
-    await record(database, *turn("other", **other))
+    await record(database, *turn("other", **other), ago_s=ago_s)
     assert await recorded(database) == ["other"]
 
 
+async def test_a_call_that_came_at_the_same_moment_is_refused(database: Database) -> None:
+    """Its client waits, and asks again; two answers could not be told apart afterwards."""
+    arrived = time.monotonic()
+    assert await begin(database, "retry")
+    with pytest.raises(Conflict):
+        await database.submit(lambda c: turns.insert_turn(c, *turn("first"), arrived=arrived))
+
+
 async def test_of_two_retries_the_newer_one_answers(database: Database) -> None:
-    assert await begin(database, "one") and await begin(database, "two", at=AT + 1)
+    assert await begin(database, "one") and await begin(database, "two")
     with pytest.raises(Conflict):
         await record(database, *turn("one"))
-    await record(database, *turn("two", at=AT + 0.5))
-    assert not await begin(database, "three", at=AT + 2), "it is answered"
+    await record(database, *turn("two"))
+    assert not await begin(database, "three"), "it is answered"
     assert await recorded(database) == ["two"]
 
 
@@ -102,9 +110,10 @@ async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did
         pytest.skip("SQLite has one writer at a time")
     one, other = [await Database.open(StoreSettings(url=store_url)) for _ in range(2)]
     await one.submit(lambda c: episodes.insert_episode(c, episode("e")))
+    arrived = time.monotonic()
     writes = {
-        "record": lambda c: turns.insert_turn(c, *turn("first"), guarded=True),
-        "retry": lambda c: turns.begin_anew(c, "e", NAME, "retry", AT),
+        "record": lambda c: turns.insert_turn(c, *turn("first"), arrived=arrived),
+        "retry": lambda c: turns.begin_anew(c, "e", NAME, "retry"),
     }
     late = writes["retry" if earlier == "record" else "record"]
     begun: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,7 +239,7 @@ async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the
     closing: list[Any] = []
 
     def record(connection: Any) -> None:
-        turns.insert_turn(connection, [node], call("c0", "e"), guarded=True)
+        turns.insert_turn(connection, [node], call("c0", "e"), arrived=time.monotonic())
         if store_url.startswith("postgresql") and not closing:
             one._loop.call_soon_threadsafe(lambda: closing.append(close()))
             wait_for_a_lock(store_url)
@@ -251,7 +252,7 @@ async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the
     await one.submit(record)
     await (closing[0] if closing else close())
     with pytest.raises(Conflict, match="e is closed") as error:
-        await one.submit(lambda c: turns.insert_turn(c, [node], call("c1", "e"), guarded=True))
+        await one.submit(lambda c: turns.insert_turn(c, [node], call("c1", "e"), arrived=time.monotonic()))
     assert error.value.code == "episode_closed"
     assert [row["id"] for row in await one.read(lambda c: turns.calls(c, "e"))] == ["c0"]
     assert await one.read(lambda c: statements.events(c, "m")) == []

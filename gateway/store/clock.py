@@ -1,0 +1,40 @@
+"""The database's clock, the only one that processes on several hosts have in common.
+
+Moments that one process writes and another compares are told by it; a process's own clocks measure durations alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Float, select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+RESOLUTION_S = 0.002
+"""Moments that are nearer to one another cannot be told apart: SQLite's clock counts milliseconds."""
+
+
+class _Now(FunctionElement[float]):
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(_Now, "postgresql")
+def _of_postgresql(_element: _Now, _compiler: Any, **_options: Any) -> str:
+    """The moment of the statement: `now()` would be that at which the transaction began, perhaps before it waited for a lock."""
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+
+
+@compiles(_Now, "sqlite")
+def _of_sqlite(_element: _Now, _compiler: Any, **_options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+NOW = _Now()
+"""Seconds since the epoch, in a statement."""
+
+
+def now(connection: Connection) -> float:
+    """Seconds since the epoch."""
+    return float(connection.execute(select(NOW)).scalar_one())
