@@ -20,6 +20,7 @@ from gateway.control.models import Models
 from gateway.control.nodes import Nodes
 from gateway.control.placement import ControlPlacement
 from gateway.errors import BadRequest, Unavailable
+from gateway.json_depth import TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
 from gateway.peers.callers import RemoteCallers
@@ -29,9 +30,6 @@ from gateway.peers.membership import Membership
 from gateway.rollout.replies import Replies
 from gateway.settings import Settings
 from gateway.store.database import Database
-
-MAX_DEPTH = 100
-"""Objects and arrays within one another in a body."""
 
 
 @dataclass(slots=True)
@@ -135,23 +133,11 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(values, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
-    check_depth(values)
+    try:
+        check_depth(values)
+    except TooDeep as error:
+        raise BadRequest(f"the body: {error}", code="body_too_deep") from error
     return values
-
-
-def check_depth(value: Any) -> None:
-    """Raises BadRequest for what is nested deeper than whatever looks at it later could follow."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise BadRequest(f"the body is nested more than {MAX_DEPTH} deep", code="body_too_deep")
 
 
 def asked_object(body: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gateway.api.context import Gateway, bearer
 from gateway.control import retention
 from gateway.control.live import CALLS
 from gateway.errors import BadRequest, NotFound
+from gateway.json_depth import check_depth
 from gateway.keys import key_of
 from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes as statements
@@ -48,6 +49,7 @@ class OpenBody(BaseModel):
     @classmethod
     def _can_be_stored(cls, metadata: dict[str, Any]) -> dict[str, Any]:
         """Python's JSON takes integers of any size, and halves of characters; the store does not."""
+        check_depth(metadata)
         try:
             orjson.dumps(metadata)
         except TypeError as error:

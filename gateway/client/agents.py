@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 
+from gateway.json_depth import loads
 from scheduler.cluster.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_group
 
 
@@ -75,7 +76,7 @@ def read_tasks(path: str | Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = _task(json.loads(line))
+            task = _task(loads(line))
             if task.task_id in tasks:
                 raise ValueError(f"task_id {task.task_id!r} was used before")
         except ValueError as error:
@@ -216,7 +217,7 @@ class CommandAgent:
 def _printed_reward(text: str) -> Reward | None:
     lines = [line for line in text.splitlines() if line.strip()]
     try:
-        value = json.loads(lines[-1]) if lines else None
+        value = loads(lines[-1]) if lines else None
     except ValueError:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)

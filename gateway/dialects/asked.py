@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import BadRequest
+from gateway.json_depth import MAX_DEPTH, too_deep
 
 Message = dict[str, Any]
 """In the form of chat completions."""
@@ -117,6 +118,16 @@ def _check_tool_calls(calls: Any, where: str) -> None:
         if not isinstance(function, dict) or not _named(function):
             param = f"{where}.tool_calls.{j}"
             raise BadRequest("a tool call needs a function with a name", code="invalid_value", param=param)
+        check_arguments(function.get("arguments"), f"{where}.tool_calls.{j}.function.arguments")
+
+
+def check_arguments(arguments: Any, where: str) -> None:
+    """Raises BadRequest if a call's arguments, which are JSON as text, are nested deeper than templates could follow."""
+    if isinstance(arguments, str) and too_deep(arguments):
+        message = (
+            f"{where}: nested more than {MAX_DEPTH} deep: send them flatter, or as a string in one field"
+        )
+        raise BadRequest(message, code="too_deep", param=where)
 
 
 def _named(function: dict[str, Any]) -> bool:

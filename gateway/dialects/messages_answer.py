@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.messages import MessagesRequest
+from gateway.json_depth import check_depth
 from gateway.render.segmenter import Piece
 from gateway.rollout.reply import Choices, Reply
 
@@ -192,6 +193,7 @@ def _input(arguments: str) -> dict[str, Any] | None:
     """Arguments as an object; None if they are none."""
     try:
         given = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        check_depth(given)
+    except ValueError:
         return None
     return given if isinstance(given, dict) else None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Message, check_tools
+from gateway.dialects.asked import Asked, Message, check_arguments, check_tools
 from gateway.dialects.chat import MAX_TOP_LOGPROBS, tool_choice
 from gateway.errors import BadRequest, validation_error
 
@@ -250,6 +250,7 @@ def _item(item: Any, where: str) -> Item:
         return {**shown, **_said(item, where)}
     if kind == "function_call":
         _need(item, ("call_id", "name", "arguments"), where)
+        check_arguments(item["arguments"], f"{where}.arguments")
         called = {name: item[name] for name in ("call_id", "name", "arguments")}
         return {**shown, **called, "status": "completed"}
     if kind == "function_call_output":

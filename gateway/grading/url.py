@@ -12,6 +12,7 @@ import httpx
 import orjson
 
 from gateway.grading.base import GradingFailed, finite
+from gateway.json_depth import loads
 
 _TOO_MANY = 429
 
@@ -52,7 +53,7 @@ class UrlGrader:
 
     def _reward(self, response: httpx.Response) -> float:
         try:
-            answer = response.json()
+            answer = loads(response.content)
             if not isinstance(answer, dict) or "reward" not in answer:
                 raise ValueError('no object with "reward"')
             return finite(answer["reward"])

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.json_depth import MAX_SAMPLED_DEPTH, check_depth, loads, too_deep
+
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 """How reasoning begins and ends."""
 
@@ -67,13 +69,20 @@ def _calls(value: Any) -> list[ToolCall]:
         arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
         if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
             return []
+        if isinstance(arguments, str) and too_deep(arguments, MAX_SAMPLED_DEPTH):
+            return []
         found.append(ToolCall(name, json_text(arguments)))
     return found
 
 
+def _sampled(text: str) -> Any:
+    """Raises ValueError for what is not JSON, or nested so deep that no client could send it back."""
+    return loads(text, MAX_SAMPLED_DEPTH)
+
+
 def _loads(text: str) -> list[ToolCall]:
     try:
-        return _calls(json.loads(text))
+        return _calls(_sampled(text))
     except ValueError:
         return []
 
@@ -99,7 +108,7 @@ def _glm(text: str) -> list[ToolCall]:
         if not (found and opened and closed):
             return []
         try:
-            arguments[key.strip()] = json.loads(value)
+            arguments[key.strip()] = _sampled(value)
         except ValueError:
             arguments[key.strip()] = value
     return [ToolCall(name.strip(), json_text(arguments))] if name.strip() else []
@@ -123,7 +132,7 @@ def _deepseek(text: str) -> list[ToolCall]:
 
 def _object(text: str) -> Any:
     try:
-        return json.loads(text)
+        return _sampled(text)
     except ValueError:
         return None
 
@@ -154,7 +163,8 @@ def _objects(text: str) -> Iterator[Any]:
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
-        except ValueError:
+            check_depth(value, MAX_SAMPLED_DEPTH)
+        except (ValueError, RecursionError):
             yield None
             return
         yield value

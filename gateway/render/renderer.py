@@ -7,13 +7,13 @@ at start, from a thread.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from jinja2 import TemplateError
 
 from gateway.errors import BadRequest
+from gateway.json_depth import MAX_SAMPLED_DEPTH, loads, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
@@ -128,12 +128,13 @@ class ChatRenderer:
         """The well-formed tool calls in a run of tokens from a tool mark on; none where a part of it is not well-formed."""
         if self._renderer is None or self.form is None or self.form.bare:
             return self.form.parse(self._without_stop(ids)) if self.form is not None else []
-        parsed = self._renderer.parse_response(list(ids), tools=list(tools) or None)
-        return [
-            ToolCall(call.name, json_text(call.arguments))
-            for call in parsed.tool_calls
-            if call.status == "ok" and call.name
-        ]
+        try:
+            parsed = self._renderer.parse_response(list(ids), tools=list(tools) or None)
+            found = [call for call in parsed.tool_calls if call.status == "ok" and call.name]
+        except RecursionError:
+            return []
+        calls = [ToolCall(call.name, json_text(call.arguments)) for call in found]
+        return [] if any(too_deep(call.arguments, MAX_SAMPLED_DEPTH) for call in calls) else calls
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, marks included."""
@@ -236,6 +237,11 @@ class ChatRenderer:
     def _guarded(work: Callable[[], Any]) -> Any:
         try:
             return work()
+        except RecursionError as error:  # templates follow schemas and arguments by calling themselves
+            message = (
+                "the messages cannot be rendered: a tool's schema or a call's arguments are nested too deep"
+            )
+            raise BadRequest(message, code="too_deep", param="messages") from error
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError, TemplateError) as error:
             raise BadRequest(f"the messages cannot be rendered: {error}", param="messages") from error
 
@@ -284,7 +290,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
         try:
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = loads(function["arguments"])
         except ValueError:
             return call
     return {**call, "function": function}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import Unprocessable
+from gateway.json_depth import loads
 from gateway.types import Probe
 
 MANIFEST = "manifest.json"
@@ -47,7 +47,7 @@ def read_weights(path: Path, version: int) -> Weights:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = loads((path / MANIFEST).read_text())
     except OSError as error:
         raise Unprocessable(f"{path / MANIFEST}: {error.strerror}", code="no_manifest") from error
     except ValueError as error:

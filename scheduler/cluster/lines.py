@@ -93,7 +93,7 @@ class LineWorker:
             raise WorkerFailed(f"{self._name} ended with {process.returncode}; {said}")
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or nested too deep
             answer = None
         if not isinstance(answer, dict):
             raise WorkerFailed(f"{self._name} wrote no JSON object: {line[:200]!r}")

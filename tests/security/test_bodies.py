@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.context import MAX_DEPTH, check_depth
-from gateway.errors import BadRequest
+from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
 from tests.security.tenants import ROOT, Tenants, bearer, routes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -116,5 +115,5 @@ async def test_depth_is_counted_exactly() -> None:
             else {"b": value, "c": 1}
         )
     check_depth(value)
-    with pytest.raises(BadRequest, match="nested"):
+    with pytest.raises(TooDeep, match="nested"):
         check_depth([value])

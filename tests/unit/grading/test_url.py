@@ -119,3 +119,13 @@ async def test_no_more_requests_at_once_than_allowed(server: tuple[Server, str])
     assert await asyncio.gather(*grading) == [1.0] * 6
     assert there.most == 2
     await grader.close()
+
+
+async def test_an_answer_that_is_nested_too_deep_is_none(server: tuple[Server, str]) -> None:
+    there, url = server
+    grader = UrlGrader(url, 1, 60.0)
+    for answer in ("[" * 5000, '{"reward": ' * 3000 + "1" + "}" * 3000):
+        there.answers.append((200, answer))
+        with pytest.raises(GradingFailed, match="nested"):
+            await grader.grade({"episode_id": "e"})
+    await grader.close()

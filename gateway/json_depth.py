@@ -1,0 +1,60 @@
+"""JSON from outside or from a model, nested no deeper than everything that reads it later can follow.
+
+Python's own decoder, templates and writers of JSON each give up at another depth, with errors of their own; a bound that is far
+below all of them, checked where JSON comes in, leaves one error. The standard library alone: grading workers start with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+MAX_DEPTH = 100
+"""Objects and arrays within one another, in a body and in the text of a tool call's arguments."""
+MAX_SAMPLED_DEPTH = 90
+"""In a tool call that a model samples: its client can send it back inside a body."""
+
+
+class TooDeep(ValueError):
+    """JSON is nested deeper than is read here."""
+
+
+def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
+    """Raises TooDeep if objects and arrays are nested deeper than `most`."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise TooDeep(f"it is nested more than {most} deep")
+
+
+def too_deep(text: str, most: int = MAX_DEPTH) -> bool:
+    """Whether text is JSON that is nested deeper than `most`, or would be if it went on."""
+    if text.count("{") + text.count("[") <= most:
+        return False
+    try:
+        loads(text, most)
+    except TooDeep:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
+def loads(
+    text: str | bytes, most: int = MAX_DEPTH, *, parse_float: Callable[[str], Any] | None = None
+) -> Any:
+    """Reads JSON as `json.loads` does. Raises ValueError; where it is nested too deep, TooDeep."""
+    try:
+        value = json.loads(text, parse_float=parse_float)
+    except RecursionError as error:
+        raise TooDeep(f"it is nested more than {most} deep") from error
+    check_depth(value, most)
+    return value
