@@ -114,7 +114,8 @@ async def open_episode(
 async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
     """Stores a reward. A final one closes the episode; what was posted on its calls is added to it.
 
-    `trained` says then whether it counts; if not, `reason` says why the ledger had no use for the episode any more.
+    `trained` says then whether a trainer gets the episode; if not, `reason` says why: `eval` of an evaluation episode, else why
+    the ledger had no use for the episode any more.
     """
     if CALLS in (body.components or {}):
         message = f"the component {CALLS!r} is the sum of the rewards that were posted on calls; name yours otherwise"

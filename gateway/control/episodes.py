@@ -195,10 +195,7 @@ class Episodes:
         """The agent whose key reaches an episode, open or not; empty: none. Raises NotFound."""
         if live := self._live.get(episode_id):
             return live.agent
-        row = await self._database.read(lambda c: statements.episode(c, episode_id))
-        if row is None:
-            raise NotFound(f"no episode {episode_id!r}", code="no_episode")
-        return str(row["agent"])
+        return str((await self._row(episode_id))["agent"])
 
     def of_agent(self, agent: str) -> list[LiveEpisode]:
         """The open episodes that an agent's key reaches, the oldest first."""
@@ -209,16 +206,17 @@ class Episodes:
     ) -> str:
         """Stores a reward; a final one closes the episode, with what was posted on its calls added. Raises NotFound or Conflict.
 
-        The same final reward again is the same request sent twice, and is answered as the first was: with `rewarded`, or why the
-        ledger did not take the reward. The answer to one that is not final is empty.
+        Answers `rewarded` if the episode is trained, else why not (`eval`: it is an evaluation episode; or why the ledger did not
+        take the reward); nothing if the reward is not final. The same final reward again is the same request sent twice, and
+        is answered as the first was.
         """
         if final and await self._was_rewarded(episode_id, reward):
-            return "rewarded"
+            return await self._use(episode_id)
         live = await self._open(episode_id)
         live.seen_at = time.monotonic()
         if final:
             await self._end(live, live.rewarded(reward, components))
-            return str((await self._fate(episode_id))["reason"])
+            return await self._use(episode_id)
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
         live.posted, live.components = reward, components
         await stored
@@ -307,10 +305,19 @@ class Episodes:
             )
 
     async def _fate(self, episode_id: str) -> dict[str, Any]:
+        row = await self._row(episode_id)
+        return {name: row[name] for name in ("state", "reason", "reward", "components")}
+
+    async def _use(self, episode_id: str) -> str:
+        """`rewarded` of a closed episode that is trained; else why it is not."""
+        row = await self._row(episode_id)
+        return "eval" if row["mode"] == "eval" and row["reason"] == "rewarded" else str(row["reason"])
+
+    async def _row(self, episode_id: str) -> dict[str, Any]:
         row = await self._database.read(lambda c: statements.episode(c, episode_id))
         if row is None:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
-        return {name: row[name] for name in ("state", "reason", "reward", "components")}
+        return row
 
     async def _open(self, episode_id: str) -> LiveEpisode:
         if live := self._live.get(episode_id):

@@ -33,6 +33,7 @@ _BECAUSE = {
     "ambiguous_conversation": "its first call went on with a conversation that several open episodes of the agent have",
     "retention": "it was older than [retention] keeps episodes",
     "asked": "that was asked for",
+    "eval": "it is an evaluation episode",
     "ambiguous_retry": "its first call was sent again, and several open episodes of the agent began with the same one",
 }
 
@@ -124,7 +125,7 @@ def words(row: Row) -> str:
 def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int, masked: int) -> str:
     """How it ended, or stands, in one line. `row`: the stored episode; `sampled` and `masked`: its tokens."""
     if row is not None and row["mode"] == "eval":
-        return "not trained, because it is an evaluation episode"
+        return f"not trained, because {because('eval')}"
     own = {step["kind"]: step for step in story if step["about"] == "episode"}
     group = {step["kind"]: step for step in story if step["about"] == "group"}
     if step := own.get("deleted"):

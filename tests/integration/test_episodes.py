@@ -9,6 +9,7 @@ import pytest
 
 from gateway.client import GatewayClient
 from gateway.client.admin import GatewayRefused
+from gateway.types import EpisodeMode
 from tests.gateways import RunningGateway, run_gateway, settings_for
 from tests.integration.support import client_of, until
 from tests.published import fake_weights, publish
@@ -223,9 +224,15 @@ async def test_an_open_that_is_sent_again_opens_nothing_new(gateway: RunningGate
     assert await gateway.admin.open_episode("t", group_id="g", group_size=2, idempotency_key=again) == first
 
 
-async def test_a_final_reward_says_whether_it_counts(gateway: RunningGateway) -> None:
-    opened = await gateway.admin.open_episode("t")
-    path = f"/admin/v1/episodes/{opened.episode_id}/reward"
+@pytest.mark.parametrize(("mode", "answer"), [("train", (True, "rewarded")), ("eval", (False, "eval"))])
+async def test_a_final_reward_says_whether_it_is_trained(
+    gateway: RunningGateway, mode: EpisodeMode, answer: tuple[bool, str]
+) -> None:
+    opened = await gateway.admin.open_episode("t", mode=mode)
+    path = f"/admin/v1/episodes/{opened.episode_id}"
     for _ in range(2):
-        said = (await gateway.http.post(path, json={"reward": 1.0})).json()
-        assert (said["trained"], said["reason"]) == (True, "rewarded")
+        said = (await gateway.http.post(f"{path}/reward", json={"reward": 1.0})).json()
+        assert (said["trained"], said["reason"]) == answer
+    why = (await gateway.http.get(f"{path}/why")).json()
+    assert why["verdict"].startswith("not trained, because it is an evaluation episode") == (mode == "eval")
+    assert (await gateway.admin.episode(opened.episode_id))["reason"] == "rewarded"
