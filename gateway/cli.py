@@ -27,9 +27,15 @@ _SWITCH_S = 0.001
 """How long a thread keeps Python's lock from the event loop: the default, 5 ms, is what a token's whole way should take."""
 
 app = typer.Typer(
-    help="headgate's gateway: agents in front, engines behind, every token recorded.", no_args_is_help=True
+    help="headgate's gateway: agents in front, engines behind, every token recorded.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # text in brackets is text
 )
-episodes_app = typer.Typer(help="Run agents, once per episode; ask what became of one.", no_args_is_help=True)
+episodes_app = typer.Typer(
+    help="Run agents, once per episode; ask what became of one.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 app.add_typer(episodes_app, name="episodes")
 
 Url = Annotated[str, typer.Option("--gateway", help="The gateway's URL.")]
@@ -46,7 +52,13 @@ def _options() -> None:
 
 @app.command()
 def serve(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The gateway's TOML file.")] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Needs no file: a fake engine that answers with words in no order.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="With --demo: where to listen. [default: 8000]")
+    ] = None,
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes, kept running by one more; they need PostgreSQL.")
     ] = 1,
@@ -59,6 +71,13 @@ def serve(
     """Serve agents at /v1 and the admin API at /admin/v1, and start the engine that the configuration names."""
     if targets is not None and workers == 1:
         raise typer.BadParameter("one process is found at its own port", param_hint="--targets")
+    if demo:
+        _serve_demo(port or 8000, verbose, alone=config is None and workers == 1)
+        return
+    if config is None:
+        raise typer.BadParameter("name your file, or try `gateway serve --demo`", param_hint="--config")
+    if port is not None:
+        raise typer.BadParameter("[server] port in the file says it", param_hint="--port")
     from gateway.settings import ConfigError, Settings
 
     try:
@@ -79,6 +98,24 @@ def serve(
 
             supervisor = Supervisor(settings, config, workers, verbose, targets)
             raise typer.Exit(asyncio.run(supervisor.run()))
+        _serve(settings, verbose)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+
+
+def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
+    """Serves the fake engine of `gateway/demo.py`."""
+    if not alone:
+        raise typer.BadParameter("it takes neither --config nor --workers", param_hint="--demo")
+    from gateway.demo import demo_settings, introduction
+    from gateway.settings import ConfigError, Settings
+
+    folder = Path("runs/serve-demo")
+    try:
+        settings = Settings.parse(demo_settings(folder, port), "--demo")
+        _configure_logging(verbose)
+        typer.echo(introduction(folder, settings.server.url))
         _serve(settings, verbose)
     except ConfigError as error:
         typer.echo(str(error), err=True)

@@ -48,6 +48,7 @@ from gateway.sections import (
     is_public,
     public_engine,
 )
+from scheduler.configuration import complaints
 
 ENVIRONMENT = {
     "HEADGATE_PUBLIC_URL": ("server", "public_url"),
@@ -279,8 +280,7 @@ class Settings(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines = [f"  {_wrong(e['loc'], e['msg'])}" for e in error.errors()]
-            raise ConfigError("\n".join([f"{source}:", *lines])) from error
+            raise ConfigError("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:
@@ -317,11 +317,6 @@ def _with_engines(values: dict[str, Any], urls: dict[str, list[str]]) -> dict[st
             engine["api"] = "vllm"
         models[name] = {**models[name], "engine": {**engine, "launch": "external", "urls": places}}
     return {**values, "models": models}
-
-
-def _wrong(where: tuple[int | str, ...], message: str) -> str:
-    name, text = ".".join(map(str, where)), message.removeprefix("Value error, ")
-    return f"{name}: {text}" if name else text
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from scheduler.reactor.topology import Program
 
 app = typer.Typer(
-    help="headgate's decisions: a program of reactors, drawn and replayed.", no_args_is_help=True
+    help="headgate's decisions: a program of reactors, drawn and replayed.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # text in brackets is text
 )
 
 RECORDING = "control.jsonl"

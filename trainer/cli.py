@@ -12,7 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Learns from a gateway's episodes.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Learns from a gateway's episodes.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",  # text in brackets is text
+)
 
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
 

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from scheduler.configuration import complaints
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.errors import ConfigError
 
@@ -154,7 +155,11 @@ def _algorithm(value: Any) -> AlgorithmSettings:
     name = value.get("type", "grpo")
     if name not in REGISTRY:
         raise ValueError(f"type: {name!r} is none of {', '.join(sorted(REGISTRY))}")
-    return REGISTRY[name][0].model_validate(value)
+    kind = REGISTRY[name][0]
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise ValueError("; ".join(complaints(error, kind))) from error
 
 
 class Settings(Section):
@@ -192,5 +197,4 @@ class Settings(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            raise ConfigError("\n".join([f"{source}:", *lines])) from error
+            raise ConfigError("\n  ".join([f"{source}:", *complaints(error, cls)])) from error

@@ -32,6 +32,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
+from scheduler.configuration import complaints
 from trainer import conversations
 from trainer.chat_template import CHATML_TEMPLATE
 from trainer.conversations import Example, Rows
@@ -82,8 +83,10 @@ class Recipe(BaseModel):
         """Reads a TOML file. Raises ConfigError."""
         try:
             return cls.model_validate(tomllib.loads(path.read_text()))
-        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        except (OSError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
+        except ValidationError as error:
+            raise ConfigError("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
     def stream(self, seed: int) -> Iterator[Example]:
         """The conversations that `data` names. Raises ConfigError if there are none."""

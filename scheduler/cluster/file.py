@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
+from scheduler.configuration import complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """Of a node or a group; ids are put behind it, and the whole is an engine's name."""
@@ -218,8 +219,7 @@ class ClusterFile(Section):
         try:
             return cls.model_validate(_toml(path))
         except ValidationError as error:
-            lines = [f"  {'.'.join(map(str, e['loc']))}: {_plain(e['msg'])}" for e in error.errors()]
-            raise BadFile("\n".join([f"{path}:", *(line.replace("  : ", "  ") for line in lines)])) from error
+            raise BadFile("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
     def wanted(self) -> tuple[Group, ...]:
         """What nodes there should be."""
@@ -349,9 +349,3 @@ def _table(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _url(host: str, port: int) -> str:
     return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ").replace(
-        "Extra inputs are not permitted", "there is no such key"
-    )

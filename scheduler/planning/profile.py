@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from scheduler.configuration import complaints
 from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
 from scheduler.policies.throughput import EngineModel
 
@@ -129,8 +130,7 @@ class Profile(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
-            raise BadProfile("\n".join([f"{source}:", *lines])) from error
+            raise BadProfile("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
 
     def sites_to_try(self) -> dict[str, Site]:
         """By what a plan calls them."""

@@ -31,6 +31,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from scheduler.configuration import complaints
 from scheduler.simulate.engine import EngineCosts
 from scheduler.simulate.errors import ScenarioError
 from scheduler.simulate.hardware import (
@@ -111,11 +112,7 @@ class Scenario(_Table):
         except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
             raise ScenarioError(f"{path}: {error}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ScenarioError(
-                f"{path}: {where}: {first['msg']}" if where else f"{path}: {first['msg']}"
-            ) from error
+            raise ScenarioError("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

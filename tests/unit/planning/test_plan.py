@@ -80,7 +80,7 @@ def test_two_sites_are_tried_both_ways() -> None:
         ({"sites": {}}, "sites"),
         ({"sites": {"a": {"nodes": 4, "hardware": "none"}}}, "no \\[hardware.none\\]"),
         ({"sites": {"a": {"nodes": 0}}}, "sites.a.nodes"),
-        ({"site": {}}, "site: Extra inputs"),
+        ({"site": {}}, "site: there is no such key; did you mean `sites`"),
         ({"generation": {"seconds": {"0": 3.0}}}, "generation.seconds.0"),
     ],
 )

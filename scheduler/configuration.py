@@ -1,0 +1,47 @@
+"""Says in plain lines what is wrong in a configuration file that pydantic refused: which key, why, and which key was meant."""
+
+from __future__ import annotations
+
+import types
+from difflib import get_close_matches
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+Path = tuple[int | str, ...]
+
+
+def complaints(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Returns a line for each mistake, `table.key: what is wrong`. `model` is what the file was validated against."""
+    return [_complaint(each["loc"], each["type"], each["msg"], model) for each in error.errors()]
+
+
+def _complaint(where: Path, kind: str, message: str, model: type[BaseModel]) -> str:
+    text = message.removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        text = _unknown_key(str(where[-1]), _keys(model, where[:-1]))
+    name = ".".join(map(str, where))
+    return f"{name}: {text}" if name else text
+
+
+def _unknown_key(name: str, known: list[str]) -> str:
+    if near := get_close_matches(name, known, n=1, cutoff=0.6):
+        return f"there is no such key; did you mean `{near[0]}`?"
+    return "there is no such key" + (f"; there are: {', '.join(known)}" if known else "")
+
+
+def _keys(annotation: Any, path: Path) -> list[str]:
+    """Returns the keys of the table at `path` below a type; none where it is no table."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        names = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        if not path:
+            return sorted(names)
+        return _keys(names[str(path[0])].annotation, path[1:]) if path[0] in names else []
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _keys(inner[0], path)
+    if origin in (Union, types.UnionType):
+        return next((keys for each in inner if (keys := _keys(each, path))), [])
+    if origin in (dict, list, tuple) and path:
+        return _keys(inner[1] if origin is dict else inner[0], path[1:])
+    return []

@@ -1,0 +1,53 @@
+"""`--help` shows every word that the commands say of themselves: what stands in brackets is no markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import gateway.cli
+import scheduler.cli
+import trainer.cli
+
+APPS = {"gateway": gateway.cli.app, "scheduler": scheduler.cli.app, "trainer": trainer.cli.app}
+
+
+def commands(
+    name: str, command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield name, path
+    for child, below in getattr(command, "commands", {}).items():
+        yield from commands(name, below, (*path, child))
+
+
+CASES = [case for name, app in APPS.items() for case in commands(name, typer.main.get_command(app))]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_help_shows_every_word(name: str, path: tuple[str, ...]) -> None:
+    command: click.Command = typer.main.get_command(APPS[name])
+    for part in path:
+        command = command.commands[part]  # type: ignore[attr-defined]
+    shown = CliRunner().invoke(APPS[name], [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert shown.exit_code == 0
+    texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+    for text in texts:
+        missing = set(words(text)) - set(words(shown.output))
+        assert not missing, text
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[^\s│]+", text.replace("`", ""))
+
+
+def test_the_words_in_brackets_are_among_them() -> None:
+    """The sentence whose middle was lost when brackets were read as markup."""
+    shown = CliRunner().invoke(APPS["gateway"], ["engine", "--help"], env={"COLUMNS": "200"})
+    assert "Become an engine, as [engine] says" in shown.output
