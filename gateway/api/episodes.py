@@ -165,7 +165,10 @@ async def list_episodes(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(description="`next` of the page before.", pattern=_PLACE)] = None,
 ) -> dict[str, Any]:
-    """The newest episodes. `next` is for the following page; null: this is the last one."""
+    """The newest episodes. `next` asks for the following page; null: this is the last one.
+
+    `id` is `episode_id` under its old name.
+    """
     last = None
     if after is not None:
         at, _, episode_id = after.partition("_")
@@ -175,7 +178,7 @@ async def list_episodes(
         lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit, of, last)
     )
     more = f"{rows[-1]['created_at']!r}_{rows[-1]['id']}" if len(rows) == limit else None
-    return {"episodes": rows, "next": more}
+    return {"episodes": [_named(row) for row in rows], "next": more}
 
 
 @router.delete("/{episode_id}")
@@ -196,11 +199,11 @@ async def delete_episode(
 
 @router.get("/{episode_id}")
 async def get_episode(episode_id: str, access: Admin) -> dict[str, Any]:
-    """One episode, with its calls."""
+    """One episode, with its calls. `id` is `episode_id` (a call's: `call_id`) under its old name."""
     row = await access.episode(episode_id)
     calls = await access.gateway.database.read(lambda c: turns.calls(c, episode_id))
-    shown = [{k: v for k, v in call.items() if k != "digest"} for call in calls]
-    return {**row, "calls": shown}
+    shown = [{"call_id": call["id"], **{k: v for k, v in call.items() if k != "digest"}} for call in calls]
+    return {**_named(row), "calls": shown}
 
 
 @router.get("/{episode_id}/trajectory")
@@ -232,6 +235,10 @@ async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[
         message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"
         raise NotFound(message, code="no_exchange")
     return row
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    return {"episode_id": row["id"], **row}
 
 
 def _model(body: OpenBody, access: Access) -> str:

@@ -177,7 +177,7 @@ async def test_episodes_are_listed_by_what_they_are(gateway: RunningGateway) -> 
     second, _ = await gateway.open("b", mode="eval")
     await gateway.admin.abandon(first, "done")
     assert [e["id"] for e in await gateway.admin.episodes()] == [second, first]
-    assert [e["id"] for e in await gateway.admin.episodes(mode="eval")] == [second]
+    assert [e["episode_id"] for e in await gateway.admin.episodes(mode="eval")] == [second]
     (closed,) = await gateway.admin.episodes(state="closed", task_id="a")
     assert closed["details"] == {"seed": 1}
     assert "key_hash" not in closed

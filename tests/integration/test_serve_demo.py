@@ -1,0 +1,54 @@
+"""The first step of somebody who has just cloned the repository: no model, no configuration, a real client."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import openai
+
+from gateway.client import GatewayClient
+from gateway.demo import WORDS
+from gateway.engines.fake import VOCABULARY
+from scheduler.cluster.local import LocalProcess, free_port
+from tests.integration.served import Served
+
+
+async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "said.log"
+    argv = [
+        "sh",
+        "-c",
+        f'cd "{tmp_path}" && exec "$0" -m gateway.cli serve --demo --port {port}',
+        sys.executable,
+    ]
+    root = str(Path(__file__).parents[2])
+    process = await LocalProcess.start(
+        "demo", argv, log, {"PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", "")}
+    )
+    served = Served(process, f"http://127.0.0.1:{port}")
+    try:
+        await served.ready()
+        async with GatewayClient(served.url) as admin:
+            opened = await admin.open_episode("t1")
+            async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
+                answer = await client.chat.completions.create(
+                    model="any", messages=[{"role": "user", "content": "Grüße, 水!"}], max_tokens=12
+                )
+            said = (answer.choices[0].message.content or "").split()
+            assert said
+            assert set(said) <= set(WORDS.split())
+            await admin.reward(opened.episode_id, 1.0)
+            nodes = (await admin.trajectory(opened.episode_id))["nodes"]
+            assert (
+                sum(len(node["ids"]) for node in nodes if node["sampled"]) == answer.usage.completion_tokens
+            )
+    finally:
+        await process.stop()
+    assert f"http://127.0.0.1:{port}/v1" in served.log
+    assert "examples/demo/gateway.toml" in served.log
+
+
+def test_every_token_of_the_fake_engine_is_a_word() -> None:
+    assert len(set(WORDS.split())) == VOCABULARY
