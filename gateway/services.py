@@ -173,7 +173,7 @@ async def open_control(
             for model in list(models)
         ]
         renderers = {model.name: model.renderer for model in models}
-        grading = await Grading.open(settings.graders, database, renderers)
+        grading = await Grading.open(settings.graders, database, renderers, settings.rewards)
         stack.push_async_callback(grading.close)
         recorders = [model.recorder for model in models]
         episodes = Episodes(settings, database, ledgers, recorders, grading, hub)

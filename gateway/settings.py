@@ -38,6 +38,7 @@ from gateway.sections import (
     ProjectSettings,
     QueueSettings,
     RetentionSettings,
+    RewardSettings,
     RoutingSettings,
     SamplingSettings,
     Section,
@@ -78,6 +79,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     sampling: SamplingSettings = SamplingSettings()
     staleness: StalenessSettings = StalenessSettings()
+    rewards: RewardSettings = RewardSettings()
     graders: dict[str, GraderSettings] = Field(default_factory=dict)
     agents: dict[Name, AgentSettings] = Field(default_factory=dict)
     projects: dict[Name, ProjectSettings] = Field(default_factory=dict)

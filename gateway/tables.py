@@ -48,6 +48,8 @@ def show_why(why: dict[str, Any]) -> None:
         console.print(f"{tokens} of {why['sampled_tokens']} sampled tokens are not trained: {escape(reason)}")
     if why["notice"]:
         console.print(f"notice: {escape(why['notice'])}, {escape(why['notice_words'])}", soft_wrap=True)
+    if why["error"]:
+        console.print(f"error: {escape(why['error'])}", soft_wrap=True)
     console.print(f"verdict: {escape(why['verdict'])}", soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Strict, field_validator
 
 from gateway.api.access import Access, Admin, admin, episode_in_reach
 from gateway.api.context import Gateway, bearer
@@ -27,6 +27,8 @@ router = APIRouter(
 )
 
 _PLACE = r"^\d{1,12}(\.\d{1,12})?_[A-Za-z0-9-]{1,40}$"
+Number = Annotated[FiniteFloat, Strict()]
+"""A number in JSON; a truth value, and a number in quotes, are refused."""
 Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
 
 
@@ -62,8 +64,8 @@ class RewardBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: FiniteFloat
-    components: dict[str, FiniteFloat] | None = None
+    reward: Number
+    components: dict[str, Number] | None = None
     final: bool = True
 
 
@@ -72,7 +74,7 @@ class CallRewardBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: FiniteFloat
+    reward: Number
 
 
 class AbandonBody(BaseModel):
@@ -81,6 +83,9 @@ class AbandonBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reason: str = Field("abandoned", min_length=1, max_length=255)
+    """A word for what happened; `agent_failed`: its agent ended without a reward."""
+    error: str = Field("", max_length=65_536)
+    """What the agent said last, such as the end of its standard error. It is shown with the episode, shortened if it is long."""
 
 
 @router.post("")
@@ -150,7 +155,7 @@ async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wai
 @router.post("/{episode_id}/abandon")
 async def abandon(episode_id: str, body: AbandonBody, gateway: Gateway) -> dict[str, Any]:
     """Closes an episode that will never be rewarded; its slot is free at once."""
-    await gateway.episodes.abandon(episode_id, body.reason)
+    await gateway.episodes.abandon(episode_id, body.reason, body.error)
     return {"episode_id": episode_id, "reason": body.reason}
 
 

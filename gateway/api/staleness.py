@@ -77,6 +77,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
         "agent": row["agent"] if row is not None else "",
         "notice": notice,
         "notice_words": because(notice),
+        "error": row["error"] if row is not None else "",
         "verdict": verdict(episode_id, row, story, sampled, masked.total()),
         "sampled_tokens": sampled,
         "masked_tokens": dict(masked),

@@ -112,9 +112,10 @@ class GatewayClient:
         path = f"/episodes/{episode_id}/close"
         return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
 
-    async def abandon(self, episode_id: str, reason: str) -> None:
-        """Closes an episode that will never be rewarded, so that its slot is free at once."""
-        await self._json("POST", f"/episodes/{episode_id}/abandon", json={"reason": reason})
+    async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
+        """Closes an episode that will never be rewarded, so that its slot is free at once; `error`: what its agent said last."""
+        body = {"reason": reason, "error": error}
+        await self._json("POST", f"/episodes/{episode_id}/abandon", json=body)
 
     async def episode(self, episode_id: str) -> dict[str, Any]:
         """An episode's state."""

@@ -20,6 +20,7 @@ from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
 from gateway.rollout.peers import NoPeers, Peers
+from gateway.sections import RewardSettings
 from gateway.store import episodes as statements
 from gateway.store.database import Database, Write
 from gateway.trajectories.recorder import Recorder
@@ -33,6 +34,12 @@ _QUOTED = 4000
 """Characters of an error."""
 
 
+def shortened(error: str) -> str:
+    """The beginning of an error, which names it, and its end, which says most; all of it if it is short."""
+    left = _QUOTED // 4
+    return error if len(error) <= _QUOTED else f"{error[:left]}\n...\n{error[left - _QUOTED + 5 :]}"
+
+
 class Endings:
     """Every episode whose run is over; `ledgers`: of each trained model, `recorders`: of every model."""
 
@@ -43,7 +50,9 @@ class Endings:
         recorders: Collection[Recorder],
         grading: Grading,
         peers: Peers | None = None,
+        rewards: RewardSettings | None = None,
     ) -> None:
+        self._rewards = rewards or RewardSettings()
         self._peers = peers or NoPeers()
         self.over: dict[str, LiveEpisode] = {}
         self._database = database
@@ -127,12 +136,15 @@ class Endings:
         except Exception as error:
             log.exception("grading episode %s", live.id)
             failure = repr(error)
+        else:
+            values = live.rewarded(grade.reward, grade.components)
+            if refusal := self._rewards.refusal(values["reward"]):
+                failure = f"the sum of the grade and of what was posted on calls: {refusal}"
         live.grading = None  # from here on an abort is the ledger's refusal
         if failure:
             log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
             await self._insist(live, {"reason": "grading_failed"}, Drop(live.id, "grading_failed"), failure)
         else:
-            values = live.rewarded(grade.reward, grade.components)
             await self._insist(live, values, Reward(live.id, values["reward"]))
 
     async def _insist(
@@ -150,7 +162,10 @@ class Endings:
         self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop | None, error: str = ""
     ) -> None:
         values = {**values, "state": "closed"}
-        details = {"error": error[:_QUOTED]} if error else None
+        details = None
+        if error:
+            values["error"] = shortened(error)
+            details = {"error": values["error"]}
 
         def write(connection: Connection) -> None:
             statements.close_episode(connection, live.id, values)

@@ -16,12 +16,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.control.admission import Admission
-from gateway.control.endings import Endings
+from gateway.control.endings import Endings, shortened
 from gateway.control.limits import Rooms
 from gateway.control.live import CALLS, closed, graded
 from gateway.control.live import LiveEpisode as LiveEpisode
 from gateway.control.overdue import OverdueGroups
-from gateway.errors import Conflict, NotAuthenticated, NotFound
+from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_hash
@@ -55,7 +55,7 @@ class Episodes:
         self._ledgers = ledgers
         self._recorders = recorders
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
-        self._endings = Endings(database, ledgers, recorders, grading, peers)
+        self._endings = Endings(database, ledgers, recorders, grading, peers, settings.rewards)
         self._overdue = OverdueGroups(settings, ledgers)
         self._rooms = Rooms(settings)
         self._live: dict[str, LiveEpisode] = {}
@@ -213,6 +213,7 @@ class Episodes:
         if final and await self._was_rewarded(episode_id, reward):
             return await self._use(episode_id)
         live = await self._open(episode_id)
+        self._check_reward(reward, reward + sum(live.call_rewards.values()))
         live.seen_at = time.monotonic()
         if final:
             await self._end(live, live.rewarded(reward, components))
@@ -228,6 +229,8 @@ class Episodes:
         if not await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
             raise NotFound(f"episode {episode_id!r} has no recorded call {call_id!r}", code="no_call")
         live = await self._open(episode_id)  # it may have been closed meanwhile
+        others = sum({**live.call_rewards, call_id: reward}.values())
+        self._check_reward(reward, (live.posted or 0.0) + others)
         live.seen_at = time.monotonic()
         stored = self._database.submit(lambda c: turns.set_reward(c, episode_id, call_id, reward))
         live.call_rewards[call_id] = reward
@@ -250,9 +253,9 @@ class Episodes:
             return {"state": "grading", "reason": "", "reward": None, "components": None}
         return await self._fate(episode_id)
 
-    async def abandon(self, episode_id: str, reason: str) -> None:
-        """Closes an episode without a reward. Raises NotFound or Conflict."""
-        await self._end(await self._open(episode_id), {"reason": reason})
+    async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
+        """Closes an episode without a reward; `error`: what its agent said last. Raises NotFound or Conflict."""
+        await self._end(await self._open(episode_id), {"reason": reason, "error": shortened(error)})
 
     async def sweep(self) -> None:
         """Ends what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
@@ -277,6 +280,14 @@ class Episodes:
             return
         log.warning("episode %s is closed: %s", live.id, reason)
         await self._end(live, {"reason": reason})
+
+    def _check_reward(self, reward: float, total: float) -> None:
+        """Raises BadRequest for a reward that is out of bounds, or that makes the sum with all that was posted so."""
+        if refusal := self._settings.rewards.refusal(reward):
+            raise BadRequest(refusal, code="invalid_value", param="reward")
+        if refusal := self._settings.rewards.refusal(total):
+            message = f"the sum of what was posted on the episode and on its calls: {refusal}"
+            raise BadRequest(message, code="invalid_value", param="reward")
 
     async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
         if over := self._endings.over.get(episode_id):

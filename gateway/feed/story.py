@@ -27,6 +27,7 @@ _BECAUSE = {
     "idle_deadline": "nothing was heard of it for too long ([episodes] idle_s)",
     "total_deadline": "it ran for too long ([episodes] total_s)",
     "grading_failed": "its reward could not be computed",
+    "agent_failed": "its agent ended without a reward",
     "skipped": "a newer version was published before its batch was trained",
     "nothing_sampled": "the call that opened it was refused before anything was sampled",
     "unknown_conversation": "its first call went on with a conversation of which no open episode of the agent has a reply",

@@ -1,8 +1,7 @@
-"""What a grader is to the rest of the gateway. It imports the standard library alone: worker processes start with it."""
+"""What a grader is to the rest of the gateway. It imports the standard library alone."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 
@@ -22,16 +21,3 @@ class Grader(Protocol):
 
     async def close(self) -> None:
         """Ends what outlives a try."""
-
-
-def finite(value: Any) -> float:
-    """A grader's answer as a number. Raises ValueError."""
-    if isinstance(value, str | bytes):
-        raise ValueError(f"a grader answers a number, not {value[:200]!r}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"a grader answers a number, not {str(value)[:200]}") from error
-    if not math.isfinite(number):
-        raise ValueError(f"a grader answers a finite number, not {number}")
-    return number

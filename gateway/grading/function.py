@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from gateway.grading.base import GradingFailed, finite
+from gateway.grading.base import GradingFailed
+from gateway.rewards import number
 from scheduler.cluster.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
@@ -57,7 +58,7 @@ class FunctionGrader:
         if "error" in answer:
             raise GradingFailed(f"{self._function} raised:\n{answer['error']}")
         try:
-            return finite(answer.get("reward"))
+            return number(answer.get("reward"))
         except ValueError as error:
             raise GradingFailed(f"{self._function}: {error}") from error
 

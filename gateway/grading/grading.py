@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gateway.grading.base import Grader, GradingFailed, finite
+from gateway.grading.base import Grader, GradingFailed
 from gateway.grading.function import FunctionGrader
 from gateway.grading.subject import subject
 from gateway.grading.url import UrlGrader
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import GraderSettings
+from gateway.sections import GraderSettings, RewardSettings
 from gateway.settings import ConfigError
 from gateway.store.database import Database
 
@@ -45,8 +45,11 @@ class Grading:
         settings: Mapping[str, GraderSettings],
         database: Database,
         renderers: Mapping[str, ChatRenderer],
+        rewards: RewardSettings | None = None,
     ) -> None:
+        """`rewards`: between which numbers an answer is a reward."""
         self._settings = settings
+        self._rewards = rewards or RewardSettings()
         self._database = database
         self._renderers = renderers
         self._reads = asyncio.Semaphore(_READS)
@@ -54,10 +57,14 @@ class Grading:
 
     @classmethod
     async def open(
-        cls, settings: Mapping[str, GraderSettings], database: Database, renderers: Mapping[str, ChatRenderer]
+        cls,
+        settings: Mapping[str, GraderSettings],
+        database: Database,
+        renderers: Mapping[str, ChatRenderer],
+        rewards: RewardSettings | None = None,
     ) -> Self:
         """`renderers`: of every model. Raises ConfigError if a function cannot be imported."""
-        grading = cls(settings, database, renderers)
+        grading = cls(settings, database, renderers, rewards)
         try:
             await asyncio.gather(*(grading._check(name) for name in settings))
         except BaseException:
@@ -92,18 +99,20 @@ class Grading:
                 components[name] = answer
         if failures:
             raise GradingFailed("\n".join(failures))
-        weighted = (self._settings[name].weight * answer for name, answer in components.items())
-        try:
-            return Grade(finite(sum(weighted)), components)
-        except ValueError as error:
-            raise GradingFailed(f"the sum of {components}: {error}") from error
+        total = sum(self._settings[name].weight * answer for name, answer in components.items())
+        if refusal := self._rewards.refusal(total):
+            raise GradingFailed(f"the weighted sum of {components}: {refusal}")
+        return Grade(total, components)
 
     async def _ask(self, name: str, episode: dict[str, Any]) -> float:
         tries, backoff_s = 1 + self._settings[name].retries, _FIRST_BACKOFF_S
         while True:
             tries -= 1
             try:
-                return await self._graders[name].grade(episode)
+                answer = await self._graders[name].grade(episode)
+                if refusal := self._rewards.refusal(answer):
+                    raise GradingFailed(refusal)
+                return answer
             except GradingFailed as error:
                 if error.final or not tries:
                     raise

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import orjson
 
-from gateway.grading.base import GradingFailed, finite
+from gateway.grading.base import GradingFailed
 from gateway.json_depth import loads
+from gateway.rewards import number
 
 _TOO_MANY = 429
 
@@ -56,6 +57,6 @@ class UrlGrader:
             answer = loads(response.content)
             if not isinstance(answer, dict) or "reward" not in answer:
                 raise ValueError('no object with "reward"')
-            return finite(answer["reward"])
+            return number(answer["reward"])
         except ValueError as error:
             raise GradingFailed(f"{self._url} answered {response.text[:200]!r}: {error}") from error

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from gateway.grading.base import finite
+from gateway.rewards import number
 from scheduler.cluster.local import die_with_parent
 
 _QUOTED = 4000
@@ -67,7 +67,7 @@ def _answer(function: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str,
         value = function(json.loads(line))
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return {"reward": finite(value)}
+        return {"reward": number(value)}
     except Exception:
         return {"error": _last_words()}
     finally:

@@ -22,6 +22,7 @@ from gateway.sections.episodes import (
     EpisodeSettings,
     FeedSettings,
     GraderSettings,
+    RewardSettings,
     StalenessSettings,
 )
 from gateway.sections.models import Bounds, ModelSettings, SamplingSettings
@@ -64,6 +65,7 @@ __all__ = [
     "ProjectSettings",
     "QueueSettings",
     "RetentionSettings",
+    "RewardSettings",
     "RoutingSettings",
     "RuleName",
     "SamplingSettings",

@@ -1,4 +1,5 @@
-"""Episodes, from the first call to the trained batch: `[episodes]`, `[calls]`, `[graders]`, `[staleness]`, `[feed]`."""
+"""Episodes, from the first call to the trained batch: `[episodes]`, `[calls]`, `[rewards]`, `[graders]`, `[staleness]`,
+`[feed]`."""
 
 from __future__ import annotations
 
@@ -28,6 +29,26 @@ class CallSettings(Section):
     core carries; fewer make first tokens come sooner under load."""
     max_failures: int = Field(5, ge=1, le=100)
     """A call that saw so many engines fail gives up: it may be what kills them."""
+
+
+class RewardSettings(Section):
+    """`[rewards]`: between which numbers a reward is one. They hold for what is posted on an episode and on its calls, for the
+    answers of graders, and for their sums: a single absurd number would make NaN of the weights."""
+
+    min: float = Field(-1e6, ge=-1e9, le=1e9, allow_inf_nan=False)
+    max: float = Field(1e6, ge=-1e9, le=1e9, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min >= self.max:
+            raise ValueError("min must be less than max")
+        return self
+
+    def refusal(self, reward: float) -> str:
+        """Why a reward is refused; empty if it is within the bounds."""
+        if self.min <= reward <= self.max:
+            return ""
+        return f"{reward:g} is no reward here: [rewards] allows {self.min:g} to {self.max:g}"
 
 
 class GraderSettings(Section):

@@ -74,6 +74,8 @@ class EpisodeRow(Base):
     """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
     notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
     """What people should know about how it was opened, such as that its conversation could not be told from others."""
+    error: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
+    """What its agent or its graders said when they failed."""
 
 
 class TallyRow(Base):

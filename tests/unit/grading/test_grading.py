@@ -87,9 +87,16 @@ async def test_one_grader_that_fails_is_no_grade_and_all_failures_are_told() -> 
         await graded_by(graders).grade("e", "actor")
 
 
-async def test_a_sum_that_is_no_number_is_no_grade() -> None:
-    with pytest.raises(GradingFailed, match="finite"):
-        await graded_by({"huge": Scripted(1e308)}, huge={"weight": 100.0}).grade("e", "actor")
+async def test_neither_an_answer_nor_a_sum_may_be_out_of_bounds() -> None:
+    with pytest.raises(GradingFailed, match=r"huge: 1e\+308 is no reward here: \[rewards\]"):
+        await graded_by({"huge": Scripted(1e308)}, huge={"retries": 0}).grade("e", "actor")
+    with pytest.raises(GradingFailed, match=r"the weighted sum of .*: 1e\+08 is no reward here: \[rewards\]"):
+        await graded_by({"huge": Scripted(1e6)}, huge={"weight": 100.0}).grade("e", "actor")
+
+
+async def test_an_answer_out_of_bounds_is_asked_for_again() -> None:
+    grade = await graded_by({"judge": Scripted(1e308, 0.5)}, judge={"retries": 1}).grade("e", "actor")
+    assert grade.reward == 0.5
 
 
 async def test_a_model_is_graded_by_its_own_graders() -> None:
