@@ -23,7 +23,7 @@ import numpy as np
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
+from gateway.rollout.slot import Run, Slot
 from gateway.trajectories.turn import Turn
 from gateway.types import FinishReason, Int32Array, Sampling
 
@@ -63,6 +63,8 @@ class Call:
         self.tail = False
         """It is predicted to be one of the longest."""
         self.turn = Turn(call_id)
+        self.run: Run | None = None
+        """Its stay in an engine, while it is in one."""
         self.top: list[list[tuple[int, float]]] = []
         """The alternatives to each token, if they were asked for."""
         self.finish: FinishReason | None = None
@@ -235,18 +237,17 @@ class Call:
 
     def _in_held(self) -> bool:
         """Whether it runs in an engine whose weights are about to change, or have changed without this process being told."""
-        found = self._pool.run_of(self.call_id)
-        return found is not None and found[0].state == "held" and found[0].settled
+        slot = self.run.slot if self.run else None
+        return slot is not None and slot.state == "held" and slot.settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
         """The weights changed under the run: only the engine knows which of its tokens came before."""
-        found = self._pool.run_of(self.call_id)
-        engine = found[0].engine if found else None
-        if found is None or engine is None:
+        run = self.run
+        if run is None or run.slot.engine is None:
             return
         self._ending = True
         try:
-            await engine.abort([found[1].request_id])
+            await run.slot.engine.abort([run.request_id])
         except EngineError:
             return
         await asyncio.wait({task}, timeout=_ACCOUNT_S)

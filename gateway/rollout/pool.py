@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.errors import Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.pace import Pace
 from gateway.rollout.placing import Placer, Seeker, SlotPlacer
-from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 
 if TYPE_CHECKING:
@@ -250,33 +250,24 @@ class EnginePool:
         target = self.slots.get(engine) if engine is not None else None
         if engine is not None and (target is None or target.state != "open"):
             raise Conflict(f"engine {engine!r} is not open: {self.states()}", code="engine_not_open")
-        found = self.run_of(call_id)
-        if found is None:
+        run = call.run
+        if run is None:
             call.target, call.patient_until = engine or "", 0.0
             if (seeker := self._seeking.get(call_id)) is not None and not seeker.found.done():
                 self._placer.cease(seeker)
                 self._placer.seek(seeker)
             self.notify()
             return
-        slot, run = found
         if run.pinned:
             raise Conflict(
                 f"a call with {run.call.sampling.pinned} cannot leave its engine: its sampler has a state",
                 code="call_pinned",
             )
-        if engine == slot.name:
+        if engine == run.slot.name:
             return
-        call.target, call.avoid = engine or "", {slot.name}
-        assert slot.engine is not None
-        await slot.engine.abort([run.request_id])
-
-    def run_of(self, call_id: str) -> tuple[Slot, Run] | None:
-        """Where a call runs."""
-        for slot in self.slots.values():
-            for run in slot.runs.values():
-                if run.call.call_id == call_id:
-                    return slot, run
-        return None
+        call.target, call.avoid = engine or "", {run.slot.name}
+        if run.slot.engine is not None:  # else it is being stopped, and the call leaves it anyway
+            await run.slot.engine.abort([run.request_id])
 
     def silent(self, stall_s: float) -> list[Slot]:
         """Cuts runs that have stalled, and answers open engines that say nothing at all any more.
@@ -320,7 +311,7 @@ class EnginePool:
                 "call_id": call.call_id,
                 "episode_id": call.episode_id,
                 "model": self.model,
-                "engine": found[0].name if (found := self.run_of(call.call_id)) else None,
+                "engine": call.run.slot.name if call.run else None,
                 "tokens": len(call.turn.ids),
                 "pinned": bool(call.sampling.pinned),
             }

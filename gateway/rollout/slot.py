@@ -26,8 +26,9 @@ SlotState = Literal["starting", "open", "held", "quarantined", "draining", "asle
 class Run:
     """One request's stay in one engine."""
 
-    def __init__(self, call: Call, request_id: str, began: float) -> None:
+    def __init__(self, call: Call, slot: Slot, request_id: str, began: float) -> None:
         self.call = call
+        self.slot = slot
         self.request_id = request_id
         self.pinned = bool(call.sampling.pinned)
         self.began = self.last_token_at = began
@@ -96,7 +97,7 @@ class Slot:
         assert self.engine is not None and self.state == "open"
         now = asyncio.get_running_loop().time()
         self.last_token_at = now if not self.runs else self.last_token_at
-        run = self.runs[request.request_id] = Run(call, request.request_id, now)
+        run = self.runs[request.request_id] = call.run = Run(call, self, request.request_id, now)
         call.turn.begin_run(self.version)
         chunks = self.engine.generate(request)
         try:
@@ -106,6 +107,7 @@ class Slot:
             raise self._cut(run) from error
         finally:
             del self.runs[request.request_id]
+            call.run = None
             self._ended.set()
             await chunks.aclose()  # type: ignore[attr-defined]
 

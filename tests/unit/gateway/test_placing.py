@@ -52,7 +52,7 @@ def call(pool: EnginePool, name: str, version: int = 0, **sampling: Any) -> Call
 def inside(slot: Slot, *calls: Call) -> None:
     """They run in the engine."""
     for one in calls:
-        slot.runs[one.call_id] = Run(one, one.call_id, 0.0)
+        slot.runs[one.call_id] = Run(one, slot, one.call_id, 0.0)
 
 
 def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:

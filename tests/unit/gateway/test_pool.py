@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.placing import Placer, Seeker, SlotPlacer
@@ -48,3 +51,60 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
     pool._queue = QueueSettings(max_wait_s=0.05)
     with pytest.raises(Unavailable, match="wait for an engine"):
         await pool.acquire(call)
+
+
+class Counted(dict[str, Any]):
+    """Counts how many of its entries were looked through."""
+
+    seen = 0
+
+    def values(self) -> Any:
+        """See `dict`."""
+        return self._each(super().values())
+
+    def items(self) -> Any:
+        """See `dict`."""
+        return self._each(super().items())
+
+    def _each(self, entries: Any) -> Iterator[Any]:
+        for entry in entries:
+            self.seen += 1
+            yield entry
+
+
+class Busy:
+    """An engine whose requests end when they are asked to."""
+
+    def __init__(self) -> None:
+        self.aborted: dict[str, asyncio.Event] = {}
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """See `Engine`."""
+        await self.aborted.setdefault(request.request_id, asyncio.Event()).wait()
+        yield TokenChunk([], [], "abort")
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """See `Engine`."""
+        for request_id in request_ids:
+            self.aborted[request_id].set()
+
+
+async def test_where_a_call_runs_is_known_without_looking_through_those_beside_it() -> None:
+    pool = EnginePool("demo", QueueSettings(), 0.0)
+    slot = pool.slots["e"] = Slot("e")
+    engine = Busy()
+    slot.engine = engine  # type: ignore[assignment]
+    slot.confirm(0)
+    calls = [Call(f"c{n}", np.arange(3, dtype=np.int32), Sampling(), pool) for n in range(50)]
+    for call in calls:
+        call.start(lambda: None)
+    async with asyncio.timeout(60):
+        while len(engine.aborted) < len(calls):
+            await asyncio.sleep(0)
+        runs = slot.runs = Counted(slot.runs)
+        assert {row["engine"] for row in pool.describe_calls()} == {"e"}
+        slot.state = "held"
+        await asyncio.gather(*(call.stop() for call in calls))
+    assert runs.seen == 0
+    assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was asked for its account"
+    assert not pool.describe_calls() and not slot.runs
