@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
 
 from gateway.errors import Conflict, NotFound
-from gateway.feed.chronicle import Entry
 from gateway.feed.groups import GroupReader
 from gateway.feed.ledger import StoredLedger
 from gateway.sections import FeedSettings
@@ -139,18 +137,21 @@ class Leases:
 
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
         """The buffer was trained. Raises Conflict if it was not even whole."""
+        model = self._ledger.model
         try:
-            held, model = self._check(lease_id, fence), self._ledger.model
+            held = self._check(lease_id, fence)
+            lease = held.lease
+            masked = await self._masked(lease.buffer)
+            if self._held is not held or self._ledger.ledger.consumed != lease.buffer:
+                self._check(lease_id, fence)  # it has ended meanwhile
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
                 return
             raise
-        lease = held.lease
-        entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(lease.buffer))
 
         def write(connection: Connection) -> None:
             statements.end_lease(connection, model, fence, "acked", checkpoint)
-            insert_decisions(connection, model, self._masked(connection, entries))
+            insert_decisions(connection, model, masked)
 
         try:
             await self._ledger.apply(Consume(lease.buffer), write)
@@ -159,9 +160,13 @@ class Leases:
         if self._held is held:  # the next one may be leased already
             self._held = None
 
-    def _masked(self, connection: Connection, entries: Sequence[Entry]) -> list[Decision]:
-        """What of the batch was not offered for training."""
-        masks = self._reader.masks(connection, entries)
+    async def _masked(self, buffer: int) -> list[Decision]:
+        """What of a buffer was not offered for training. The writer is everybody's, so it does not read that."""
+        if not self._ledger.ledger.complete(buffer):
+            return []  # it will be refused
+        entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(buffer))
+        await self._database.settled()  # the ledger knows of a reward a moment before it is committed
+        masks = await self._database.read(lambda c: self._reader.masks(c, entries))
         return [
             Decision("masked", entry.group_id, episode_id, reason, entry.buffer, details={"tokens": tokens})
             for entry in entries

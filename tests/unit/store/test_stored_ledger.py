@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.feed.groups import GroupReader
@@ -18,8 +22,10 @@ from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger, check_settings
 from gateway.sections import FeedSettings, StalenessSettings, StoreSettings
 from gateway.settings import ConfigError
+from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
 from gateway.store.database import Database
+from gateway.types import Node
 from scheduler.policies.staleness_events import (
     CloseGroup,
     Consume,
@@ -31,6 +37,7 @@ from scheduler.policies.staleness_events import (
     Reward,
 )
 from tests.unit.store.conftest import NewStore
+from tests.unit.store.test_round_trips import call, episode
 
 MINE = StalenessSettings(batch=2, eta=1, min_members=1)
 
@@ -267,3 +274,41 @@ async def test_a_ledger_reads_no_more_than_its_own_models_events(database: Datab
     assert other.ledger.groups() == []
     with pytest.raises(ValueError, match="not ready"):
         await one.apply(Consume(0))
+
+
+async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(database: Database) -> None:
+    """An acknowledgement says that of each episode; everybody's writes would wait until a whole batch is read."""
+    ledger = await StoredLedger.load(database, MINE, "m")
+    leases = await leases_of(database, ledger)
+    nodes = [
+        Node(
+            n, -1, 0, True, np.ones(3, np.int32), np.ones(3, np.float32), np.zeros(3, np.int32),
+            np.zeros(3, np.uint8), 1.0, reason, f"c{n}",
+        )
+        for n, reason in enumerate(["", "greedy"])
+    ]  # fmt: skip
+    for number in range(MINE.batch):
+        await ledger.apply(Join(f"g{number}", f"e{number}", 1))
+        await database.submit(
+            partial(_episode_of, values=episode(f"e{number}"), nodes=nodes if number == 0 else [])
+        )
+        await ledger.apply(Reward(f"e{number}", 1.0))
+    lease = await leases.lease("trainer")
+    read: list[str] = []
+
+    def listen(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if threading.current_thread().name == "database-writer" and statement.startswith("SELECT"):
+            read.append(statement)
+
+    event.listen(database._engine, "before_cursor_execute", listen)
+    await leases.ack(lease.lease_id, lease.fence, "checkpoint")
+    assert not [statement for statement in read if "nodes" in statement]
+    found = await database.read(lambda c: decisions.of_episode(c, "e0"))
+    masked = [row for row in found if row["kind"] == "masked"]
+    assert [(row["reason"], row["details"]) for row in masked] == [("greedy", {"tokens": 3})]
+
+
+def _episode_of(connection: Any, values: dict[str, Any], nodes: list[Node]) -> None:
+    episodes.insert_episode(connection, values)
+    for node in nodes:
+        turns.insert_turn(connection, [node], call(node.call_id, values["id"], node=node.index))
