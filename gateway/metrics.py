@@ -25,6 +25,12 @@ class Metrics:
         self.errors = Counter(
             "headgate_errors", "Refusals by status and code", ["status", "code"], registry=self.registry
         )
+        self.dropped_tools = Counter(
+            "headgate_dropped_tools",
+            "Hosted tools that requests offered and no model was told of",
+            ["type"],
+            registry=self.registry,
+        )
         self.seconds = Histogram(
             "headgate_call_seconds", "Seconds of a call", buckets=_SECONDS, registry=self.registry
         )

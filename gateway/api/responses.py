@@ -24,6 +24,7 @@ from gateway.dialects import responses as dialect
 from gateway.dialects.asked import Asked, Message
 from gateway.dialects.responses import Item, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
+from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest, NotFound
 from gateway.render.aside import aside
 from gateway.rollout.upstream import Upstream
@@ -31,6 +32,7 @@ from gateway.store import answers
 
 router = APIRouter(tags=["OpenAI"])
 
+DROPPED_TOOLS_HEADER = "x-headgate-dropped-tools"
 _SCHEMA = ResponsesRequest.model_json_schema()
 _COUNTED = {**_SCHEMA, "required": []}
 
@@ -47,20 +49,19 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
     asked = dialect.parse(values)
+    toolbox = Toolbox.of(asked.tools or (), gateway.settings.server.hosted_tools)
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input))
     new = dialect.messages(items)
-    generation = await generate(
-        request, gateway, caller, model, dialect.asked(asked, [*history, *new], values), body
-    )
+    whole = dialect.asked(asked, toolbox, [*history, *new], values)
+    generation = await generate(request, gateway, caller, model, whole, body)
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
-    answer = ResponsesAnswer(generation.choices, asked, model.renderer, keep)
+    answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
+    headers = {**generation.headers, **_left_out(gateway, toolbox)}
     if asked.stream:
         keep_alive_s = gateway.settings.server.keep_alive_s
-        return EventStream(
-            answer.events, keep_alive_s, answer.failure, generation.choices, generation.headers
-        )
-    return WholeAnswer(answer.whole, generation.choices, generation.headers)
+        return EventStream(answer.events, keep_alive_s, answer.failure, generation.choices, headers)
+    return WholeAnswer(answer.whole, generation.choices, headers)
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))
@@ -83,7 +84,8 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
         raise BadRequest(message, code="unsupported_parameter", param="model")
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
-    whole = dialect.asked(asked, [*history, *dialect.messages(items)], values)
+    toolbox = Toolbox.of(asked.tools or (), gateway.settings.server.hosted_tools)
+    whole = dialect.asked(asked, toolbox, [*history, *dialect.messages(items)], values)
     return await prompt_tokens(caller, model, whole)
 
 
@@ -134,6 +136,13 @@ async def cancel_response(response_id: str, request: Request, gateway: Gateway) 
     """Refused: only background responses can be cancelled, and there are none."""
     await _response(gateway, await identify(request, gateway), response_id)
     raise BadRequest("only background responses can be cancelled", code="invalid_value", param="response_id")
+
+
+def _left_out(gateway: Services, toolbox: Toolbox) -> dict[str, str]:
+    """The header that names the tools that were dropped, which are counted."""
+    for kind in toolbox.left_out:
+        gateway.metrics.dropped_tools.labels(kind).inc()
+    return {DROPPED_TOOLS_HEADER: ", ".join(toolbox.left_out)} if toolbox.left_out else {}
 
 
 async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any]) -> Caller:

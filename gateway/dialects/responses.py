@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Message, check_arguments, check_tools
+from gateway.dialects.asked import Asked, Message, check_arguments
 from gateway.dialects.chat import MAX_TOP_LOGPROBS, tool_choice
+from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
 
 Item = dict[str, Any]
@@ -50,6 +51,8 @@ class ResponsesRequest(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    """Codex's own ids of its session and turn: recorded, and nothing follows from them."""
 
     @property
     def stored(self) -> bool:
@@ -112,19 +115,21 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
     return request
 
 
-def asked(request: ResponsesRequest, conversation: Sequence[Message], values: dict[str, Any]) -> Asked:
+def asked(
+    request: ResponsesRequest, toolbox: Toolbox, conversation: Sequence[Message], values: dict[str, Any]
+) -> Asked:
     """What the request asks for in a conversation that its own messages are part of already."""
-    tools = chat_tools(request.tools or ())
     choice = request.tool_choice
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        name = function_name(str(choice.get("name")), choice.get("namespace"))
+        choice = {"type": "function", "function": {"name": name}}
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     return Asked(
         "responses",
         request.model,
         [*system, *conversation],
-        tools,
-        tool_choice(choice, tools),
+        toolbox.functions,
+        tool_choice(choice, toolbox.functions),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         response_format=_response_format(request.format),
         stream=bool(request.stream),
@@ -135,21 +140,6 @@ def asked(request: ResponsesRequest, conversation: Sequence[Message], values: di
         top_logprobs=request.top_logprobs or 0,
         recorded={name: value for name, value in values.items() if name not in _NOT_RECORDED},
     )
-
-
-def chat_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools in the form of chat completions. Raises BadRequest for those that are no functions."""
-    found = []
-    for i, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind != "function":
-            message = f"a tool of type {kind!r} is not supported: tools are functions of the client's own"
-            raise BadRequest(message, code="unsupported_parameter", param=f"tools.{i}")
-        known = ("name", "description", "parameters", "strict")
-        function = {name: tool[name] for name in known if tool.get(name) is not None}
-        found.append({"type": "function", "function": function})
-    check_tools(found)
-    return found
 
 
 def items(given: str | Sequence[Any]) -> list[Item]:
@@ -180,8 +170,18 @@ def answer_of(item: Item) -> str:
     return f"resp_{match[1]}" if match else ""
 
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_ITEM_ID = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]+)_i?[0-9]+")
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_ITEM_ID = re.compile(rf"(?:{'|'.join(_PREFIXES.values())})_([0-9a-f]+)_i?[0-9]+")
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Items by which the model calls a tool, and where they have what it is given."""
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 def messages(found: Sequence[Item]) -> list[Message]:
@@ -203,7 +203,7 @@ def messages(found: Sequence[Item]) -> list[Message]:
 
 
 def _by_assistant(item: Item) -> bool:
-    return item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
+    return item.get("role") == "assistant" or item.get("type") in ("reasoning", *_CALLS)
 
 
 def _begins(item: Item, before: Item) -> bool:
@@ -216,8 +216,10 @@ def _begins(item: Item, before: Item) -> bool:
 def _join(message: Message, item: Item) -> Message:
     if item["type"] == "message":
         message["content"] = (message["content"] or "") + _text(item["content"])
-    elif item["type"] == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
+    elif item["type"] in _CALLS:
+        custom = item["type"] == "custom_tool_call"
+        arguments = custom_arguments(item["input"]) if custom else item["arguments"]
+        function = {"name": function_name(item["name"], item.get("namespace")), "arguments": arguments}
         call = {"id": item["call_id"], "type": "function", "function": function}
         message["tool_calls"] = [*message.get("tool_calls", ()), call]
     elif text := _text(item.get("content") or item["summary"]):
@@ -248,12 +250,14 @@ def _item(item: Any, where: str) -> Item:
     shown: Item = {"type": kind, **({"id": item["id"]} if _is_text(item.get("id")) else {})}
     if kind == "message":
         return {**shown, **_said(item, where)}
-    if kind == "function_call":
-        _need(item, ("call_id", "name", "arguments"), where)
-        check_arguments(item["arguments"], f"{where}.arguments")
-        called = {name: item[name] for name in ("call_id", "name", "arguments")}
+    if kind in _CALLS:
+        known = ("call_id", "name", _CALLS[kind])
+        _need(item, (*known, *(["namespace"] if item.get("namespace") is not None else [])), where)
+        if kind == "function_call":
+            check_arguments(item["arguments"], f"{where}.arguments")
+        called = {name: item[name] for name in (*known, "namespace") if item.get(name) is not None}
         return {**shown, **called, "status": "completed"}
-    if kind == "function_call_output":
+    if kind in _OUTPUTS:
         _need(item, ("call_id",), where)
         output = item.get("output")
         if not isinstance(output, str):

@@ -15,6 +15,7 @@ import orjson
 from gateway.dialects.chat import logprob_entries
 from gateway.dialects.responses import ResponsesRequest, item_id
 from gateway.dialects.responses_items import OutputItem
+from gateway.dialects.responses_tools import Toolbox, offered
 from gateway.errors import GatewayError
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
@@ -28,12 +29,18 @@ class ResponsesAnswer:
     """The reply to a request, in OpenAI's form, for one client."""
 
     def __init__(
-        self, choices: Choices, request: ResponsesRequest, renderer: ChatRenderer, keep: Keep | None
+        self,
+        choices: Choices,
+        request: ResponsesRequest,
+        toolbox: Toolbox,
+        renderer: ChatRenderer,
+        keep: Keep | None,
     ) -> None:
         """`keep`: None if the answer is not to be stored."""
         self._choices = choices
         self._reply = choices.replies[0]
         self._request = request
+        self._toolbox = toolbox
         self._renderer = renderer
         self._keep = keep
         self._items: list[OutputItem] = []
@@ -133,7 +140,7 @@ class ResponsesAnswer:
 
     def _piece(self, piece: Piece) -> bytes:
         if piece.tool_call is not None:
-            return self._function_call()
+            return self._tool_call()
         kind = "reasoning" if piece.kind == "reasoning" else "message"
         begun = b""
         if not self._items or self._items[-1].kind != kind:
@@ -177,19 +184,21 @@ class ResponsesAnswer:
         shown = item.shown()
         return done + part + self._event("response.output_item.done", output_index=item.index, item=shown)
 
-    def _function_call(self) -> bytes:
+    def _tool_call(self) -> bytes:
         """A call comes in one piece."""
         closed = self._close()
-        call, index = self._reply.tool_calls[self._calls], len(self._items)
+        call, index = self._toolbox.call(self._reply.tool_calls[self._calls]), len(self._items)
         self._calls += 1
-        item = OutputItem("function_call", item_id("fc", self._reply.call_id, index), index, call=call)
+        kind = call["type"]
+        prefix, event, filled = _CALL_EVENTS[kind]
+        item = OutputItem(kind, item_id(prefix, self._reply.call_id, index), index, call=call)
         self._items.append(item)
         added = self._event("response.output_item.added", output_index=index, item=item.begun())
         item.status = "completed"
-        place, function = {"item_id": item.id, "output_index": index}, call["function"]
-        kind, arguments = "response.function_call_arguments", function["arguments"]
-        said = self._event(f"{kind}.delta", **place, delta=arguments)
-        said += self._event(f"{kind}.done", **place, name=function["name"], arguments=arguments)
+        place, given = {"item_id": item.id, "output_index": index}, {filled: call[filled]}
+        named = {"name": call["name"]} if kind == "function_call" else {}
+        said = self._event(f"{event}.delta", **place, delta=call[filled])
+        said += self._event(f"{event}.done", **place, **named, **given)
         done = self._event("response.output_item.done", output_index=index, item=item.shown())
         return closed + added + said + done
 
@@ -223,6 +232,11 @@ class ResponsesAnswer:
 _DELTA = {"message": "response.output_text.delta", "reasoning": "response.reasoning_text.delta"}
 _DONE = {"message": "response.output_text.done", "reasoning": "response.reasoning_text.done"}
 _DELTA_TEXT = b',"delta":'
+_CALL_EVENTS = {
+    "function_call": ("fc", "response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("ctc", "response.custom_tool_call_input", "input"),
+}
+"""For each kind of call: what its ids and events begin with, and what the events say of it."""
 
 
 def error_event(error: GatewayError, sequence: int = 0) -> bytes:
@@ -238,7 +252,6 @@ def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
 
 def _echo(request: ResponsesRequest) -> dict[str, Any]:
     """What was asked for, as the answer repeats it; null is what was not said."""
-    missing = {"description": None, "parameters": None, "strict": None}
     return {
         "background": False,
         "instructions": request.instructions,
@@ -256,7 +269,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "temperature": request.temperature,
         "text": {**(request.text or {}), "format": request.format},
         "tool_choice": request.tool_choice or "auto",
-        "tools": [{**missing, **tool} for tool in request.tools or ()],
+        "tools": list(offered(request.tools or ())),
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": "disabled",

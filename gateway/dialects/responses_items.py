@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+_FILLED = {"function_call": "arguments", "custom_tool_call": "input"}
+"""What is said of a call by events."""
+
 
 @dataclass(slots=True)
 class OutputItem:
-    """Reasoning, a message, or a function call."""
+    """Reasoning, a message, or a call of a tool."""
 
     kind: str
-    """reasoning, message or function_call"""
+    """reasoning, message, function_call or custom_tool_call"""
     id: str
     index: int
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     call: dict[str, Any] | None = None
-    """The tool call, as the reply has it."""
+    """The fields of a tool call, as the API has them."""
     head: bytes = b""
     """What its deltas begin with."""
     status: str = "in_progress"
@@ -42,14 +45,15 @@ class OutputItem:
     def begun(self) -> dict[str, Any]:
         """As the API has it before anything of it was said."""
         shown = self.shown()
-        shown["arguments" if self.call else "content"] = "" if self.call else []
+        name = _FILLED.get(self.kind, "content")
+        shown[name] = [] if name == "content" else ""
         return shown
 
     def shown(self) -> dict[str, Any]:
         """As the API has it."""
         shown: dict[str, Any] = {"id": self.id, "type": self.kind, "status": self.status}
         if self.call is not None:
-            return shown | {"call_id": self.call["id"], **self.call["function"]}
+            return shown | self.call
         if self.kind == "reasoning":
             return shown | {"summary": [], "content": [self.part], "encrypted_content": None}
         return shown | {"role": "assistant", "content": [self.part]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, SecretStr
 
 from gateway.sections.base import Days, Seconds, Section
@@ -19,6 +21,9 @@ class ServerSettings(Section):
     """How often a stream that has nothing to say sends an SSE comment."""
     shutdown_s: Seconds = 10.0
     """How long running calls may go on after a stop was asked for."""
+    hosted_tools: Literal["drop", "refuse"] = "drop"
+    """What becomes of tools that OpenAI would run (`web_search`, ...) in `/v1/responses`: the model is not told of them, and a
+    header and a counter say so; or the request is refused."""
 
     @property
     def url(self) -> str:

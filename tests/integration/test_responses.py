@@ -478,7 +478,7 @@ async def test_errors_have_the_form_of_the_api(scripted: Scripted) -> None:
         with pytest.raises(openai.BadRequestError) as error:
             await create(client, [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}])
         assert (error.value.code, error.value.param) == ("unsupported_content", "input.0.content.0")
-        for given in ({"background": True}, {"conversation": "c"}, {"tools": [{"type": "web_search"}]}):
+        for given in ({"background": True}, {"conversation": "c"}, {"tools": [{"type": "unknown"}]}):
             with pytest.raises(openai.BadRequestError) as error:
                 await create(client, "hi", **given)
             assert error.value.code == "unsupported_parameter"

@@ -21,6 +21,7 @@ from gateway.dialects.responses import (
     named,
     parse,
 )
+from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
@@ -34,7 +35,7 @@ def request(**values: Any) -> Any:
 
 def asked_for(**values: Any) -> Any:
     made = request(**values)
-    return asked(made, messages(items(made.input)), values)
+    return asked(made, Toolbox.of(made.tools or (), "refuse"), messages(items(made.input)), values)
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
@@ -258,4 +259,4 @@ def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> No
         made = parse({"model": "m", "input": "hi", **values})
         found = items(made.input)
         if not any(item["type"] == "item_reference" for item in found):
-            asked(made, messages(found), values)
+            asked(made, Toolbox.of(made.tools or (), "drop"), messages(found), values)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from gateway.dialects.responses import items, messages, parse
 from gateway.dialects.responses_answer import ResponsesAnswer
+from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import Unavailable
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
@@ -54,7 +55,8 @@ def reply_of(renderer: ChatRenderer, text: str, cuts: list[int], finish: str = "
 
 def answer_of(reply: Reply, renderer: ChatRenderer, keep: Any = None, **values: Any) -> ResponsesAnswer:
     request = parse({"model": "m", "input": "hi", **values})
-    return ResponsesAnswer(Choices([reply.read()]), request, renderer, keep)
+    toolbox = Toolbox.of(request.tools or (), "refuse")
+    return ResponsesAnswer(Choices([reply.read()]), request, toolbox, renderer, keep)
 
 
 def events_of(answer: ResponsesAnswer) -> list[dict[str, Any]]:

@@ -1,0 +1,179 @@
+"""Tools of the Responses API as the functions that a model is told of, and a model's calls as items that clients know.
+
+A tool in a namespace is the function `NAMESPACE.NAME`, a custom tool a function of one string. Invariant: a call that a client
+sends back as it got it is the recorded call again, whatever tools the request has; so the way back knows no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from gateway.dialects.asked import Tool, check_tools
+from gateway.errors import BadRequest
+
+Hosted = Literal["drop", "refuse"]
+"""What becomes of tools that OpenAI would run."""
+_HOSTED = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+"""Types of tools that OpenAI runs, or that its own models alone know how to call."""
+_INPUT = "input"
+"""The one argument of a custom tool."""
+_FREE_TEXT: dict[str, Any] = {
+    "type": "object",
+    "properties": {_INPUT: {"type": "string"}},
+    "required": [_INPUT],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The client's tool that a function stands for."""
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
+
+
+@dataclass(slots=True)
+class Toolbox:
+    """The tools of one request."""
+
+    functions: list[Tool] = field(default_factory=list)
+    """In the form of chat completions."""
+    left_out: list[str] = field(default_factory=list)
+    """Types of hosted tools that were dropped."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """By the function's name."""
+
+    @classmethod
+    def of(cls, tools: Sequence[Any], hosted: Hosted) -> Toolbox:
+        """Raises BadRequest for tools that no function can stand for, and for hosted ones if they are to be refused."""
+        box = cls()
+        for i, tool in enumerate(tools):
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            if kind in _HOSTED and hosted == "drop":
+                box.left_out.append(kind)
+            elif kind == "namespace":
+                box._add_namespace(tool, f"tools.{i}")
+            else:
+                box._add(tool, f"tools.{i}")
+        check_tools(box.functions)
+        return box
+
+    def call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A model's call as the fields of its item, `type` among them. A function that nobody offered keeps its name."""
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        source = self.sources.get(name, Source(name))
+        place = {"namespace": source.namespace} if source.namespace else {}
+        said = {"call_id": call["id"], "name": source.name, **place}
+        if source.custom:
+            return {"type": "custom_tool_call", **said, "input": _input(arguments)}
+        return {"type": "function_call", **said, "arguments": arguments}
+
+    def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
+        """Its description goes before that of its first tool."""
+        name, tools = namespace.get("name"), namespace.get("tools")
+        if not isinstance(name, str) or not name or not isinstance(tools, list):
+            message = f"{where}: a namespace needs a name and a list of tools"
+            raise BadRequest(message, code="invalid_value", param=where)
+        about = namespace.get("description")
+        for i, tool in enumerate(tools):
+            self._add(tool, f"{where}.tools.{i}", name, about if i == 0 and isinstance(about, str) else "")
+
+    def _add(self, tool: Any, where: str, namespace: str = "", about: str = "") -> None:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in ("function", "custom"):
+            raise _unsupported(kind, where)
+        name = tool.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"{where}: a tool needs a name", code="invalid_value", param=where)
+        if kind == "custom":
+            _check_format(tool.get("format"), f"{where}.format")
+        source = Source(name, namespace, kind == "custom")
+        function = {key: tool[key] for key in _KNOWN[kind] if tool.get(key) is not None}
+        function["name"] = function_name(name, namespace)
+        if about:
+            function["description"] = "\n\n".join(filter(None, [about, str(function.get("description", ""))]))
+        if source.custom:
+            function["parameters"] = _FREE_TEXT
+        if self.sources.setdefault(function["name"], source) != source:
+            message = f"{where}: two tools are called {function['name']!r} here: rename one of them"
+            raise BadRequest(message, code="invalid_value", param=where)
+        self.functions.append({"type": "function", "function": function})
+
+
+_KNOWN = {"function": ("name", "description", "parameters", "strict"), "custom": ("name", "description")}
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """The name of the function that stands for a tool. No name in OpenAI's API has a dot."""
+    return f"{namespace}.{name}" if namespace else name
+
+
+def custom_arguments(given: str) -> str:
+    """The arguments of the function that stands for a custom tool."""
+    return orjson.dumps({_INPUT: given}).decode()
+
+
+def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The tools that the model was told of, as the answer repeats them; null is what was not said."""
+    for tool in tools:
+        if tool["type"] == "function":
+            yield {"description": None, "parameters": None, "strict": None, **tool}
+        elif tool["type"] not in _HOSTED:
+            yield tool
+
+
+def _input(arguments: str) -> str:
+    """What a custom tool is given; a model that did not keep to the one string gave all that it wrote."""
+    try:
+        said = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    if isinstance(said, dict) and said.keys() == {_INPUT} and isinstance(said[_INPUT], str):
+        return str(said[_INPUT])
+    return arguments
+
+
+def _check_format(given: Any, where: str) -> None:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if given is not None and kind != "text":
+        message = (
+            f"{where}: a reply cannot be held to the grammar of a custom tool: send the tool with the format"
+            " 'text', say the form in its description and check the input where the tool runs"
+        )
+        raise BadRequest(message, code="unsupported_parameter", param=where)
+
+
+def _unsupported(kind: Any, where: str) -> BadRequest:
+    if kind in _HOSTED:
+        message = (
+            f"{where}: tools of type {kind!r} are not run here: leave it out, offer a function that your client"
+            ' runs, or have them left out by the setting [server] hosted_tools = "drop"'
+        )
+    else:
+        message = (
+            f"{where}: a tool of type {kind!r} is not known here: offer tools of type 'function', 'custom' or"
+            " 'namespace', which your client runs"
+        )
+    return BadRequest(message, code="unsupported_parameter", param=where)
