@@ -172,8 +172,11 @@ class _Opening:
                 self._prompts[number] = await recorder.prepare(
                     self._episode.id, asked.messages, tools_of(asked)
                 )
-            # it may have been closed meanwhile
-            await self._gateway.callers.still_open(self._episode)
+            try:
+                await self._gateway.callers.still_open(self._episode)
+            except BaseException:  # its end has let go of the token tree, which was read again here
+                recorder.forget(self._episode.id)
+                raise
         return self._prompts[number]
 
 

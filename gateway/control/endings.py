@@ -115,13 +115,8 @@ class Endings:
             self._start(self._aborted(live), f"abort-{live.id}")
 
     def stop_stray(self, live: LiveEpisode) -> None:
-        """The calls of an episode that was closed while nobody could tell them."""
-        reason = closed(live.id, "it was closed meanwhile")
-
-        async def stop() -> None:
-            await asyncio.gather(*(call.stop(reason) for call in live.calls))
-
-        self._start(stop(), f"stop-{live.id}")
+        """Stops what this process has of an episode that was closed while nobody could tell it."""
+        self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
 
     async def _aborted(self, live: LiveEpisode) -> None:
         await self._stop(live, closed(live.id, live.aborted))
@@ -204,8 +199,11 @@ class Endings:
         """Memory first, so that no second end can begin while this one is being committed."""
         self.over[live.id] = live
         elsewhere = self._peers.end(live.id, reason)
-        await asyncio.gather(*(call.stop(reason) for call in live.calls))
+        await self._stop_here(live, reason)
         await elsewhere
+
+    async def _stop_here(self, live: LiveEpisode, reason: Conflict) -> None:
+        await asyncio.gather(*(call.stop(reason) for call in live.calls))
         for recorder in self._recorders:
             recorder.forget(live.id)
 

@@ -97,8 +97,8 @@ class Episodes:
         """Calls that this process has begun for another coordinator go on in the same episodes."""
         for before in followed:
             if live := self._live.get(before.id):
-                live.calls, live.seen_at = before.calls, before.seen_at
-            elif before.calls:
+                live.calls, live.seen_at = before.calls, max(live.seen_at, before.seen_at)
+            else:
                 self._endings.stop_stray(before)
 
     def live(self) -> list[LiveEpisode]:
@@ -266,7 +266,8 @@ class Episodes:
             idle, total = now - live.seen_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")
-        running = {live.group_id for some in (self._live, self._endings.over) for live in some.values()}
+        unfinished = [*self._live.values(), *self._endings.over.values()]
+        running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
         await self._overdue.sweep(now, running)
 
     def _idle_s(self, live: LiveEpisode) -> float:

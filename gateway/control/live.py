@@ -15,7 +15,7 @@ CALLS = "calls"
 """The component of a reward that was posted on calls."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class LiveEpisode:
     """One run of an agent, and what it was given so far."""
 

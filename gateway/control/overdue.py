@@ -27,19 +27,19 @@ class OverdueGroups:
         self._stuck: dict[str, tuple[tuple[str, ...], float]] = {}
         """Of each model, the groups for which its leased batch waits, and since when."""
 
-    async def sweep(self, now: float, running: Collection[str]) -> None:
-        """Ends what is overdue. `running`: the groups that have a member that runs or is graded."""
+    async def sweep(self, now: float, running: Collection[tuple[str, str]]) -> None:
+        """Ends what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""
         await self._close_lonely(now, running)
         for model in self._ledgers:
             await self._unstick(model, now)
 
-    async def _close_lonely(self, now: float, running: Collection[str]) -> None:
+    async def _close_lonely(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """A group whose driver died waits for members that nobody will open."""
         waiting = {
             (model, group.group_id)
             for model, ledger in self._ledgers.items()
             for group in ledger.ledger.groups()
-            if group.state == "reserved" and group.group_id not in running
+            if group.state == "reserved" and (model, group.group_id) not in running
         }
         self._lonely = {key: self._lonely.get(key, now) for key in waiting}
         for (model, group_id), since in self._lonely.items():

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -54,6 +55,8 @@ class Follower:
         self._pools = pools
         self._recorders = recorders
         self._by_key: dict[str, LiveEpisode] = {}
+        self._known: WeakValueDictionary[str, LiveEpisode] = WeakValueDictionary()
+        """Also those that only a request holds that has not begun its call: an episode is one object, with all its calls."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[LiveEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -91,14 +94,14 @@ class Follower:
         return await self._ask({"episode": episode_id}, wait_s)
 
     def retire(self) -> list[LiveEpisode]:
-        """This process is the coordinator from now on: answers the episodes that have calls here.
+        """This process is the coordinator from now on: answers the episodes that are known here.
 
         The engines are the control half's by now, and may be open already: they are not touched.
         """
         self._retired = True
         self.linked.set()  # whoever waits for an answer shall see it
-        found, self.episodes = list(self.episodes.values()), {}
-        return found
+        self.episodes = {}
+        return list(self._known.values())
 
     def trouble(self, model: str, slot: Slot, reason: str = "") -> None:
         """An engine could not be reached (no reason), or is not what it should be: the coordinator looks into it."""
@@ -181,7 +184,9 @@ class Follower:
             for slot in pool.slots.values():
                 slot.doubt()
         self._by_key.clear()
-        self.episodes = {live.id: live for live in self.episodes.values() if live.calls}
+        idle = [live.id for live in self.episodes.values() if not live.calls]
+        for episode_id in idle:  # nobody will tell of its end
+            self._drop(episode_id)
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(_LinkLost())
@@ -242,10 +247,11 @@ class Follower:
                 answer.set_exception(error_from_json(message))
             return
         now, values = time.monotonic(), message["episode"]
-        live = self.episodes.get(values["id"])
+        live = self._known.get(values["id"])
         if live is None:
             place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
-            live = self.episodes[values["id"]] = LiveEpisode(*place, now, now, version=values["version"])
+            live = self._known[values["id"]] = LiveEpisode(*place, now, now, version=values["version"])
+        self.episodes[live.id] = live
         live.seen_at = now
         if answer is not None and not answer.done():
             answer.set_result(live)
@@ -305,11 +311,16 @@ class Follower:
         try:
             self._by_key.pop(live.key_hash, None)
             await asyncio.gather(*(call.stop(reason) for call in live.calls))
-            for recorder in self._recorders:
-                recorder.forget(episode_id)
+            self._drop(episode_id)
         finally:
             del self._stopping[episode_id]
             over.set()
+
+    def _drop(self, episode_id: str) -> None:
+        """Forgets an episode and its token trees, which the store has."""
+        self.episodes.pop(episode_id, None)
+        for recorder in self._recorders:
+            recorder.forget(episode_id)
 
     async def _give_back(self, message: Message) -> None:
         slot = self._pools[message["model"]].slots.get(message["name"])

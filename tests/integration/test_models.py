@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
 from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.engines.fake.engine import Faults
+from gateway.types import EpisodeMode
 from scheduler.cluster.local import free_port
 from tests.gateways import RunningGateway, serve
 from tests.integration.support import check_sampled_by_the_fake, until, versions_of
@@ -55,6 +58,27 @@ async def sampled(gateway: RunningGateway, episode: str, model: str) -> list[dic
     found = await gateway.admin.trajectory(episode, model)
     assert found["model"] == model
     return [node for node in found["nodes"] if node["sampled"]]
+
+
+@pytest.mark.parametrize(("model", "mode"), [("planner", "train"), ("actor", "eval")])
+async def test_a_lonely_group_is_closed_whatever_runs_elsewhere_under_its_name(
+    tiny_model: Path, tmp_path: Path, model: str, mode: EpisodeMode
+) -> None:
+    """Neither another model's group nor an evaluation episode is a member that the group waits for."""
+    limits = {"episodes": {"idle_s": 1.0}, "staleness": {"batch": 1, "eta": 0, "min_members": 1}}
+    async with gateway_of(tiny_model, tmp_path, {"actor": {}, "planner": {}}, **limits) as (gateway, engines):
+        first, headers = await gateway.open("task", model="actor", group_id="g", group_size=2)
+        await gateway.chat(headers, model="actor", max_tokens=2)
+        await gateway.admin.reward(first, 1.0)
+        engines[model].faults = Faults(stall=True)
+        other, headers = await gateway.open("task", model=model, mode=mode, group_id="g", group_size=2)
+        call = asyncio.create_task(gateway.chat(headers, model=model))
+        lease = await gateway.admin.lease("trainer", model="actor")
+        got = await gateway.admin.leased_groups(lease, wait_s=20, model="actor")
+        assert [group.group_id for group in got.groups] == ["g"] and got.complete
+        assert (await gateway.admin.episode(other))["state"] == "open"
+        call.cancel()
+        await asyncio.wait({call})
 
 
 async def test_publishing_to_one_model_does_not_touch_the_other(
