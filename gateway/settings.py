@@ -37,6 +37,7 @@ from gateway.sections import (
     NodeSettings,
     ProjectSettings,
     QueueSettings,
+    RequestSettings,
     RetentionSettings,
     RewardSettings,
     RoutingSettings,
@@ -84,6 +85,7 @@ class Settings(Section):
     agents: dict[Name, AgentSettings] = Field(default_factory=dict)
     projects: dict[Name, ProjectSettings] = Field(default_factory=dict)
     limits: LimitsSettings = LimitsSettings()
+    requests: RequestSettings = RequestSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()

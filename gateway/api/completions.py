@@ -20,7 +20,7 @@ async def completions(request: Request, gateway: Gateway) -> Response:
     """What follows a text, or token ids; whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = asked_object(body)
+    values = asked_object(body, gateway.settings.requests)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         episode = await gateway.callers.apart(caller)

@@ -19,6 +19,7 @@ from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
 from gateway.control.nodes import Nodes
 from gateway.control.placement import ControlPlacement
+from gateway.dialects.sizes import check_sizes
 from gateway.errors import BadRequest, Unavailable
 from gateway.json_depth import TooDeep, check_depth
 from gateway.metrics import Metrics
@@ -28,6 +29,7 @@ from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
 from gateway.rollout.replies import Replies
+from gateway.sections import RequestSettings
 from gateway.settings import Settings
 from gateway.store.database import Database
 
@@ -140,9 +142,10 @@ def json_object(body: bytes) -> dict[str, Any]:
     return values
 
 
-def asked_object(body: bytes) -> dict[str, Any]:
-    """A body as a JSON object that names a model. Raises BadRequest."""
+def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
+    """A body as a JSON object that names a model and holds no more than `most`. Raises BadRequest."""
     values = json_object(body)
+    check_sizes(values, most)
     if not isinstance(values.get("model"), str):
         raise BadRequest("model: Field required", code="invalid_value", param="model")
     return values

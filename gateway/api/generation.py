@@ -24,6 +24,7 @@ from gateway.dialects.asked import Asked
 from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
+from gateway.render.stops import StopStrings
 from gateway.rollout.call import Call
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.replies import RequestKey
@@ -190,14 +191,14 @@ def _request_key(request: Request, body: bytes) -> RequestKey:
 
 
 def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
+    stop = StopStrings(asked.stop) if asked.stop else None
+
     def segment(prompt: Int32Array) -> Segmenter:
         if asked.prompts:
-            return Segmenter(renderer, reasoning=False, stop=asked.stop, raw=True)
+            return Segmenter(renderer, reasoning=False, stop=stop, raw=True)
         reasoning = renderer.reasoning_open(prompt[-8:].tolist())
         most = None if asked.parallel_tool_calls else 1
-        return Segmenter(
-            renderer, reasoning=reasoning, tools=tools_of(asked), stop=asked.stop, max_tool_calls=most
-        )
+        return Segmenter(renderer, reasoning=reasoning, tools=tools_of(asked), stop=stop, max_tool_calls=most)
 
     return segment
 

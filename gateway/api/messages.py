@@ -28,7 +28,7 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = asked_object(body)
+    values = asked_object(body, gateway.settings.requests)
     model = _model(gateway, caller, values["model"])
     message, asked = parse(values)
     generation = await generate(request, gateway, caller, model, asked, body)
@@ -45,7 +45,7 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
     """How many tokens a conversation is: those that a call in the caller's episode would be given now."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
-        values = asked_object(await request.body())
+        values = asked_object(await request.body(), gateway.settings.requests)
         model = _model(gateway, caller, values["model"])
         return {"input_tokens": await prompt_tokens(caller, model, parse_count(values))}
 

@@ -25,6 +25,7 @@ from gateway.dialects.asked import Asked, Message
 from gateway.dialects.responses import Item, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.dialects.responses_tools import Toolbox
+from gateway.dialects.sizes import check_sizes
 from gateway.errors import BadRequest, NotFound
 from gateway.render.aside import aside
 from gateway.rollout.upstream import Upstream
@@ -42,7 +43,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = asked_object(body)
+    values = asked_object(body, gateway.settings.requests)
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
@@ -74,6 +75,7 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
 
 async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     values = json_object(await request.body())
+    check_sizes(values, gateway.settings.requests)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
     said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
@@ -169,19 +171,26 @@ async def _history(gateway: Services, caller: Caller, previous: str | None) -> l
 
 async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) -> list[Item]:
     """The items, with those that are only referred to in their places."""
-    return [
-        await _referred(gateway, caller, item) if item["type"] == "item_reference" else item for item in items
-    ]
+    known: dict[str, dict[str, Item]] = {}
+    """By answer and by id; each answer is read once."""
+    for item in items:
+        if item["type"] == "item_reference" and (answer := dialect.answer_of(item)) not in known:
+            known[answer] = await _items_of(gateway, caller, answer)
+    return [_referred(known, item) if item["type"] == "item_reference" else item for item in items]
 
 
-async def _referred(gateway: Services, caller: Caller, reference: Item) -> Item:
-    found = await owned(gateway, caller, dialect.answer_of(reference), "responses")
-    known = [*found["input"], *found["answer"]["output"]] if found else []
-    for item in known:
-        if item["id"] == reference["id"] and item["type"] != "item_reference":
-            referred: Item = item
-            return referred
-    raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
+async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Item]:
+    """The items of a stored answer, its input's and its own, by id."""
+    found = await owned(gateway, caller, answer_id, "responses")
+    items = [*found["input"], *found["answer"]["output"]] if found else []
+    return {item["id"]: item for item in items if item["type"] != "item_reference"}
+
+
+def _referred(known: dict[str, dict[str, Item]], reference: Item) -> Item:
+    item = known[dialect.answer_of(reference)].get(reference["id"])
+    if item is None:
+        raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
+    return item
 
 
 def _keep(

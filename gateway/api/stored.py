@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.api.context import Gateway, Services, json_object
 from gateway.api.generation import Generation, identify
 from gateway.control.callers import Caller
-from gateway.dialects.chat import ChatAnswer, ChatRequest
-from gateway.errors import BadRequest, NotFound
+from gateway.dialects.chat import MAX_METADATA, ChatAnswer, ChatRequest, Metadata
+from gateway.errors import BadRequest, NotFound, validation_error
 from gateway.store import answers
 
 router = APIRouter(tags=["OpenAI"])
@@ -25,11 +26,14 @@ router = APIRouter(tags=["OpenAI"])
 Order = Literal["asc", "desc"]
 Limit = Annotated[int, Query(ge=1, le=100)]
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
-_UPDATE = {
-    "type": "object",
-    "properties": {"metadata": {"type": ["object", "null"]}},
-    "required": ["metadata"],
-}
+
+
+class MetadataUpdate(BaseModel):
+    """What may be changed of a stored answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
 
 
 def body_of(schema: dict[str, Any]) -> dict[str, Any]:
@@ -154,19 +158,16 @@ async def chat_completion(completion_id: str, request: Request, gateway: Gateway
     return answer
 
 
-@router.post("/v1/chat/completions/{completion_id}", openapi_extra=body_of(_UPDATE))
+@router.post(
+    "/v1/chat/completions/{completion_id}", openapi_extra=body_of(MetadataUpdate.model_json_schema())
+)
 async def update_chat_completion(completion_id: str, request: Request, gateway: Gateway) -> dict[str, Any]:
     """Replaces the metadata of a stored chat completion."""
     caller = await identify(request, gateway)
-    values = json_object(await request.body())
-    unknown = next((name for name in values if name != "metadata"), None)
-    if unknown is not None:
-        message = f"Unrecognized request argument supplied: {unknown}"
-        raise BadRequest(message, code="unknown_parameter", param=unknown)
-    metadata = values.get("metadata", {}) or {}
-    pairs = metadata.items() if isinstance(metadata, dict) else [(None, None)]
-    if not all(isinstance(key, str) and isinstance(value, str) for key, value in pairs):
-        raise BadRequest("metadata: must be an object of strings", code="invalid_value", param="metadata")
+    try:
+        metadata = MetadataUpdate.model_validate(json_object(await request.body())).metadata or {}
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
     await _completion(gateway, caller, completion_id)
     changed = await gateway.database.submit(lambda c: answers.set_metadata(c, completion_id, metadata))
     if changed is None:

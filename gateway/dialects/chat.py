@@ -15,6 +15,8 @@ from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+MAX_METADATA = 16
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
@@ -59,7 +61,7 @@ class ChatRequest(BaseModel):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

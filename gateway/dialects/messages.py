@@ -8,16 +8,14 @@ is its template's business, and recorded tokens are given to it as they are). Ac
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.asked import Asked, Tool
-from gateway.dialects.chat import tool_choice
+from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
 from gateway.dialects.messages_content import conversation, unknown
 from gateway.errors import BadRequest, validation_error
-
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _Strict(BaseModel):
@@ -50,7 +48,7 @@ class OutputConfig(_Strict):
 class ContextManagement(_Strict):
     """`context_management`."""
 
-    edits: list[dict[str, Any]] | None = None
+    edits: list[dict[str, Any]] | None = Field(None, max_length=64)
 
 
 class CountRequest(_Strict):
@@ -82,7 +80,7 @@ class MessagesRequest(CountRequest):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=2**31)
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = Field(None, max_length=MAX_METADATA)
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None
 

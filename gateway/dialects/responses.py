@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.asked import Asked, Message, check_arguments
-from gateway.dialects.chat import MAX_TOP_LOGPROBS, tool_choice
+from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, Metadata, tool_choice
 from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
 
 Item = dict[str, Any]
-Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 """There is no encrypted reasoning here, but clients that keep their own history always ask for it: they get null."""
@@ -45,8 +44,8 @@ class ResponsesRequest(BaseModel):
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
-    include: list[str] | None = None
-    metadata: Metadata | None = Field(None, max_length=16)
+    include: list[str] | None = Field(None, max_length=64)
+    metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

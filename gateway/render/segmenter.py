@@ -10,11 +10,11 @@ Invariant: the pieces depend on the token ids alone, not on how they were split 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from gateway.render.renderer import ChatRenderer, Marks, Tool, ToolCall
+from gateway.render.stops import StopStrings
 
 PieceKind = Literal["reasoning", "content", "tool_call"]
 
@@ -36,11 +36,11 @@ class Segmenter:
         *,
         reasoning: bool,
         tools: Sequence[Tool] = (),
-        stop: Sequence[str] = (),
+        stop: StopStrings | None = None,
         max_tool_calls: int | None = None,
         raw: bool = False,
     ) -> None:
-        """`reasoning`: the prompt already opened a reasoning block. `stop`: strings that end the reply, in no piece.
+        """`reasoning`: the prompt already opened a reasoning block. `stop`: the strings that end it, in no piece.
 
         `max_tool_calls`: the reply ends with the token that completes this many calls; None: it may make any number.
         `raw`: everything is content as it stands; only the end of the reply is looked for.
@@ -49,10 +49,10 @@ class Segmenter:
         self._marks = marks = Marks(renderer.marks.stop, None, None, None, None) if raw else renderer.marks
         self._tools = tools
         self._names = {tool["function"]["name"] for tool in tools} if marks.bare_calls else set()
-        self._stop = [s for s in stop if s]
-        firsts = "".join(re.escape(s[0]) for s in self._stop)
-        self._may_begin_stop = re.compile(f"[{firsts}]").search if firsts else None
-        self._longest_stop = max(map(len, self._stop), default=0)
+        self._stop = stop
+        self._may_begin_stop = stop.may_begin if stop is not None else None
+        self._stop_place = 0
+        """In `stop`: where what is held has come to."""
         self._calls_left = max_tool_calls
         self._kind: PieceKind = "reasoning" if reasoning else "content"
         self._at_start = True
@@ -61,8 +61,6 @@ class Segmenter:
         """The reply may still be a tool call without a mark, and is held as a whole."""
         self._tool_ids: list[int] | None = None
         self._held = ""
-        self._searched = 0
-        """Characters of what is held in which no stop string begins."""
         self._in_run = False
         self._stream = renderer.texts.stream()
         self._step = self._stream.step
@@ -127,7 +125,7 @@ class Segmenter:
             if not self.stopped:
                 self._bare_call(pieces)
         elif token == marks.think_start and self._at_start:
-            self._held, self._searched = "", 0
+            self._held, self._stop_place = "", 0
             self._switch("reasoning", pieces)
         elif token == marks.think_end and self._kind == "reasoning":
             self._switch("content", pieces)
@@ -168,20 +166,19 @@ class Segmenter:
         if self._at_start and (begin := self._held.lstrip()):
             self._at_start = False
             self._maybe_bare = self._maybe_bare and self._kind == "content" and begin[0] == "{"
-        if self._stop and self._cut_at_stop(pieces):
+        if self._stop is not None and self._cut_at_stop(self._stop, text, pieces):
             return
         keep = self._hold_back()
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self._searched = max(0, len(self._held) - self._longest_stop + 1)
         if ready:
             _emit(pieces, self._kind, ready)
 
-    def _cut_at_stop(self, pieces: list[Piece]) -> bool:
-        found = [(at, s) for s in self._stop if (at := self._held.find(s, self._searched)) >= 0]
-        if not found:
+    def _cut_at_stop(self, stop: StopStrings, text: str, pieces: list[Piece]) -> bool:
+        """Whether what is held is a stop string now that `text` was added to it."""
+        self._stop_place, begins, self.matched_stop = stop.read(self._stop_place, text)
+        if not self.matched_stop:
             return False
-        at, self.matched_stop = min(found)
-        self._held = self._held[:at]
+        self._held = self._held[: len(self._held) - len(text) + begins]
         self._release(pieces)
         self.stopped = True
         return True
@@ -192,17 +189,12 @@ class Segmenter:
         if self._at_start or self._maybe_bare:
             return len(held)
         whitespace = len(held) - len(held.rstrip("\n"))
-        for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(held)), whitespace, -1):
-                if held.endswith(stop[:size]):
-                    whitespace = size
-                    break
-        return whitespace
+        return whitespace if self._stop is None else max(whitespace, self._stop.depth[self._stop_place])
 
     def _release(self, pieces: list[Piece]) -> None:
         if self._held:
             _emit(pieces, self._kind, self._held)
-            self._held, self._searched = "", 0
+        self._held, self._stop_place = "", 0
 
     def _begin_tool(self, token: int, pieces: list[Piece]) -> None:
         self._end_text(pieces)
@@ -248,7 +240,7 @@ class Segmenter:
         form = self._renderer.form
         calls = form.parse(self._held) if form is not None else []
         if calls and all(call.name in self._names for call in calls):
-            self._held, self._searched = "", 0
+            self._held, self._stop_place = "", 0
             self._deliver(calls, pieces)
 
     def _deliver(self, calls: list[ToolCall], pieces: list[Piece]) -> None:

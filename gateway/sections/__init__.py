@@ -26,6 +26,7 @@ from gateway.sections.episodes import (
     StalenessSettings,
 )
 from gateway.sections.models import Bounds, ModelSettings, SamplingSettings
+from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
     LendingSettings,
@@ -64,6 +65,7 @@ __all__ = [
     "ProjectLimitSettings",
     "ProjectSettings",
     "QueueSettings",
+    "RequestSettings",
     "RetentionSettings",
     "RewardSettings",
     "RoutingSettings",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.render.renderer import ChatRenderer, ToolCall
 from gateway.render.segmenter import Piece, Segmenter
+from gateway.render.stops import StopStrings
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -46,7 +47,8 @@ def segmented(
     renderer: ChatRenderer, ids: Sequence[int], cuts: Sequence[int] = (), **kwargs: Any
 ) -> tuple[Said, Segmenter]:
     """What is said when the ids come in pushes that end at `cuts`."""
-    segmenter = Segmenter(renderer, **{"reasoning": False, **kwargs})
+    stop = StopStrings(kwargs.pop("stop", ()))
+    segmenter = Segmenter(renderer, **{"reasoning": False, "stop": stop, **kwargs})
     pieces: list[Piece] = []
     bounds = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     for start, end in itertools.pairwise(bounds):
@@ -110,7 +112,7 @@ def test_a_reply_ends_before_its_first_stop_string_and_with_the_token_that_compl
 @pytest.mark.parametrize("offset", range(8))
 def test_a_stop_string_is_found_at_every_offset_and_never_leaks(renderer: ChatRenderer, offset: int) -> None:
     before = "x" * offset
-    segmenter = Segmenter(renderer, reasoning=False, stop=["STOP"])
+    segmenter = Segmenter(renderer, reasoning=False, stop=StopStrings(["STOP"]))
     delivered = ""
     for token in ids_of(renderer, f"{before}STOP and more"):
         delivered += "".join(piece.text for piece in segmenter.push([token]))

@@ -16,6 +16,7 @@ from gateway.render.pieces import TokenTexts
 from gateway.render.renderer import FAMILIES as KNOWN
 from gateway.render.renderer import ChatRenderer, ToolCall
 from gateway.render.segmenter import Piece, Segmenter
+from gateway.render.stops import StopStrings
 from gateway.sections import ModelSettings
 from tests.families.conversation import TOOLS
 from tests.families.family import FAMILIES, named, renderer, save
@@ -28,7 +29,8 @@ def play(
     chat: ChatRenderer, ids: Sequence[int], cuts: Sequence[int] = (), **options: Any
 ) -> tuple[list[Any], Segmenter]:
     """What is said when the ids come in pushes that end at `cuts`; neighbouring text of one kind is joined."""
-    segmenter = Segmenter(chat, **{"reasoning": False, "tools": TOOLS, **options})
+    stop = StopStrings(options.pop("stop", ()))
+    segmenter = Segmenter(chat, **{"reasoning": False, "tools": TOOLS, "stop": stop, **options})
     pieces: list[Piece] = []
     bounds = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     for start, end in itertools.pairwise(bounds):

@@ -1,0 +1,65 @@
+"""How much a request holds, in whatever dialect, looked at before anything of it is gone through. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.errors import BadRequest
+from gateway.sections import RequestSettings
+
+_COUNTED = {
+    "messages": "messages",
+    "input": "messages",
+    "stop": "stop",
+    "stop_sequences": "stop",
+    "logit_bias": "logit_bias",
+}
+"""Parameters, and the settings that bound them."""
+_LISTS = ("content", "tool_calls", "output", "summary")
+"""Where a message or an item has parts."""
+
+
+def check_sizes(values: dict[str, Any], most: RequestSettings) -> None:
+    """Raises BadRequest if a request holds more of something than `[requests]` allows; names the parameter and the setting."""
+    for name, setting in _COUNTED.items():
+        if isinstance(given := values.get(name), list | dict):
+            _check(name, len(given), setting, most)
+    if isinstance(given := values.get("tools"), list):
+        _check("tools", sum(map(_tools, given)), "tools", most)
+    for name in ("stop", "stop_sequences"):
+        if isinstance(given := values.get(name), list):
+            characters = sum(len(string) for string in given if isinstance(string, str))
+            _check(name, characters, "stop_characters", most, "characters")
+    for name in ("messages", "input"):
+        if isinstance(given := values.get(name), list):
+            _check(name, sum(_parts(given)), "parts", most, "content parts and tool calls")
+
+
+def _check(name: str, count: int, setting: str, most: RequestSettings, of: str = "entries") -> None:
+    limit: int = getattr(most, setting)
+    if count > limit:
+        message = f"{name}: {count} {of} are more than the {limit} that are taken in a request: send fewer ([requests] {setting})"
+        raise BadRequest(message, code="too_many", param=name)
+
+
+def _tools(tool: Any) -> int:
+    """A namespace is as many tools as are in it."""
+    inner = tool.get("tools") if isinstance(tool, dict) else None
+    return 1 + len(inner) if isinstance(inner, list) else 1
+
+
+def _parts(messages: list[Any]) -> Iterator[int]:
+    """The number of parts in each list of parts; a tool's result may be a part, and have parts of its own."""
+    for message in messages:
+        if isinstance(message, dict):
+            for name in _LISTS:
+                if isinstance(parts := message.get(name), list):
+                    yield len(parts)
+                    yield from _results(parts)
+
+
+def _results(parts: list[Any]) -> Iterator[int]:
+    for part in parts:
+        if isinstance(part, dict) and isinstance(inner := part.get("content"), list):
+            yield len(inner)
