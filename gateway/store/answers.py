@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, insert, literal, select, tuple_, update
 
+from gateway.store.columns import contains
 from gateway.store.models import AnswerRow, EpisodeRow
 
 _TABLE = AnswerRow.__table__
+_COLUMNS = [c for c in _TABLE.c if c.name not in ("agent", "asked_model", "labels")]
 Order = Literal["asc", "desc"]
 
 
@@ -27,19 +30,19 @@ class Whose:
         """As SQL has it."""
         if self.episode_id:
             return _TABLE.c.episode_id == self.episode_id
-        return _TABLE.c.episode_id.in_(select(EpisodeRow.id).where(EpisodeRow.agent == self.agent))
+        return _TABLE.c.agent == self.agent
 
 
 def insert_answer(connection: Connection, values: dict[str, Any]) -> None:
     """Stores an answer. One that is there already stays as it is: a retry answers the same."""
     if connection.scalar(select(_TABLE.c.id).where(_TABLE.c.id == values["id"])) is None:
-        connection.execute(insert(AnswerRow), values)
+        connection.execute(insert(AnswerRow).values({**values, **_listed(values)}))
 
 
 def answer(connection: Connection, answer_id: str, api: str) -> dict[str, Any] | None:
     """An answer that was not deleted."""
     where = (_TABLE.c.id == answer_id, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None))
-    row = connection.execute(select(*_TABLE.c).where(*where)).mappings().first()
+    row = connection.execute(select(*_COLUMNS).where(*where)).mappings().first()
     return dict(row) if row else None
 
 
@@ -69,7 +72,8 @@ def set_metadata(connection: Connection, answer_id: str, metadata: dict[str, str
     if found is None:
         return None
     changed: dict[str, Any] = {**found, "metadata": metadata}
-    connection.execute(update(AnswerRow).where(*where).values(answer=changed))
+    new = {"answer": changed, "labels": labels_of(metadata)}
+    connection.execute(update(AnswerRow).where(*where).values(new))
     return changed
 
 
@@ -86,22 +90,40 @@ def list_answers(
 ) -> list[dict[str, Any]]:
     """Answers as their clients got them; after the one of id `after`.
 
-    `model`: the name by which the client asked for it.
+    `model`: the name by which the client asked for it. `metadata`: what each of them has, perhaps among other things.
     """
-    place = tuple_(_TABLE.c.created_at, _TABLE.c.id)
+    columns = (_TABLE.c.created_at, _TABLE.c.id)
     query = select(_TABLE.c.answer).where(whose.clause, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None))
+    if model is not None:
+        query = query.where(_TABLE.c.asked_model == model)
+    for pair in metadata.items():
+        query = query.where(contains(_TABLE.c.labels, labels_of(dict([pair]))))
     if after is not None:
         last = select(_TABLE.c.created_at, _TABLE.c.id).where(_TABLE.c.id == after).subquery()
         bound = select(last.c.created_at, last.c.id).scalar_subquery()
-        query = query.where(place > bound if order == "asc" else place < bound)
-    ascending = order == "asc"
-    query = query.order_by(*(c.asc() if ascending else c.desc() for c in (_TABLE.c.created_at, _TABLE.c.id)))
-    found: list[dict[str, Any]] = []
-    for row in connection.execute(query):
-        has = row.answer.get("metadata") or {}
-        matches = all(has.get(key) == value for key, value in metadata.items())
-        if matches and model in (None, row.answer["model"]):
-            found.append(row.answer)
-            if len(found) == limit:
-                break
-    return found
+        query = query.where(tuple_(*columns) > bound if order == "asc" else tuple_(*columns) < bound)
+    query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns)).limit(limit)
+    return list(connection.scalars(query))
+
+
+def labels_of(metadata: Mapping[str, Any]) -> str:
+    """Metadata as a text in which each pair is found: the pairs as JSON, which has no newlines, between newlines."""
+    pairs = (json.dumps([key, value]) for key, value in metadata.items())
+    return "".join(f"\n{pair}\n" for pair in pairs)
+
+
+def fill_in(connection: Connection, limit: int) -> int:
+    """Gives answers of older builds that by which they are listed; answers of how many it did so."""
+    query = select(_TABLE.c.id, _TABLE.c.episode_id, _TABLE.c.answer).where(_TABLE.c.labels.is_(None))
+    rows = connection.execute(query.order_by(_TABLE.c.id).limit(limit)).mappings().all()
+    for row in rows:
+        connection.execute(update(AnswerRow).where(_TABLE.c.id == row["id"]).values(_listed({**row})))
+    return len(rows)
+
+
+def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """That by which an answer is listed."""
+    told = values["answer"]
+    agent = select(EpisodeRow.agent).where(EpisodeRow.id == values["episode_id"]).scalar_subquery()
+    labels = labels_of(told.get("metadata") or {})
+    return {"agent": agent, "asked_model": told.get("model"), "labels": labels}

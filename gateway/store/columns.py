@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import ColumnElement, Dialect, String, Text, TypeDecorator, and_
+from sqlalchemy import Boolean, ColumnElement, Dialect, String, Text, TypeDecorator, and_
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 T = TypeVar("T")
@@ -63,6 +65,23 @@ class Words(TypeDecorator[str]):
 def begins_with(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
     """Whether a text begins with another, by a range that an index serves."""
     return and_(column >= prefix, column < prefix + _LAST)
+
+
+class contains(FunctionElement[bool]):
+    """Whether a text has another one in it, code point by code point (LIKE does not tell cases apart in SQLite)."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(contains, "sqlite")
+def _contains_in_sqlite(element: contains, compiler: Any, **options: Any) -> str:
+    return f"(instr({compiler.process(element.clauses, **options)}) > 0)"
+
+
+@compiles(contains, "postgresql")
+def _contains_in_postgresql(element: contains, compiler: Any, **options: Any) -> str:
+    return f"(strpos({compiler.process(element.clauses, **options)}) > 0)"
 
 
 def portions(values: Sequence[T]) -> Iterator[Sequence[T]]:

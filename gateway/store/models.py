@@ -178,6 +178,8 @@ class AnswerRow(Base):
     __tablename__ = "answers"
     __table_args__ = (
         Index("ix_answers_episode", "episode_id", "created_at"),
+        _partial("ix_answers_agent", "agent", "api", "created_at", "id", where="deleted_at IS NULL"),
+        _partial("ix_answers_unlisted", "id", where="labels IS NULL"),
         _partial("ix_answers_previous", "previous", where="previous <> ''"),
     )
 
@@ -195,6 +197,12 @@ class AnswerRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     deleted_at: Mapped[float | None] = mapped_column(Float)
     """It is not shown any more; those that continue it still can be."""
+    agent: Mapped[str | None] = mapped_column(Words(255))
+    """The episode's. This and what follows is that by which answers are listed; None: an older build has stored it."""
+    asked_model: Mapped[str | None] = mapped_column(Words(255))
+    """The name by which the client asked for the model."""
+    labels: Mapped[str | None] = mapped_column(Words())
+    """The answer's metadata, as `answers.labels_of` has it."""
 
 
 class LedgerEventRow(Base):

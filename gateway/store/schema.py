@@ -17,10 +17,12 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
+from gateway.store import answers
 from gateway.store.connections import connect, delays, is_again, is_away, shown
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
+_AT_ONCE = 200
 _ALEMBIC = threading.Lock()
 """Alembic keeps what it does in a module: one migration at a time in a process."""
 
@@ -38,6 +40,7 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
             with engine.begin() as connection:
                 _check(connection, settings)
                 _migrate(connection)
+            _fill_in(engine)
             return
         except DBAPIError as error:
             limit = settings.read_wait_s if is_away(error) else _LOCK_WAIT_S
@@ -97,6 +100,16 @@ def _migrate(connection: Connection) -> None:
     config.attributes["connection"] = connection
     with _ALEMBIC:
         command.upgrade(config, "head")
+
+
+def _fill_in(engine: Engine) -> None:
+    """What builds of before this one's tables have left out."""
+    filled = _AT_ONCE
+    while filled == _AT_ONCE:
+        with engine.begin() as connection:
+            filled = answers.fill_in(connection, _AT_ONCE)
+        if filled:
+            log.info("%d stored answers of an older build can be listed now", filled)
 
 
 def _alembic() -> Config:
