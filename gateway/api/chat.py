@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
-from gateway.api.generation import admitted, generate
+from gateway.api.generation import admitted, count_replies, generate
 from gateway.api.stored import KeptChat, body_of
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
-from gateway.api.upstream import relay
+from gateway.api.upstream import relay, replies_of
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
 from gateway.rollout.upstream import Upstream
 
@@ -23,6 +23,7 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     values = asked_object(body, gateway.settings.requests)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
+        count_replies(request.scope, *replies_of(values))
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "chat/completions", values)
     chat, asked = parse(values)

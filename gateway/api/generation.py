@@ -69,6 +69,12 @@ async def admitted(request: Request, gateway: Services) -> Caller:
     return caller
 
 
+def count_replies(scope: Scope, replies: int, param: str) -> None:
+    """Each reply that a request asks for is a call. Raises Busy or BadRequest if its key may not have so many at once."""
+    if (ticket := scope.get(_TICKET)) is not None:
+        ticket.widen(replies, param)
+
+
 def leave(scope: Scope) -> None:
     """The request is over, whether it had been admitted or not."""
     if (ticket := scope.pop(_TICKET, None)) is not None:
@@ -81,6 +87,10 @@ async def generate(
     """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
     received_at, arrived = time.time(), time.monotonic()
     sent = _request_key(request, body)
+    param = "prompt" if len(asked.prompts) > 1 else "n"
+    count_replies(request.scope, asked.choices, param)
+    if asked.choices > 1 and not sent.retry:  # a retry may find replies that wait already
+        model.pool.check_room(asked.choices, param)
     messages = asked.messages or [{"role": "user", "content": str(prompt)} for prompt in asked.prompts]
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)

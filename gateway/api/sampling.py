@@ -60,6 +60,12 @@ def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
     wanted = asked.max_tokens or room
     if asked.max_tokens_may_exceed:
         wanted = min(wanted, room)
+    if asked.min_tokens > wanted:
+        message = (
+            f"min_tokens: {asked.min_tokens} is more than the {wanted} that the reply may take at most:"
+            " lower it, or raise max_tokens"
+        )
+        raise BadRequest(message, code="invalid_value", param="min_tokens")
     if wanted > room:
         message = (
             f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"

@@ -1,8 +1,8 @@
 """What one key may have at once: calls, tokens of a minute, and open episodes (`[limits]`).
 
-Owns what every key of this process has now; another gateway process counts for itself. Invariants: a call is counted from before
-anything is rendered until its answer is over, however that ends, and never twice; its tokens are drawn once, when its reply is
-over; who is refused has taken nothing, of whichever limit.
+Owns what every key of this process has now; another gateway process counts for itself. Invariants: a request is counted from
+before anything is rendered until its answer is over, however that ends, and never twice: as one call until it is read, then as
+many as it has replies; tokens are drawn once, when a reply is over; who is refused has taken nothing, of whichever limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from gateway.control.live import LiveEpisode
 from gateway.control.projects import Projects
-from gateway.errors import Busy, jittered
+from gateway.errors import BadRequest, Busy, jittered
 from gateway.sections import LimitSettings
 from gateway.settings import Settings
 from scheduler.policies.limits import Limit, Refusal, Usage, begun, drawn, ended, fresh, idle, refusal
@@ -34,22 +34,31 @@ _WORDS = {
 
 
 class Ticket:
-    """One call's place: a context to stay in while it is answered. `draw` may be called later, too."""
+    """One request's places: a context to stay in while it is answered. `draw` may be called later, too."""
 
     def __init__(self, limits: Limits, holders: tuple[Holder, ...]) -> None:
         self._limits = limits
         self._holders = holders
-        self._held = True
+        self._calls = 1
+
+    def widen(self, replies: int, param: str) -> None:
+        """Counts a request as so many calls, one for each reply. Raises Busy, and BadRequest for more than may ever run at once.
+
+        `param`: what asks for them.
+        """
+        if self._calls:
+            self._limits.enter(self._holders, replies - self._calls, replies, param)
+            self._calls = replies
 
     def draw(self, tokens: int) -> None:
         """A reply took so many tokens, of prompt and answer."""
         self._limits.draw(self._holders, tokens)
 
     def end(self) -> None:
-        """The call is over. Once counts, further times do nothing."""
-        if self._held:
-            self._held = False
-            self._limits.leave(self._holders)
+        """The request is over. Once counts, further times do nothing."""
+        calls, self._calls = self._calls, 0
+        if calls:
+            self._limits.leave(self._holders, calls)
 
     def __enter__(self) -> Self:
         return self
@@ -78,14 +87,22 @@ class Limits:
         self._sweep_at = _SWEEP_AT
 
     def admit(self, caller: Caller) -> Ticket:
-        """A place for one more call. Raises Busy, with what is used up."""
-        now, holders = self._clock(), self._holders(caller)
+        """A place for one more request. Raises Busy, with what is used up."""
+        holders = self._holders(caller)
+        self.enter(holders, 1)
+        return Ticket(self, holders)
+
+    def enter(self, holders: tuple[Holder, ...], calls: int, replies: int = 1, param: str = "n") -> None:
+        """Takes places for so many more calls of a request for `replies`. Raises Busy, and BadRequest as `Ticket.widen` does."""
+        now = self._clock()
         for holder in holders:
-            if found := refusal(self._limits[holder[0]], self._of(holder, now), now):
+            limit = self._limits[holder[0]]
+            if limit.calls is not None and replies > limit.calls:
+                raise _never(holder[0], limit.calls, replies, param)
+            if calls and (found := refusal(limit, self._of(holder, now), now, calls)):
                 raise self._busy(holder, found)
         for holder in holders:
-            self._usage[holder] = begun(self._of(holder, now))
-        return Ticket(self, holders)
+            self._usage[holder] = begun(self._of(holder, now), calls)
 
     def draw(self, holders: tuple[Holder, ...], tokens: int) -> None:
         """Takes tokens from their buckets."""
@@ -93,10 +110,10 @@ class Limits:
         for holder in holders:
             self._usage[holder] = drawn(self._limits[holder[0]], self._of(holder, now), tokens, now)
 
-    def leave(self, holders: tuple[Holder, ...]) -> None:
-        """A call of theirs is over."""
+    def leave(self, holders: tuple[Holder, ...], calls: int) -> None:
+        """So many calls of theirs are over."""
         for holder in holders:
-            self._usage[holder] = ended(self._usage[holder])
+            self._usage[holder] = ended(self._usage[holder], calls)
         self._sweep()
 
     @property
@@ -156,6 +173,14 @@ class Rooms:
             yield
         finally:
             self._opening[project] -= 1
+
+
+def _never(kind: str, calls: int, replies: int, param: str) -> BadRequest:
+    message = (
+        f"{param}: {replies} replies are more than the {calls} calls that this {kind} may have at once"
+        f" ([limits.{kind}] calls): ask for fewer in a request"
+    )
+    return BadRequest(message, code="too_many_replies", param=param)
 
 
 def _limit(settings: LimitSettings) -> Limit:

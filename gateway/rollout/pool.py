@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import Conflict, NotFound, Unavailable, jittered
+from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.pace import Pace
 from gateway.rollout.placing import Placer, Seeker, SlotPlacer
 from gateway.rollout.slot import Slot
@@ -89,6 +89,18 @@ class EnginePool:
             )
             raise Unavailable(message, retry_after=jittered(10.0), code="no_engine") from error
 
+    def check_room(self, calls: int, param: str) -> None:
+        """Raises BadRequest if so many calls of one request can never wait here, Unavailable if they cannot now.
+
+        So none of them is begun that the others would take down with them.
+        """
+        most = self._queue.max_waiting
+        if calls > most:
+            message = f"{param}: {calls} replies are more than the {most} that may wait: ask for fewer ([queue] max_waiting)"
+            raise BadRequest(message, code="too_many_replies", param=param)
+        if self.waiting + calls > most and not any(slot.state == "open" for slot in self.slots.values()):
+            raise _queue_full()
+
     def release(self, call: Call) -> None:
         """The call is not in the engine any more that it acquired."""
         self._placer.left(call)
@@ -110,12 +122,7 @@ class EnginePool:
     def let_wait(self, seeker: Seeker) -> bool:
         """There is no engine for a call yet. False: too many wait, and it is refused."""
         if self.waiting >= self._queue.max_waiting and not seeker.call.begun:
-            refusal = Unavailable(
-                "too many calls wait for an engine ([queue] max_waiting)",
-                retry_after=jittered(5.0),
-                code="queue_full",
-            )
-            seeker.found.set_exception(refusal)
+            seeker.found.set_exception(_queue_full())
             return False
         if not seeker.waits:
             seeker.waits = True
@@ -317,3 +324,8 @@ class EnginePool:
             }
             for call in self.calls.values()
         ]
+
+
+def _queue_full() -> Unavailable:
+    message = "too many calls wait for an engine ([queue] max_waiting)"
+    return Unavailable(message, retry_after=jittered(5.0), code="queue_full")

@@ -57,9 +57,9 @@ def refill(limit: Limit, usage: Usage, now: float) -> Usage:
     return Usage(usage.calls, min(usage.level + gained, float(limit.tokens_per_minute)), max(now, usage.at))
 
 
-def refusal(limit: Limit, usage: Usage, now: float) -> Refusal | None:
-    """Why a call may not begin now; None: it may."""
-    if limit.calls is not None and usage.calls >= limit.calls:
+def refusal(limit: Limit, usage: Usage, now: float, calls: int = 1) -> Refusal | None:
+    """Why so many calls may not begin now; None: they may."""
+    if limit.calls is not None and usage.calls + calls > limit.calls:
         return Refusal("too_many_calls", 2.0)
     if limit.tokens_per_minute is None:
         return None
@@ -69,15 +69,15 @@ def refusal(limit: Limit, usage: Usage, now: float) -> Refusal | None:
     return Refusal("too_many_tokens", (1.0 - level) * _MINUTE / limit.tokens_per_minute)
 
 
-def begun(usage: Usage) -> Usage:
-    """One more call."""
-    return Usage(usage.calls + 1, usage.level, usage.at)
+def begun(usage: Usage, calls: int = 1) -> Usage:
+    """So many calls more."""
+    return Usage(usage.calls + calls, usage.level, usage.at)
 
 
-def ended(usage: Usage) -> Usage:
-    """One call less."""
-    assert usage.calls > 0, "a call ended that had not begun"
-    return Usage(usage.calls - 1, usage.level, usage.at)
+def ended(usage: Usage, calls: int = 1) -> Usage:
+    """So many calls less."""
+    assert usage.calls >= calls, "a call ended that had not begun"
+    return Usage(usage.calls - calls, usage.level, usage.at)
 
 
 def drawn(limit: Limit, usage: Usage, tokens: int, now: float) -> Usage:

@@ -85,6 +85,8 @@ async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: byte
         ({"temperature": "hot"}, "invalid_value", None),
         ({"top_p": 0}, "invalid_value", "top_p"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"max_tokens": 8, "min_tokens": 9}, "invalid_value", "min_tokens"),
+        ({"min_tokens": 2048}, "invalid_value", "min_tokens"),
         ({"seed": 2**70}, None, None),
         ({"stop": [""]}, "invalid_value", None),
         ({"messages": []}, "invalid_value", "messages"),

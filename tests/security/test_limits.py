@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.control.callers import Caller
 from gateway.control.limits import Limits, Rooms, Ticket
 from gateway.control.projects import Projects
-from gateway.errors import Busy
+from gateway.errors import BadRequest, Busy
 from gateway.settings import Settings
 from tests.gateways import RunningGateway, run_gateway, settings_for
 from tests.integration.support import until
@@ -255,14 +255,26 @@ async def test_counters_never_leak(happened: list[tuple[str, int, float]]) -> No
                 continue
             assert own < 2 and len(running) < 3
             if what == "admit":
+                room = min(2 - own, 3 - len(running))
+                replies = 1 + number % 4
+                if replies > 2:  # more than the key may ever have
+                    with pytest.raises(BadRequest, match="2 calls"):
+                        ticket.widen(replies, "n")
+                elif replies > room:
+                    with pytest.raises(Busy):
+                        ticket.widen(replies, "n")
+                else:
+                    ticket.widen(replies, "n")
+                    running += [(agent, ticket)] * (replies - 1)
                 running.append((agent, ticket))
                 continue
             with pytest.raises(ZeroDivisionError), ticket:
                 raise ZeroDivisionError
             over.append(ticket)
         elif what == "end" and running:
-            _, ticket = running.pop(number % len(running))
+            _, ticket = running[number % len(running)]
             ticket.end()
+            running = [held for held in running if held[1] is not ticket]
             over.append(ticket)
         elif what == "again" and over:
             over[number % len(over)].end()
