@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
@@ -12,6 +12,12 @@ from gateway.json_depth import MAX_DEPTH, too_deep
 Message = dict[str, Any]
 """In the form of chat completions."""
 Tool = dict[str, Any]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model shall think before it answers."""
+Verbosity = Literal["low", "medium", "high"]
+"""How long an answer shall be. Accepted and recorded; no template has a place for it."""
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+"""How fast an answer shall come, for what price. Accepted and recorded; there is one tier here."""
 
 
 @dataclass(slots=True)
@@ -28,6 +34,7 @@ class Asked:
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
     """As chat completions have it; None: free text."""
+    effort: Effort | None = None
     prompts: Sequence[str | list[int]] = ()
     """Given as they are, in place of messages: the legacy completions."""
     n: int = 1

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, check_messages, check_tools
+from gateway.dialects.asked import Asked, Effort, ServiceTier, Verbosity, check_messages, check_tools
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -60,6 +60,9 @@ class ChatRequest(BaseModel):
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    service_tier: ServiceTier | None = None
     store: bool | None = None
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
     user: str | None = None
@@ -69,15 +72,12 @@ class ChatRequest(BaseModel):
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "service_tier": (None, "auto", "default"),
-    "reasoning_effort": (None,),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
     "web_search_options": (None,),
     "functions": (None, []),
     "function_call": (None,),
-    "verbosity": (None,),
 }
 """Parameters that are known and not supported, with the values that ask for nothing."""
 _NOT_RECORDED = {"messages", "tools"}
@@ -116,6 +116,7 @@ def _asked(request: ChatRequest, values: dict[str, Any]) -> Asked:
         tool_choice(request.tool_choice, tools),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         response_format=_response_format(request.response_format),
+        effort=request.reasoning_effort,
         n=request.n or 1,
         stream=bool(request.stream),
         temperature=request.temperature,

@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Message, check_arguments
+from gateway.dialects.asked import Asked, Effort, Message, ServiceTier, Verbosity, check_arguments
 from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, Metadata, tool_choice
 from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
 
 Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
+Summary = Literal["auto", "concise", "detailed"]
 _INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 """There is no encrypted reasoning here, but clients that keep their own history always ask for it: they get null."""
+
+
+class Reasoning(BaseModel):
+    """`reasoning`. Which earlier reasoning the model sees is its template's business, whatever `context` says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Effort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    """The older name of `summary`."""
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ResponsesRequest(BaseModel):
@@ -38,12 +52,18 @@ class ResponsesRequest(BaseModel):
     stream_options: dict[Literal["include_obfuscation"], bool] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """Nothing is ever left out: with `auto` too, a prompt that does not fit is refused."""
+    service_tier: ServiceTier | None = None
     include: list[str] | None = Field(None, max_length=64)
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
     user: str | None = None
@@ -64,6 +84,11 @@ class ResponsesRequest(BaseModel):
         return LOGPROBS in (self.include or ())
 
     @property
+    def summarized(self) -> bool:
+        """Whether reasoning is shown as a summary too."""
+        return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @property
     def format(self) -> dict[str, Any]:
         """The form that the text must have."""
         return (self.text or {}).get("format") or {"type": "text"}
@@ -80,9 +105,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "prompt": (None,),
     "prompt_cache_options": (None,),
-    "reasoning": (None, {}, {"summary": "auto"}),  # a summary where there is one: inspect-ai always asks so
-    "service_tier": (None, "auto", "default"),
-    "truncation": (None, "disabled"),
 }
 """Parameters that are known and not supported, with the values that ask for nothing."""
 _NOT_RECORDED = {"input", "instructions", "tools"}
@@ -135,6 +157,9 @@ def asked(
         temperature=request.temperature,
         top_p=request.top_p,
         max_tokens=request.max_output_tokens,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        effort=request.reasoning.effort if request.reasoning else None,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs or 0,
         recorded={name: value for name, value in values.items() if name not in _NOT_RECORDED},
@@ -328,8 +353,8 @@ def _check_text(text: dict[str, Any]) -> None:
                 code="unknown_parameter",
                 param=f"text.{name}",
             )
-        if name == "verbosity" and value not in (None, "medium"):
-            raise _refused("text.verbosity")
+        if name == "verbosity" and value not in (None, *get_args(Verbosity)):
+            raise _wrong(f"must be one of {', '.join(get_args(Verbosity))}", "text.verbosity")
         if name == "format" and value is not None and not isinstance(value, dict):
             raise _wrong("must be an object", "text.format")
 

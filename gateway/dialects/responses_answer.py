@@ -19,7 +19,7 @@ from gateway.dialects.responses_tools import Toolbox, offered
 from gateway.errors import GatewayError
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
-from gateway.rollout.reply import Choices, Delivery
+from gateway.rollout.reply import Choices, Delivery, Reply
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 """Stores a whole answer."""
@@ -52,7 +52,7 @@ class ResponsesAnswer:
         """Whether the next token is of a message; None: nothing has come yet."""
         self._called = False
         """A tool call has begun."""
-        self._echo = _echo(request)
+        self._echo = _echo(request, self._reply)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -82,6 +82,11 @@ class ResponsesAnswer:
     def _status(self) -> str:
         return "incomplete" if self._reply.finish_reason == "length" else "completed"
 
+    @property
+    def _completed_at(self) -> int | None:
+        seconds = self._reply.seconds
+        return None if seconds is None else int(self._reply.received_at + seconds)
+
     async def _kept(self) -> dict[str, Any]:
         answer = self._response(self._status)
         answer["usage"] = self._usage()
@@ -96,6 +101,7 @@ class ResponsesAnswer:
             "id": self._reply.call_id,
             "object": "response",
             "created_at": int(self._reply.received_at),
+            "completed_at": self._completed_at if status == "completed" else None,
             "status": status,
             "error": None,
             "incomplete_details": None,
@@ -150,24 +156,29 @@ class ResponsesAnswer:
         if kind == "message" and self._request.logprobs:
             entries = self._take_entries(item)
             event = self._event(_DELTA[kind], **item.place, delta=piece.text, logprobs=entries)
-        else:  # nearly every event of nearly every stream
-            event = b"%b%d%b%b}\n\n" % (item.head, self._sequence, _DELTA_TEXT, orjson.dumps(piece.text))
+            return begun + event
+        text = orjson.dumps(piece.text)
+        for head in item.heads:  # nearly every event of nearly every stream
+            begun += b"%b%d%b%b}\n\n" % (head, self._sequence, _DELTA_TEXT, text)
             self._sequence += 1
-        return begun + event
+        return begun
 
     def _open(self, kind: str) -> bytes:
         index = len(self._items)
         prefix = "rs" if kind == "reasoning" else "msg"
         item = OutputItem(kind, item_id(prefix, self._reply.call_id, index), index)
-        fields = {"type": _DELTA[kind], **item.place, **({"logprobs": []} if kind == "message" else {})}
-        item.head = b"event: %b\ndata: %b%b" % (
-            _DELTA[kind].encode(),
-            orjson.dumps(fields)[:-1],
-            b',"sequence_number":',
-        )
+        item.heads.append(_head(_DELTA[kind], item.place | ({"logprobs": []} if kind == "message" else {})))
         self._items.append(item)
-        added = self._event("response.output_item.added", output_index=index, item=item.begun())
-        return added + self._event("response.content_part.added", **item.place, part=item.part)
+        events = [
+            self._event("response.output_item.added", output_index=index, item=item.begun()),
+            self._event("response.content_part.added", **item.place, part=item.part),
+        ]
+        if kind == "reasoning" and self._request.summarized:
+            item.summarized = True
+            item.heads.append(_head("response.reasoning_summary_text.delta", item.summary_place))
+            part, place = item.summary[0], item.summary_place
+            events.append(self._event("response.reasoning_summary_part.added", **place, part=part))
+        return b"".join(events)
 
     def _close(self, status: str = "completed") -> bytes:
         """Ends the text that is open, if one is."""
@@ -179,10 +190,17 @@ class ResponsesAnswer:
             self._take_entries(item)
             logprobs = {"logprobs": item.logprobs}
         item.status = status
-        done = self._event(_DONE[item.kind], **item.place, text=item.text, **logprobs)
-        part = self._event("response.content_part.done", **item.place, part=item.part)
+        events = [
+            self._event(_DONE[item.kind], **item.place, text=item.text, **logprobs),
+            self._event("response.content_part.done", **item.place, part=item.part),
+        ]
+        for part in item.summary:
+            place = item.summary_place
+            events.append(self._event("response.reasoning_summary_text.done", **place, text=item.text))
+            events.append(self._event("response.reasoning_summary_part.done", **place, part=part))
         shown = item.shown()
-        return done + part + self._event("response.output_item.done", output_index=item.index, item=shown)
+        events.append(self._event("response.output_item.done", output_index=item.index, item=shown))
+        return b"".join(events)
 
     def _tool_call(self) -> bytes:
         """A call comes in one piece."""
@@ -250,28 +268,44 @@ def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _echo(request: ResponsesRequest) -> dict[str, Any]:
-    """What was asked for, as the answer repeats it; null is what was not said."""
+def _head(kind: str, fields: dict[str, Any]) -> bytes:
+    """What events of a kind begin with, up to their number and what they say."""
+    said = orjson.dumps({"type": kind, **fields})[:-1]
+    return b'event: %b\ndata: %b,"sequence_number":' % (kind.encode(), said)
+
+
+def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
+    """What was asked for, as the answer repeats it, or what was used instead; null is what was not said."""
+    reasoning = request.reasoning
     return {
         "background": False,
+        "frequency_penalty": request.frequency_penalty or 0.0,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
         "metadata": request.metadata or {},
         "model": request.model,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "presence_penalty": request.presence_penalty or 0.0,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.stored,
-        "temperature": request.temperature,
-        "text": {**(request.text or {}), "format": request.format},
+        "temperature": reply.temperature,
+        "text": {**(request.text or {}), "format": _format(request.format)},
         "tool_choice": request.tool_choice or "auto",
         "tools": list(offered(request.tools or ())),
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": request.top_p,
-        "truncation": "disabled",
+        "top_p": reply.top_p,
+        "truncation": request.truncation or "disabled",
         "user": request.user,
     }
+
+
+def _format(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"description": None, "strict": False, **asked} if asked["type"] == "json_schema" else asked

@@ -21,8 +21,10 @@ class OutputItem:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     call: dict[str, Any] | None = None
     """The fields of a tool call, as the API has them."""
-    head: bytes = b""
-    """What its deltas begin with."""
+    heads: list[bytes] = field(default_factory=list)
+    """What the events begin with that say its next text."""
+    summarized: bool = False
+    """Reasoning that is shown as a summary of itself too."""
     status: str = "in_progress"
 
     @property
@@ -42,12 +44,22 @@ class OutputItem:
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
+    @property
+    def summary_place(self) -> dict[str, Any]:
+        """Where its summary is."""
+        return {"item_id": self.id, "output_index": self.index, "summary_index": 0}
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """All of the reasoning, for clients that read summaries alone; empty where none was asked for."""
+        return [{"type": "summary_text", "text": self.text}] if self.summarized else []
+
     def begun(self) -> dict[str, Any]:
         """As the API has it before anything of it was said."""
         shown = self.shown()
         name = _FILLED.get(self.kind, "content")
         shown[name] = [] if name == "content" else ""
-        return shown
+        return shown | ({"summary": []} if self.kind == "reasoning" else {})
 
     def shown(self) -> dict[str, Any]:
         """As the API has it."""
@@ -55,5 +67,5 @@ class OutputItem:
         if self.call is not None:
             return shown | self.call
         if self.kind == "reasoning":
-            return shown | {"summary": [], "content": [self.part], "encrypted_content": None}
+            return shown | {"summary": self.summary, "content": [self.part], "encrypted_content": None}
         return shown | {"role": "assistant", "content": [self.part]}

@@ -59,7 +59,7 @@ class Completion:
         grace_s: float,
     ) -> None:
         self.details = details
-        self.reply = Reply(call.call_id, details.received_at, len(prompt.ids))
+        self.reply = _reply(call.call_id, details, len(prompt.ids))
         self.reply.deserted = self._stop_engine
         self.charge: Callable[[int], None] = _nothing
         """Called once, with the tokens that the reply took: of the prompt, and sampled."""
@@ -99,7 +99,7 @@ class Completion:
         self._epoch = logged.log.epoch + 1
         call.restarts = self._restarts = self._epoch  # so that no request's id is used twice
         self.details = details
-        self.reply = Reply(turn.call_id, details.received_at, len(logged.prompt))
+        self.reply = _reply(turn.call_id, details, len(logged.prompt))
         self.reply.deserted = self._stop_engine
         self._segmenter = self._segment(logged.prompt)
 
@@ -248,6 +248,7 @@ class Completion:
         self._pieces = []
         finish = self._call.finish or "stop"
         self.details.finish_reason = "tool_calls" if finish == "stop" and self.reply.tool_calls else finish
+        self.details.seconds = time.time() - self.details.received_at
         try:
             await self._record(self.reply.message())
         except Conflict as error:
@@ -256,6 +257,7 @@ class Completion:
             raise superseded() if error.code in ("recorded_elsewhere", "asked_again") else error from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
         self.finished(len(self._call.turn.ids))
+        self.reply.seconds = self.details.seconds
         self.reply.matched_stop = self._segmenter.matched_stop
         self.show()
         self.reply.deliver(last)
@@ -304,3 +306,8 @@ class Completion:
         """The last reader has left: the engine stops at once, and the tokens are kept if they can be continued."""
         self._given_up = bool(self._call.sampling.pinned) and not self._whole
         await self._call.stop(_Deserted("nobody reads the reply"))
+
+
+def _reply(call_id: str, details: TurnDetails, prompt_tokens: int) -> Reply:
+    used = details.used
+    return Reply(call_id, details.received_at, prompt_tokens, temperature=used.temperature, top_p=used.top_p)

@@ -25,7 +25,7 @@ _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
-_DETAILS = [field.name for field in fields(TurnDetails) if field.name != "arrived"]
+_DETAILS = [field.name for field in fields(TurnDetails) if field.name not in ("arrived", "seconds")]
 """Without what means something in one process alone."""
 
 

@@ -218,7 +218,11 @@ def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     node = tree.nodes[call["node"]]
     prompt, ids = call["prompt_tokens"], node.ids.tolist()
     segmenter = segment(tree.path(Place(node.index, len(ids), prompt + len(ids)))[:prompt])
-    reply = Reply(call["id"], call["received_at"], prompt)
+    used = call["used"]
+    reply = Reply(
+        call["id"], call["received_at"], prompt, temperature=used["temperature"], top_p=used["top_p"]
+    )
+    reply.seconds = call["seconds"]
     pieces = [*segmenter.push(ids), *segmenter.finish()]
     reply.matched_stop = segmenter.matched_stop
     reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))

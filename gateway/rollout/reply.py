@@ -33,10 +33,23 @@ class Delivery:
 class Reply:
     """Grows until it is `over`; then either `finish_reason` or `failure` says how it ended."""
 
-    def __init__(self, call_id: str, received_at: float, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        call_id: str,
+        received_at: float,
+        prompt_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+    ) -> None:
+        """`temperature`, `top_p`: with which it is sampled, whatever was asked for."""
         self.call_id = call_id
         self.received_at = received_at
+        self.seconds: float | None = None
+        """From then until it was whole; None: it is not."""
         self.prompt_tokens = prompt_tokens
+        self.temperature = temperature
+        self.top_p = top_p
         self.log: list[Delivery] = []
         self.tool_calls: list[dict[str, Any]] = []
         self.over = False

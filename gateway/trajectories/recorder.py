@@ -73,6 +73,8 @@ class TurnDetails:
     request_key: str = ""
     arrived: float = field(default_factory=time.monotonic, compare=False)
     """The moment at which this process got the call, by its monotonic clock."""
+    seconds: float | None = field(default=None, compare=False)
+    """From `received_at` until the reply was whole; None: until it is recorded."""
 
 
 @dataclass(slots=True)
@@ -290,7 +292,7 @@ class Recorder:
             "digest": digest,
             "received_at": details.received_at,
             "first_token_s": details.first_token_s,
-            "seconds": time.time() - details.received_at,
+            "seconds": time.time() - details.received_at if details.seconds is None else details.seconds,
         }
 
 

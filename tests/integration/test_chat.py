@@ -139,7 +139,9 @@ async def test_parameters_that_ask_for_nothing_are_taken(scripted: Scripted) -> 
         "store": False,
         "user": "u",
         "metadata": {"a": "b"},
-        "service_tier": "auto",
+        "service_tier": "flex",
+        "reasoning_effort": "high",
+        "verbosity": "low",
         "modalities": ["text"],
     }
     assert (await whole(scripted, "yes", **neutral)).choices[0].message.content == "yes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.integration.support import (
     scripted_gateway,
     sdk,
 )
+from tests.open_responses import check_event, check_response
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,7 +57,9 @@ def scripted(shared: Scripted) -> Scripted:
 
 def checked(response: Any) -> Any:
     """A response that is what the SDK's types say; the SDK itself does not look."""
-    Response.model_validate(response.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    said = response.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    Response.model_validate(said)
+    check_response(said)
     return response
 
 
@@ -67,7 +71,9 @@ async def streamed(client: openai.AsyncOpenAI, text: Any, **body: Any) -> list[A
     stream = await client.responses.create(**{"model": "gpt-4o", "input": text, "stream": True, **body})
     events = [event async for event in stream]
     for event in events:
-        EVENT.validate_python(event.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        said = event.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        EVENT.validate_python(said)
+        check_event(said)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     return events
 
@@ -470,6 +476,26 @@ async def test_an_answer_that_cannot_be_stored_is_not_called_complete(
         answer = again[-1].response if stream else again
         assert await client.responses.retrieve(answer.id) == answer
         assert len(engine.requests) == 1
+
+
+async def test_what_was_used_is_said_by_a_retry_too(tiny_model: Path, tmp_path: Path) -> None:
+    """A training episode is sampled as the configuration says, and both processes say so."""
+    fixed = {"sampling": {"temperature": {"min": 0.75}, "top_p": {"max": 0.5}}}
+    asked: dict[str, Any] = {"temperature": 0.0, "reasoning": {"effort": "high"}, "truncation": "auto"}
+    async with scripted_gateway(tiny_model, tmp_path, **fixed) as (gateway, engine):
+        engine.replies.append("yes")
+        opened = await gateway.admin.open_episode("task")
+        async with sdk(opened) as client:
+            first = await create(client, "hi", **asked)
+        recorded = await gateway.admin.episode(opened.episode_id)
+    assert (first.temperature, first.top_p, first.truncation) == (0.75, 0.5, "auto")
+    assert first.created_at <= first.completed_at <= first.created_at + 60
+    assert asked.items() <= recorded["calls"][0]["asked"].items()
+    async with scripted_gateway(tiny_model, tmp_path, **fixed) as (gateway, engine):
+        again = sdk(replace(opened, base_url=f"{gateway.url}/v1"))
+        assert await create(again, "hi", **asked, extra_headers=RETRY) == first
+        assert engine.requests == []
+        await again.close()
 
 
 async def test_errors_have_the_form_of_the_api(scripted: Scripted) -> None:

@@ -151,9 +151,6 @@ def test_listed_items_are_what_the_sdk_knows(given: Any) -> None:
     [
         ("background", True),
         ("conversation", "conv_1"),
-        ("truncation", "auto"),
-        ("reasoning", {"effort": "high"}),
-        ("service_tier", "flex"),
         ("max_tool_calls", 3),
         ("prompt", {"id": "p"}),
         ("moderation", {}),
@@ -161,7 +158,6 @@ def test_listed_items_are_what_the_sdk_knows(given: Any) -> None:
         ("include", ["file_search_call.results"]),
         ("tools.0", None),
         ("tool_choice", {"type": "web_search_preview"}),
-        ("text.verbosity", "high"),
         ("text.format", {"type": "grammar"}),
     ],
 )
@@ -190,6 +186,21 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         "max_tool_calls": None,
     }
     assert asked_for(**neutral).messages == [{"role": "user", "content": "hi"}]
+
+
+def test_advice_is_taken_and_recorded() -> None:
+    advice: dict[str, Any] = {
+        "reasoning": {"effort": "high", "summary": "detailed", "context": "all_turns"},
+        "truncation": "auto",
+        "service_tier": "flex",
+        "text": {"verbosity": "low"},
+    }
+    made = asked_for(**advice)
+    assert (made.effort, made.response_format) == ("high", None)
+    assert made.recorded == advice
+    for wrong in ({"reasoning": {"effort": "all"}}, {"text": {"verbosity": "all"}}, {"truncation": "all"}):
+        with pytest.raises(BadRequest):
+            asked_for(**wrong)
 
 
 @pytest.mark.parametrize(

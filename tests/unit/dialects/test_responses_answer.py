@@ -21,6 +21,7 @@ from gateway.render.segmenter import Segmenter
 from gateway.rollout.reply import Choices, Reply
 from gateway.sections import ModelSettings
 from gateway.trajectories.conversation import digests
+from tests.open_responses import check_event, check_response
 from tests.tiny import save_tokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -49,6 +50,7 @@ def reply_of(renderer: ChatRenderer, text: str, cuts: list[int], finish: str = "
             pieces, delivered = [], end
     pieces += segmenter.finish()
     reply.deliver(reply.compose(pieces, ids[delivered:], [-0.5] * (len(ids) - delivered)))
+    reply.seconds = 0.25
     reply.end(finish)
     return reply
 
@@ -76,6 +78,7 @@ def parsed(raw: bytes) -> list[dict[str, Any]]:
         typed = EVENT.validate_python(event)
         assert typed.type == event["type"]
         assert typed.model_dump(exclude_unset=True, by_alias=True) == event
+        check_event(event)
         found.append(event)
     return found
 
@@ -103,13 +106,19 @@ def check_events(events: list[dict[str, Any]], answer: dict[str, Any]) -> None:
             done = event["item"]
             assert (done["id"], done["type"]) == (open_item["id"], open_item["type"])
             text = open_item.get("said", "")
+            if done["type"] == "reasoning":
+                summary = [part["text"] for part in done["summary"]]
+                assert summary == ([open_item["summarized"]] if "summarized" in open_item else [])
+                assert summary in ([], [text])
             assert text == (done["arguments"] if "arguments" in done else done["content"][0]["text"])
             built.append(done)
             open_item = None
         else:
             assert open_item is not None
             assert (event["item_id"], event["output_index"]) == (open_item["id"], len(built))
-            if kind.endswith(".delta"):
+            if kind == "reasoning_summary_text.delta":
+                open_item["summarized"] = open_item.get("summarized", "") + event["delta"]
+            elif kind.endswith(".delta"):
                 open_item["said"] = open_item.get("said", "") + event["delta"]
     assert open_item is None
     assert built == answer["output"]
@@ -123,9 +132,12 @@ def test_events_and_the_whole_answer_say_the_same(renderer: ChatRenderer, data: 
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, size)), max_size=6))) if size else []
     logprobs = data.draw(st.booleans())
     values: dict[str, Any] = {"include": ["message.output_text.logprobs"]} if logprobs else {}
+    summary = data.draw(st.sampled_from([None, "auto"]))
+    values["reasoning"] = {"summary": summary}
 
     whole = asyncio.run(answer_of(reply_of(renderer, text, [], finish), renderer, **values).whole())
     assert Response.model_validate(whole).model_dump(exclude_unset=True, by_alias=True) == whole
+    check_response(whole)
     reply = reply_of(renderer, text, cuts, finish)
     events = events_of(answer_of(reply, renderer, **values))
     check_events(events, whole)
@@ -195,7 +207,7 @@ def test_a_reply_that_was_cut_is_incomplete(renderer: ChatRenderer) -> None:
 
 def test_what_was_asked_is_repeated(renderer: ChatRenderer) -> None:
     tool = {"type": "function", "name": "add", "parameters": {}}
-    said = {"instructions": "x", "temperature": 0.5, "metadata": {"k": "v"}, "max_output_tokens": 9}
+    said = {"instructions": "x", "truncation": "auto", "metadata": {"k": "v"}, "max_output_tokens": 9}
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     answer = answer_of(reply_of(renderer, "a", []), renderer, tools=[tool], text={"format": form}, **said)
     whole = Response.model_validate(asyncio.run(answer.whole())).model_dump(by_alias=True)
@@ -203,6 +215,38 @@ def test_what_was_asked_is_repeated(renderer: ChatRenderer) -> None:
     assert whole["tools"][0] | tool == whole["tools"][0]
     assert whole["text"]["format"]["schema"] == {"type": "object"}
     assert (whole["store"], whole["created_at"], whole["id"]) == (True, 1000, "resp_00ab")
+
+
+def test_what_was_used_is_said(renderer: ChatRenderer) -> None:
+    """Where the configuration overrides a request, and where it said nothing."""
+    reply = reply_of(renderer, "a", [])
+    reply.temperature, reply.top_p, reply.seconds = 0.5, 0.9, 3.75
+    answer = answer_of(reply, renderer, temperature=2.0, presence_penalty=0.5, reasoning={"effort": "low"})
+    whole = asyncio.run(answer.whole())
+    assert (whole["temperature"], whole["top_p"]) == (0.5, 0.9)
+    assert (whole["presence_penalty"], whole["frequency_penalty"]) == (0.5, 0.0)
+    assert (whole["created_at"], whole["completed_at"]) == (1000, 1004)
+    assert whole["reasoning"] == {"effort": "low", "summary": None}
+    events = events_of(answer_of(reply, renderer))
+    assert [e["response"]["completed_at"] for e in events if "response" in e] == [None, None, 1004]
+    cut = reply_of(renderer, "a", [], "length")
+    assert asyncio.run(answer_of(cut, renderer).whole())["completed_at"] is None
+
+
+@pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
+def test_reasoning_is_a_summary_too_where_one_was_asked_for(renderer: ChatRenderer, summary: str) -> None:
+    reply = reply_of(renderer, "<think>\nhm well\n</think>\n\nso", [2, 5])
+    events = events_of(answer_of(reply, renderer, reasoning={"summary": summary}))
+    thought = events[-1]["response"]["output"][0]
+    assert thought["summary"] == [{"type": "summary_text", "text": "hm well"}]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm well"}]
+    said = [event for event in events if "summary_index" in event]
+    assert "".join(event.get("delta", "") for event in said) == "hm well"
+    kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in said]
+    assert [kinds[0], *kinds[-2:]] == ["part.added", "text.done", "part.done"]
+    assert set(kinds[1:-2]) == {"text.delta"}
+    (message,) = messages(items([thought]))
+    assert message["reasoning_content"] == "hm well", "once, when both are sent back"
 
 
 def test_the_answer_is_kept_before_anyone_is_told_that_it_is_complete(renderer: ChatRenderer) -> None:
