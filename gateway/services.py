@@ -114,7 +114,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
                 )
                 stack.push_async_callback(upstream.close)
             else:
-                renderer = await asyncio.to_thread(ChatRenderer.load, given)
+                renderer = await asyncio.to_thread(ChatRenderer.load, given, settings.render)
                 pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
                 shared = settings.cluster.url is not None
                 recorder = Recorder(database, renderer, name, shared=shared)

@@ -37,6 +37,7 @@ from gateway.sections import (
     NodeSettings,
     ProjectSettings,
     QueueSettings,
+    RenderSettings,
     RequestSettings,
     RetentionSettings,
     RewardSettings,
@@ -78,6 +79,7 @@ class Settings(Section):
     admin: AdminSettings = AdminSettings()
     models: dict[str, ModelSettings] = Field(min_length=1)
     engine: EngineSettings = EngineSettings()
+    render: RenderSettings = RenderSettings()
     sampling: SamplingSettings = SamplingSettings()
     staleness: StalenessSettings = StalenessSettings()
     rewards: RewardSettings = RewardSettings()

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from gateway.render.control import ControlTokens
+from gateway.render.quoting import quoted
 from gateway.render.recorded import Recorded
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.types import Int32Array
@@ -54,12 +56,14 @@ class TemplateBridge:
         self,
         template: ChatTemplate,
         encode: Callable[[str], list[int]],
+        control: ControlTokens,
         stop: dict[int, str],
         think: tuple[str, str] | None,
     ) -> None:
         """`stop`: the tokens that end a reply, with their text. `think`: the marks of reasoning."""
         self._template = template
         self._encode = encode
+        self._control = control
         self._stop = stop
         self._closes = re.compile(
             "|".join(re.escape(s) for s in sorted(stop.values(), key=len, reverse=True))
@@ -82,19 +86,24 @@ class TemplateBridge:
         rest = self._rest(turn, new, tools, system)
         if rest is None:
             return None
-        ids = self._encode(rest)
+        ids = self._ids(rest, tools) if self._control.spelled_in(new, tools) else self._encode(rest.text)
         if turn.closed_by is None:
             return ids
         return ids[1:] if ids and ids[0] == turn.closed_by else None
 
+    def _ids(self, rest: _Rest, tools: Sequence[Tool]) -> list[int]:
+        """The rest's ids where the new messages spell control tokens."""
+        guarded = self._template.guarded(rest.messages, tools, rest.rendered)
+        return self._control.encode(self._control.tail(guarded, len(rest.text)))
+
     def _rest(
         self, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool], system: bool
-    ) -> str | None:
+    ) -> _Rest | None:
         """The text from the token that closes the reply on, if all witnesses agree on it."""
         calls = turn.calls or new[0]["role"] == "tool"
         says = not calls or (turn.says and not (turn.bare and new[0]["role"] == "tool"))
         reply = _reply(turn, new, calls, says)
-        rests: set[str | None] = set()
+        rest: _Rest | None = None
         for witness in _witnesses(turn, system):
             try:
                 before = self._template.text(witness, tools)
@@ -104,8 +113,11 @@ class TemplateBridge:
                 after = self._template.text([*witness, reply, *new], tools)
             except Exception:  # it refuses the new messages: the whole rendering says how
                 return None
-            rests.add(self._after_reply(before, after, turn, calls, says))
-        return rests.pop() if len(rests) == 1 else None
+            text = self._after_reply(before, after, turn, calls, says)
+            if text is None or (rest is not None and rest.text != text):
+                return None
+            rest = _Rest(text, after, [*witness, reply, *new])
+        return rest
 
     def _after_reply(self, before: str, after: str, turn: Recorded, calls: bool, says: bool) -> str | None:
         if not after.startswith(before):
@@ -129,6 +141,15 @@ class TemplateBridge:
         said = SAID if says else ""
         called = rf"(?:(?!{THOUGHT}|{SAID}).)*{ARGUED}" if calls else ""
         return rf"\s*{thinking}{said}{called}"
+
+
+class _Rest(NamedTuple):
+    """What a template writes after a reply."""
+
+    text: str
+    rendered: str
+    """The whole conversation of one witness, and these are its messages."""
+    messages: list[Message]
 
 
 def _reply(turn: Recorded, new: Sequence[Message], calls: bool, says: bool) -> Message:
@@ -192,6 +213,7 @@ class LibraryBridge:
         self,
         renderer: Any,
         keeping: Any | None,
+        control: ControlTokens,
         stop: frozenset[int],
         decode: Callable[[list[int]], str],
         think: tuple[str, str] | None,
@@ -199,6 +221,7 @@ class LibraryBridge:
         """`keeping`: the same renderer, told to keep all thinking; it serves where there is none to drop."""
         self._renderer = renderer
         self._keeping = keeping
+        self._control = control
         self._stop = stop
         self._decode = decode
         self._think_end = think[1] if think else None
@@ -222,6 +245,8 @@ class LibraryBridge:
         renderer = self._renderer if turn.thought_before or self._keeping is None else self._keeping
         if not self._proves(renderer, turn, new, tools):
             return None
+        if self._control.spelled_in(new):
+            new = quoted(new, self._control)
         return _extension(renderer, prompt, sampled, new, tools)
 
     def _proves(self, renderer: Any, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool]) -> bool:

@@ -30,6 +30,8 @@ class Marks:
     """None, although there is a `tool_start`: a call lasts until the next one, or until the reply ends."""
     bare_calls: bool = False
     """A reply that begins with `{` may be a tool call without any mark."""
+    control: frozenset[int] = frozenset()
+    """All control tokens of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,15 @@ def read(
 
 
 def opens(prompt: list[int], marks: Marks) -> bool:
-    """Whether a prompt, or its last tokens, end inside a reasoning block."""
+    """Whether a prompt, or its last tokens, end inside a reasoning block that the beginning of the reply opens.
+
+    That beginning is what follows the last control token of another kind: before it are messages, which open nothing.
+    """
     for token in reversed(prompt):
-        if token == marks.think_end:
-            return False
         if token == marks.think_start:
             return True
+        if token in marks.control:
+            return False
     return False
 
 

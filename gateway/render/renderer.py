@@ -16,12 +16,14 @@ from gateway.errors import BadRequest
 from gateway.json_depth import MAX_SAMPLED_DEPTH, loads, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
+from gateway.render.control import ControlTokens
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.pieces import TokenTexts
+from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer, encode
-from gateway.sections import ModelSettings
+from gateway.sections import ModelSettings, RenderSettings
 from gateway.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
@@ -53,6 +55,7 @@ class ChatRenderer:
         self,
         tokenizer: Any,
         renderer: Any | None,
+        control: ControlTokens,
         *,
         thinking: bool = True,
         keeping: Any | None = None,
@@ -66,12 +69,13 @@ class ChatRenderer:
         self._renderer = renderer
         self.backend = tokenizer.backend_tokenizer
         """The `tokenizers.Tokenizer` beneath."""
+        self._control = control
         self.vocabulary = len(tokenizer)
         self.family = family
         self.form = tool_form(self._knows)
         """How this family marks tool calls; None: it does not, or in no way that we can read."""
         self.texts = TokenTexts(self.backend)
-        self._template = ChatTemplate(tokenizer, thinking=thinking) if renderer is None else None
+        self._template = ChatTemplate(tokenizer, control, thinking=thinking) if renderer is None else None
         self.think = next((pair for pair in THINKING if all(map(self._knows, pair))), None)
         """The marks around reasoning, as text."""
         self.call_example = self._write_call()
@@ -82,7 +86,7 @@ class ChatRenderer:
         self._bridge = self._make_bridge(keeping)
 
     @classmethod
-    def load(cls, model: ModelSettings) -> ChatRenderer:
+    def load(cls, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
         """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that is not known here."""
         from transformers import AutoTokenizer
 
@@ -91,8 +95,11 @@ class ChatRenderer:
             raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(choices)}")
         assert model.path is not None
         tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
-        renderer, keeping = _library(tokenizer, model)
-        return cls(tokenizer, renderer, thinking=model.thinking, keeping=keeping, family=model.family)
+        control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
+        renderer, keeping = _library(tokenizer, control, model)
+        return cls(
+            tokenizer, renderer, control, thinking=model.thinking, keeping=keeping, family=model.family
+        )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The prompt for a reply to `messages`. Raises BadRequest if the template refuses them."""
@@ -121,7 +128,7 @@ class ChatRenderer:
         )
 
     def reasoning_open(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends inside a reasoning block that the template opened."""
+        """Whether a prompt, or its last tokens, end inside a reasoning block that the template opened for the reply."""
         return recorded.opens(list(prompt[-8:]), self.marks)
 
     def parse_tool_calls(self, ids: Sequence[int], tools: Sequence[Tool]) -> list[ToolCall]:
@@ -141,13 +148,19 @@ class ChatRenderer:
         return cast(str, self.backend.decode(list(ids), skip_special_tokens=False))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text, marks included and nothing added."""
+        """Token ids of text, control tokens included and nothing added."""
         return encode(self.backend, text, False)
 
     def _render(self, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
+        spelled = self._control.spelled_in(messages, tools)
         if self._template is not None:
-            return self.encode(self._template.text(messages, tools))
+            text = self._template.text(messages, tools)
+            if spelled:
+                return self._control.encode(self._template.guarded(messages, tools, text))
+            return self.encode(text)
         assert self._renderer is not None
+        if spelled:
+            messages, tools = quoted(messages, self._control), quoted(tools, self._control)
         return list(
             self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
         )
@@ -196,13 +209,16 @@ class ChatRenderer:
             tool_start=self._token_id(form.start) if form else None,
             tool_end=self._token_id(form.end) if form and form.end else None,
             bare_calls=form is not None and form.bare,
+            control=self._control.ids,
         )
 
     def _make_bridge(self, keeping: Any | None) -> Bridge:
         if self._template is None:
-            return LibraryBridge(self._renderer, keeping, self.marks.stop, self.decode, self.think)
+            return LibraryBridge(
+                self._renderer, keeping, self._control, self.marks.stop, self.decode, self.think
+            )
         stop = {token: self.decode([token]) for token in self.marks.stop}
-        return TemplateBridge(self._template, self.encode, stop, self.think)
+        return TemplateBridge(self._template, self.encode, self._control, stop, self.think)
 
     def _stop_ids(self) -> frozenset[int]:
         """The library's, or: the tokenizer's end of sequence, and the tokens with which the template closes a reply."""
@@ -246,18 +262,18 @@ class ChatRenderer:
             raise BadRequest(f"the messages cannot be rendered: {error}", param="messages") from error
 
 
-def _library(tokenizer: Any, model: ModelSettings) -> tuple[Any | None, Any | None]:
+def _library(tokenizer: Any, control: ControlTokens, model: ModelSettings) -> tuple[Any | None, Any | None]:
     """The library's renderer for a family, and the same told to keep thinking, where it can be told; else None."""
     import renderers
 
     if model.family == "template":
         return None, None
+    bare = BareTokenizer(tokenizer, control)
     if model.family == "auto":
-        renderer = renderers.create_renderer(tokenizer)
+        renderer = renderers.create_renderer(bare)
         return (None, None) if isinstance(renderer, renderers.DefaultRenderer) else (renderer, None)
     config = renderers.config_from_name(model.family)
     assert config is not None
-    bare = BareTokenizer(tokenizer)
     values = {"enable_thinking": model.thinking} if "enable_thinking" in type(config).model_fields else {}
     config = type(config)(**values)
     try:

@@ -1,32 +1,42 @@
-"""A checkpoint's own chat template: messages to text. Pure computation; knows no tokens."""
+"""A checkpoint's own chat template: messages to text. Pure computation; knows no tokens, but for the text of control tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, cast
+
+from jinja2 import Template
+
+from gateway.render.control import ControlTokens
+from gateway.render.marking import marked
+from gateway.render.quoting import quoted
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
 
 class ChatTemplate:
-    """The jinja template that came with a tokenizer. Safe to use from several threads: it holds no state."""
+    """The jinja template that came with a tokenizer. Safe to use from several threads: what it caches never changes."""
 
-    def __init__(self, tokenizer: Any, *, thinking: bool) -> None:
+    def __init__(self, tokenizer: Any, control: ControlTokens, *, thinking: bool) -> None:
         """Raises ValueError if the tokenizer has no template. `thinking`: passed on as `enable_thinking`."""
         if not tokenizer.chat_template:
             raise ValueError("the checkpoint has no chat template: set `family` to one of the known families")
         self._tokenizer = tokenizer
+        self._control = control
         self._thinking = thinking
         self._as_text = not self._takes_objects()
+        self._marked = cache(self._mark)
+        self._guards_all = {tools: control.as_text and self._check(tools) for tools in (False, True)}
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation: bool = True) -> str:
         """Messages as text, with the beginning of a reply if `generation`. Raises what the template raises."""
         return cast(
             str,
             self._tokenizer.apply_chat_template(
-                [_arguments_as_text(m) for m in messages] if self._as_text else list(messages),
+                self._given(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=generation,
                 enable_thinking=self._thinking,
@@ -34,13 +44,67 @@ class ChatTemplate:
             ),
         )
 
+    def guarded(self, messages: Sequence[Message], tools: Sequence[Tool], text: str) -> str:
+        """What `text` says, with the control tokens that the template wrote itself guarded, and no others.
+
+        `text` is the template's for the same messages. Raises ValueError where the two cannot be told apart.
+        """
+        ways = [self._guarded, self._uncut] if self._guards_all[bool(tools)] else [self._uncut]
+        for way in ways:
+            guarded = way(messages, tools)
+            if self._control.plain(guarded) == text:
+                return guarded
+        raise ValueError(
+            "they spell a control token, and this model's chat template does not let its own be told from those;"
+            ' take it out, or set [render] special_tokens = "allow"'
+        )
+
+    def _uncut(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """The same of texts that are cut: for templates that do not put their own tokens together from literals alone."""
+        given = quoted(list(messages), self._control), quoted(list(tools), self._control)
+        return self._control.guard_uncut(self.text(*given))
+
+    def _given(self, messages: Sequence[Message]) -> list[Message]:
+        return [_arguments_as_text(m) for m in messages] if self._as_text else list(messages)
+
+    def _guarded(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        written: dict[str, Any] = self._tokenizer.special_tokens_map
+        rendered = self._marked(bool(tools)).render(
+            messages=[_aliased(message) for message in self._given(messages)],
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=True,
+            enable_thinking=self._thinking,
+            **{n: self._control.mark(text) if isinstance(text, str) else text for n, text in written.items()},
+        )
+        return self._control.assemble(rendered)
+
+    def _mark(self, tools: bool) -> Template:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        source = self._tokenizer.get_chat_template(tools=[_TOOL] if tools else None)
+        return marked(_compile_jinja_template(source).environment, source, self._control.mark)
+
+    def _check(self, tools: bool) -> bool:
+        """Whether the template's control tokens are all guarded in conversations that spell none."""
+        control, backend = self._control, self._tokenizer.backend_tokenizer
+        given = [_TOOL] if tools else []
+        for messages in _samples():
+            try:
+                text = self.text(messages, given)
+            except Exception:  # the template has no such conversations
+                continue
+            guarded = self._guarded(messages, given)
+            ids = backend.encode(text, add_special_tokens=False).ids
+            if control.plain(guarded) != text or control.encode(guarded) != ids:
+                return False
+        return True
+
     def _takes_objects(self) -> bool:
         """Most templates want a tool call's arguments as an object; some put text together and want text."""
-        function = {"name": "f", "arguments": {"a": "b"}}
-        call = {"id": "call00000", "type": "function", "function": function}
         messages: list[Message] = [
             {"role": "user", "content": "u"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
         ]
         self._as_text = False
         try:
@@ -50,6 +114,43 @@ class ChatTemplate:
         except Exception:  # no tool calls at all: it does not matter then
             return True
         return True
+
+
+_CALL: dict[str, Any] = {
+    "id": "call00000",
+    "type": "function",
+    "function": {"name": "f", "arguments": {"a": "b"}},
+}
+_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _samples() -> Iterator[list[Message]]:
+    """Conversations in which a template writes what it can write."""
+    system: Message = {"role": "system", "content": "s"}
+    user: Message = {"role": "user", "content": "u"}
+    said: Message = {"role": "assistant", "content": "a"}
+    called: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+    result: Message = {"role": "tool", "content": "r", "tool_call_id": "call00000", "name": "f"}
+    for begin in ([], [system]):
+        yield [*begin, user]
+        yield [*begin, user, said, user]
+        for reply in (called, {**called, "content": "a"}, {**called, "reasoning_content": "t"}):
+            yield [*begin, user, reply, result]
+            yield [*begin, user, reply, result, said, user]
+        yield [*begin, user, {**said, "reasoning_content": "t"}, user]
+
+
+def _aliased(message: Message) -> Message:
+    """A message as `apply_chat_template` hands it on."""
+    message = {key: value for key, value in message.items() if value is not None}
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if name in message), None)
+    return (
+        message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    )
 
 
 def _arguments_as_text(message: Message) -> Message:

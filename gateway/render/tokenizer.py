@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.render.control import ControlTokens
 
 _LONG = 16
 """Characters from which on it pays not to have offsets computed."""
@@ -26,11 +29,12 @@ class BareTokenizer:
     """Encodes and decodes by the `tokenizers.Tokenizer` beneath; whatever else is asked of it, the wrapped one answers.
 
     It cannot be called for offsets, so the library does not attribute tokens to messages: nobody here asks for that, and it cost
-    more than the rendering itself.
+    more than the rendering itself. Control tokens that were cut up (`quoting`) are encoded as text.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self._wrapped = tokenizer
+        self._control = control
         self._known = lru_cache(_KNOWN)(self._encode)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -40,6 +44,8 @@ class BareTokenizer:
         return self._encode(text, add_special_tokens)
 
     def _encode(self, text: str, special: bool) -> list[int]:
+        if self._control.cut in text:
+            return self._control.encode(self._control.guard_uncut(text))
         return encode(self._wrapped.backend_tokenizer, text, special)
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:

@@ -25,7 +25,7 @@ from gateway.sections.episodes import (
     RewardSettings,
     StalenessSettings,
 )
-from gateway.sections.models import Bounds, ModelSettings, SamplingSettings
+from gateway.sections.models import Bounds, ModelSettings, RenderSettings, SamplingSettings
 from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
@@ -65,6 +65,7 @@ __all__ = [
     "ProjectLimitSettings",
     "ProjectSettings",
     "QueueSettings",
+    "RenderSettings",
     "RequestSettings",
     "RetentionSettings",
     "RewardSettings",

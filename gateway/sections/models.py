@@ -1,4 +1,4 @@
-"""Models and how they are sampled: `[models]`, `[sampling]`."""
+"""Models, what they are given and how they are sampled: `[models]`, `[render]`, `[sampling]`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ class ModelSettings(Section):
         if self.upstream is not None and self.train:
             raise ValueError("a model that is upstream cannot be trained here: say `train = false`")
         return self
+
+
+class RenderSettings(Section):
+    """`[render]`: how messages become tokens."""
+
+    special_tokens: Literal["text", "allow"] = "text"
+    """What becomes of text in messages and tools that spells a special token (`<|im_end|>`) or a mark (`<think>`): `text` are its
+    letters, `allow` the token, by which whoever wrote the text can end its turn and begin another."""
 
 
 class Bounds(Section):

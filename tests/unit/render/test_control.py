@@ -1,0 +1,246 @@
+"""Text from outside never becomes a control token, and is the same text as ever.
+
+The ground truth is independent: the setting `allow` renders and encodes as the tokenizer and the template do by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import BadRequest
+from gateway.render.control import ControlTokens
+from gateway.render.renderer import FAMILIES as LIBRARY
+from gateway.render.renderer import ChatRenderer, Message, Tool
+from gateway.sections import ModelSettings, RenderSettings
+from tests.families.family import FAMILIES, Family, named, renderer, save
+
+MORE = {"qwen3.5": "qwen3", "qwen3.6": "qwen3", "qwen3.8": "qwen3", "glm-5": "glm4.5", "glm-5.1": "glm4.5"}
+"""Families of the library that the others' tests leave out, and whose tokenizer they can have here."""
+NAMES = [*(family.name for family in FAMILIES), *MORE, "deepseek-r1"]
+
+
+def family_of(name: str) -> Family:
+    if name == "deepseek-r1":
+        return named("deepseek r1")
+    family = named(MORE.get(name, name))
+    vision = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    return replace(family, specials=(*family.specials, *vision)) if name in MORE else family
+
+
+@cache
+def loaded(name: str, special_tokens: Any) -> ChatRenderer:
+    family = family_of(name)
+    choice = name if name in LIBRARY else family.family
+    with TemporaryDirectory() as directory:
+        save(family, Path(directory))
+        model = ModelSettings(path=Path(directory), family=choice, thinking=family.thinking)
+        return ChatRenderer.load(model, RenderSettings(special_tokens=special_tokens))
+
+
+def control_of(chat: ChatRenderer) -> dict[str, int]:
+    """Every added token of the vocabulary by its text."""
+    return {token.content: i for i, token in chat.backend.get_added_tokens_decoder().items()}
+
+
+def conversation(family: Family, texts: list[str], *, answered: bool = True) -> list[Message]:
+    """Texts at every place that a family's template reads."""
+    one, two, three, four, five = (texts * 5)[:5]
+    function = {"name": "look", "arguments": {"text": one, f"k{two}": [two]}}
+    call = {"id": "call00000", "type": "function", "function": function}
+    messages: list[Message] = [{"role": "system", "content": one}] if family.systems else []
+    messages += [{"role": "user", "content": two}]
+    reply: Message = {"role": "assistant", "content": three}
+    if family.thinks:
+        reply["reasoning_content"] = four
+    messages += [reply, {"role": "user", "content": four}]
+    if family.tools:
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        messages += [{"role": "tool", "content": five, "tool_call_id": "call00000", "name": "look"}]
+    messages += [{"role": "assistant", "content": five}, {"role": "user", "content": one}] if answered else []
+    return messages
+
+
+def tools_with(text: str) -> list[Tool]:
+    parameters = {"type": "object", "properties": {f"a{text}": {"type": "string", "description": text}}}
+    return [{"type": "function", "function": {"name": "look", "description": text, "parameters": parameters}}]
+
+
+def counted(ids: list[int], control: set[int]) -> list[int]:
+    return [token for token in ids if token in control]
+
+
+words = st.text(alphabet="ab he.l\n\"'{}é日🙂<>|/", max_size=8)
+
+
+def spelling(chat: ChatRenderer) -> st.SearchStrategy[str]:
+    marks = st.sampled_from(sorted(control_of(chat)))
+    halves = st.builds(lambda mark, at: mark[: at % len(mark)], marks, st.integers(0, 30))
+    return st.lists(st.one_of(marks, halves, words), max_size=5).map("".join)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_text_that_spells_no_control_token_is_encoded_as_ever(name: str, data: st.DataObject) -> None:
+    chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
+    texts = data.draw(st.lists(words, min_size=5, max_size=5))
+    tools = tools_with(texts[0]) if family.tools and data.draw(st.booleans()) else []
+    messages = conversation(family, texts)
+    assert chat.render(messages, tools) == plain.render(messages, tools)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_what_is_spelled_is_text_and_nothing_else_changes(name: str, data: st.DataObject) -> None:
+    chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
+    texts = data.draw(st.lists(spelling(plain), min_size=5, max_size=5))
+    tools = tools_with(texts[0]) if family.tools and data.draw(st.booleans()) else []
+    messages = conversation(family, texts)
+    ids, today = chat.render(messages, tools), plain.render(messages, tools)
+    assert chat.decode(ids) == plain.decode(today)
+    clean = conversation(family, [_without_marks(text, plain) for text in texts])
+    tools = tools_with(_without_marks(texts[0], plain)) if tools else []
+    control = set(control_of(plain).values()) - {plain.marks.think_start, plain.marks.think_end}
+    assert counted(ids, control) == counted(plain.render(clean, tools), control)
+
+
+def _without_marks(text: str, chat: ChatRenderer) -> str:
+    """Letters in the place of every mark; what is left is as it was at both ends."""
+    for mark in sorted(control_of(chat), key=len, reverse=True):
+        text = text.replace(mark, "x" * len(mark))
+    return text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_extending_is_rendering_where_text_spells_control_tokens(name: str, data: st.DataObject) -> None:
+    chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
+    texts = data.draw(st.lists(spelling(plain), min_size=3, max_size=3))
+    texts = [f"x{text}x" for text in texts]
+    system = family.systems and data.draw(st.booleans())
+    before: list[Message] = [{"role": "system", "content": texts[0]}] if system else []
+    before += [{"role": "user", "content": texts[1]}]
+    reply: Message = {"role": "assistant", "content": "a b"}
+    after: list[Message] = [{"role": "user", "content": texts[2]}]
+    if family.tools and data.draw(st.booleans()):
+        function = {"name": "look", "arguments": {"text": "a"}}
+        reply = {
+            **reply,
+            "content": "",
+            "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+        }
+        after = [{"role": "tool", "content": texts[2], "tool_call_id": "call00000", "name": "look"}]
+    tools = tools_with("d") if "tool_calls" in reply else []
+    prompt, whole = chat.render(before, tools), chat.render([*before, reply, *after], tools)
+    if whole[: len(prompt)] != prompt:
+        return
+    end = next((i for i in range(len(prompt), len(whole)) if whole[i] in chat.marks.stop), None)
+    if end is None:
+        return
+    history = np.asarray(whole[: end + 1], np.int32)
+    added = chat.bridge(history, len(prompt), after, tools, system=system)
+    assert added is None or [*history.tolist(), *added] == whole
+    ends = plain.bridge(history, len(prompt), [{**after[0], "content": "xx"}], tools, system=system)
+    assert (added is None) == (ends is None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("special_tokens", ["text", "allow"])
+def test_no_message_opens_the_reply_s_reasoning(name: str, special_tokens: str) -> None:
+    chat, family = loaded(name, special_tokens), family_of(name)
+    tools = tools_with("d") if family.tools else []
+    for answered in (True, False):
+        clean = conversation(family, ["a", "b", "c", "d", "e"], answered=answered)
+        expected = chat.reasoning_open(chat.render(clean, tools)[-8:])
+        for text in ("<think>", "hi <think>", "<think>\n", "[THINK]"):
+            messages = [*clean[:-1], {**clean[-1], "content": text}]
+            ids = chat.render(messages, tools)
+            assert chat.reasoning_open(ids[-8:]) == chat.reasoning_open(ids) == expected
+
+
+def test_allow_is_what_the_tokenizer_does() -> None:
+    chat = loaded("qwen3", "allow")
+    ids = chat.render([{"role": "user", "content": "x<|im_end|>"}], [])
+    assert ids.count(control_of(chat)["<|im_end|>"]) == 2
+
+
+def test_a_prompt_that_the_caller_wrote_itself_may_have_control_tokens() -> None:
+    chat = loaded("qwen3", "text")
+    assert chat.encode("<|im_end|>") == [control_of(chat)["<|im_end|>"]]
+
+
+def test_runs_of_whitespace_and_words_of_the_vocabulary_are_no_control_tokens(tmp_path: Path) -> None:
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    save(named("gemma3"), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+    tokenizer.backend_tokenizer.add_tokens(
+        [AddedToken("\n\n", normalized=False), AddedToken("ll", normalized=False)]
+    )
+    control = ControlTokens(tokenizer, as_text=True)
+    assert control.texts == {"<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"}
+    text = "hello\n\nthe <b>"
+    assert control.encode(text) == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_template_that_formats_its_tokens_is_given_cut_texts_and_refuses_what_it_does_not_find_there(
+    tmp_path: Path,
+) -> None:
+    save(named("qwen2.5"), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% set said = m.content.split('<tool_call>')[0] %}"
+        "{{ '%s%s%s' | format('<|im_start|>', said, '<|im_end|>') }}{% endfor %}"
+    )
+    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
+    start, end = control_of(chat)["<|im_start|>"], control_of(chat)["<|im_end|>"]
+    text = "hi<|im_end|>"
+    ids = chat.render([{"role": "user", "content": text}], [])
+    assert (ids[0], ids[-1]) == (start, end)
+    assert chat.decode(ids[1:-1]) == text
+    assert not {start, end} & set(ids[1:-1])
+    with pytest.raises(BadRequest, match="special_tokens") as raised:
+        chat.render([{"role": "user", "content": "hi<tool_call>"}], [])
+    assert raised.value.param == "messages"
+
+
+def test_parts_of_a_control_token_in_the_template_and_in_a_text_are_no_control_token(tmp_path: Path) -> None:
+    save(named("qwen2.5"), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n<' + m.content + '|>' + '<|im_end|>' }}{% endfor %}"
+    )
+    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
+    ids = chat.render([{"role": "user", "content": "<tool_call>|im_end"}], [])
+    assert chat.decode(ids) == "<|im_start|>user\n<<tool_call>|im_end|><|im_end|>"
+    assert counted(ids, set(control_of(chat).values())) == [
+        control_of(chat)["<|im_start|>"],
+        control_of(chat)["<|im_end|>"],
+    ]
+
+
+def test_thousands_of_control_tokens_are_looked_for_at_once() -> None:
+    import time
+
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer.from_str(renderer("qwen3").backend.to_str())
+    backend.add_special_tokens([AddedToken(f"<|reserved_{i}|>") for i in range(3000)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
+    control = ControlTokens(fast, as_text=True)
+    text = "<|reserve <|re <a href='x'>" * 40_000
+    started = time.process_time()
+    assert not control.spelled_in({"content": [text]})
+    assert time.process_time() - started < 1.0
+    assert control.spelled_in({"content": [text + "<|reserved_2999|>x"]})
