@@ -79,7 +79,7 @@ def _lease(filled: Filled, dice: random.Random) -> Query:
 
 def _answered(filled: Filled, dice: random.Random) -> Query:
     episode, key = filled.episode(dice.randrange(filled.episodes)), f"{dice.getrandbits(128):032x}"
-    return lambda c: turns.answered(c, episode, key)
+    return lambda c: turns.answers(c, episode, key)
 
 
 def _replies(_filled: Filled, dice: random.Random) -> Query:

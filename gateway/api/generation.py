@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from fastapi import Request
 from starlette.types import Scope
 
-from gateway.api.context import Services, credentials
+from gateway.api.context import Services, credentials, json_object
 from gateway.api.sampling import sampling_of, tools_of
 from gateway.control.callers import Caller
 from gateway.control.limits import Ticket
 from gateway.control.live import LiveEpisode
 from gateway.control.models import ServedModel
-from gateway.dialects.asked import Asked
-from gateway.errors import BadRequest
+from gateway.dialects.asked import Asked, choices_of
+from gateway.errors import BadRequest, Busy, GatewayError
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
@@ -65,7 +65,12 @@ async def identify(request: Request, gateway: Services) -> Caller:
 async def admitted(request: Request, gateway: Services) -> Caller:
     """Who calls, once there is a place for one more call of theirs; `leave` gives it back. Raises Busy, and as `identify`."""
     caller = await identify(request, gateway)
-    request.scope[_TICKET] = gateway.limits.admit(caller)
+    try:
+        request.scope[_TICKET] = gateway.limits.admit(caller)
+    except Busy:
+        body = await request.body()
+        _expect_again(gateway, caller, _request_key(request, body), choices_of(json_object(body)))
+        raise
     return caller
 
 
@@ -73,6 +78,16 @@ def count_replies(scope: Scope, replies: int, param: str) -> None:
     """Each reply that a request asks for is a call. Raises Busy or BadRequest if its key may not have so many at once."""
     if (ticket := scope.get(_TICKET)) is not None:
         ticket.widen(replies, param)
+
+
+def _expect_again(gateway: Services, caller: Caller, sent: RequestKey, choices: int) -> None:
+    """Notes that a call was refused before its episode was asked for, so that its retry is given no other call's reply."""
+    if caller.episode is None:
+        gateway.callers.refused(caller, sent)
+        return
+    key = replace(sent, episode_id=caller.episode.id)
+    for index in range(choices):
+        gateway.replies.refused(key.choice(index))
 
 
 def leave(scope: Scope) -> None:
@@ -88,9 +103,13 @@ async def generate(
     received_at, arrived = time.time(), time.monotonic()
     sent = _request_key(request, body)
     param = "prompt" if len(asked.prompts) > 1 else "n"
-    count_replies(request.scope, asked.choices, param)
-    if asked.choices > 1 and not sent.retry:  # a retry may find replies that wait already
-        model.pool.check_room(asked.choices, param)
+    try:
+        count_replies(request.scope, asked.choices, param)
+        if asked.choices > 1 and not sent.retry:  # a retry may find replies that wait already
+            model.pool.check_room(asked.choices, param)
+    except GatewayError:
+        _expect_again(gateway, caller, sent, asked.choices)
+        raise
     messages = asked.messages or [{"role": "user", "content": str(prompt)} for prompt in asked.prompts]
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
@@ -106,6 +125,8 @@ async def generate(
                 await gateway.replies.open(key.choice(index), episode.calls, begin, opening.segment)
             )
     except BaseException:
+        for index in range(len(readers), asked.choices):
+            gateway.replies.refused(key.choice(index))
         for reader in readers:
             await reader.leave(False)
         await gateway.callers.failed(episode)

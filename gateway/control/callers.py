@@ -103,9 +103,7 @@ class Callers:
         """
         if caller.episode is not None:
             return await self.still_open(caller.episode)
-        if (
-            sent is not None and sent.name != sent.body
-        ):  # equal ones one by one: the second finds what the first opens
+        if sent is not None and sent.exact:  # one by one: the second finds what the first opens
             async with self._locks.setdefault((caller.agent, sent.name), asyncio.Lock()):
                 return await self._found_or_opened(caller, messages, tools, sent, model)
         return await self._found_or_opened(caller, messages, tools, sent, model)
@@ -126,6 +124,10 @@ class Callers:
     async def failed(self, episode: LiveEpisode) -> None:
         """A call was refused before anything was sampled: what was opened for it alone is closed."""
         await self._openings.failed(episode)
+
+    def refused(self, caller: Caller, sent: RequestKey) -> None:
+        """A call under an agent's key was refused before its episode was known; it will come again."""
+        self._openings.refused(caller.agent, sent)
 
     async def _found_or_opened(
         self,

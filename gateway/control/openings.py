@@ -65,7 +65,7 @@ class Openings:
         place = agent, sent.name
         while True:
             found = [live for live in self._episodes.of_agent(agent) if live.opening == sent.name]
-            if sent.name != sent.body and found:
+            if sent.exact and found:
                 return found[-1], ""
             if lost := [live for live in found if _lost_its_client(live)]:
                 return lost[0], ""
@@ -123,6 +123,11 @@ class Openings:
             self._owe((episode.agent, episode.opening))
             with suppress(GatewayError):  # it is over already, or will be: its client hears of its call
                 await self._episodes.abandon(episode.id, "nothing_sampled")
+
+    def refused(self, agent: str, sent: RequestKey) -> None:
+        """A call was refused before anybody asked whose it is: its retry opens an episode, and is given no equal call's."""
+        if not sent.retry:
+            self._owe((agent, sent.name))
 
     async def _open(
         self, place: _Request, messages: Sequence[dict[str, Any]], notice: str, *, trains: bool

@@ -65,6 +65,14 @@ class Asked:
         return self.n * max(1, len(self.prompts))
 
 
+def choices_of(values: dict[str, Any], most: int = 2048) -> int:
+    """How many replies a body asks for that was not parsed, and may be wrong."""
+    n, prompts = values.get("n"), values.get("prompt")
+    several = isinstance(prompts, list) and any(isinstance(prompt, str | list) for prompt in prompts)
+    asked = (n if isinstance(n, int) else 1) * (len(prompts or "") if several else 1)
+    return min(max(1, asked), most)
+
+
 def check_messages(messages: Sequence[Any]) -> None:
     """Raises BadRequest if a message is none of those that a text model can be given."""
     if not messages:

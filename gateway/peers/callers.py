@@ -61,5 +61,9 @@ class RemoteCallers:
         assert caller.episode is not None, "agents' keys are forwarded"
         return await self.still_open(caller.episode)
 
+    def refused(self, caller: Caller, sent: RequestKey) -> None:
+        """See `Callers`."""
+        raise AssertionError("agents' keys are forwarded")
+
     async def failed(self, episode: LiveEpisode) -> None:
         """See `Callers`: nothing was opened for the call."""

@@ -150,7 +150,7 @@ class Completion:
             await self._linger()
         finally:
             if self._track is not None:
-                self._track.end()
+                self._track.end(self.reply.delivered)
             self._part()
 
     def _part(self) -> None:
@@ -283,8 +283,6 @@ class Completion:
             if self._track is not None:
                 await self._track.confirm()
             await self._recorder.record(self._episode_id, self._prompt, turn, details, message)
-        if self._track is not None:
-            self._track.end()
         self._metrics.calls.labels(details.api, details.finish_reason).inc()
         self._metrics.prompt_tokens.inc(len(self._prompt.ids))
         self._metrics.sampled_tokens.inc(len(turn.ids))

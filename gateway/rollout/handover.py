@@ -27,6 +27,8 @@ from gateway.types import Int32Array
 log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
+_ANYBODY = Process("anybody")
+"""Who owns what every process may end: requests that were refused, for they may come again to any of them."""
 _ENTRIES_PER_S = 4000
 """Logging takes no more of the event loop than these do: the more calls there are, the rarer each is logged."""
 
@@ -101,9 +103,9 @@ class Track:
         if self.taken:
             raise superseded()
 
-    def end(self) -> None:
-        """The call is recorded, or will never be: its log is needed no more."""
-        if not (self.over or self.taken or self.left):
+    def end(self, delivered: bool = False) -> None:
+        """The log is needed no more: a client has all of the reply (`delivered`), or nobody will get it."""
+        if not (self.over or self.taken or (self.left and not delivered)):
             self.over = True
             self._handover.mark(self)
 
@@ -234,6 +236,25 @@ class Handover:
             await self._bus.write(self.process, [over])
         except BusAway:
             log.info("call %s: its log stays until it is forgotten", call.log.call)
+
+    def expect(self, place: tuple[str, str], request_key: str, name: str) -> None:
+        """Tells other processes of a request that this one refused and that may come again to any of them."""
+        self._tell(Entry(name, _place(place), 1, logged.head_of_refused(request_key), b"", 0, b""))
+
+    def settle(self, name: str) -> None:
+        """A request that was expected has come."""
+        self._tell(Entry(name, "", 1, b"", b"", 0, b"", over=True))
+
+    def _tell(self, entry: Entry) -> None:
+        async def tell() -> None:
+            async with self._writing:
+                try:
+                    await self._bus.write(_ANYBODY, [entry])
+                except BusAway:
+                    log.info("the bus is away: other processes do not know of a request that was refused")
+
+        if self._open:
+            self._keep(asyncio.create_task(tell(), name="bus-refused"))
 
     def mark(self, track: Track) -> bool:
         """There is something new of a call; called for every chunk of tokens. False: nothing is logged any more."""

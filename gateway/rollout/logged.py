@@ -40,6 +40,8 @@ class LoggedCall:
     details: TurnDetails | None
     """None: the call cannot be gone on with."""
     turn: Turn
+    refused: bool = False
+    """It is no call, but tells of a request that was refused and is expected back."""
 
 
 def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
@@ -51,6 +53,13 @@ def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
         ids = prompt.astype("<i4").tobytes()
     text = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + ids
+
+
+def head_of_refused(request_key: str) -> bytes:
+    """Of a request that was refused. A build that does not know of such takes it for a call that cannot be gone on with."""
+    values = {"format": _FORMAT, "request_key": request_key, "details": None, "refused": True}
+    text = orjson.dumps(values)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def state_of(turn: Turn, details: TurnDetails) -> bytes:
@@ -74,7 +83,8 @@ def read(log: Log) -> LoggedCall | None:
         return None
     turn = Turn(log.call)
     if values["details"] is None:
-        return LoggedCall(log, values["request_key"], np.empty(0, np.int32), None, turn)
+        refused = values.get("refused", False)
+        return LoggedCall(log, values["request_key"], np.empty(0, np.int32), None, turn, refused)
     count, spans, turn.engine, turn.pauses, turn.disputed, first_token_s = orjson.loads(log.state)
     if len(log.body) < count * TOKEN_BYTES or sum(span[1] for span in spans) != count:
         return None

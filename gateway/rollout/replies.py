@@ -1,8 +1,9 @@
-"""Which reply a request gets: one in the making, here or in another process, one from the record, or a new one (design, R4).
+"""The reply that a request gets: one in the making, here or in another process, one from the record, or a new one (design, R4).
 
-Owns every reply in the making, and for the grace period every finished one that no client has had whole. Invariants: requests
-that are retries of one another get the same reply, at whatever moment each of them comes; requests that merely say the same are
-samples of their own, unless the client of the other one is known to be gone.
+Owns every reply in the making, for the grace period every finished one that no client has had whole, and what is known of
+requests that were refused and are expected back. Invariants: requests with one idempotency key get the same reply, at whatever
+moment each of them comes; a retry without a key gets the reply of the request that it repeats (`repeats`), and no other client's;
+requests that merely say the same are samples of their own, unless the client of the other one is known to be gone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,10 +21,11 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from gateway.errors import Elsewhere, Unavailable, Unprocessable
+from gateway.errors import Elsewhere, GatewayError, Unavailable, Unprocessable
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.handover import Handover
 from gateway.rollout.logged import LoggedCall
+from gateway.rollout.repeats import Earlier, Fate, repeated
 from gateway.rollout.reply import Reader, Reply
 from gateway.rollout.upstream import UpstreamCall
 from gateway.store import turns
@@ -32,6 +36,10 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 """How often a retry looks for its call while other processes take it."""
+_EXPECTED_S = 60.0
+"""How long a request that was refused may take to come back."""
+_NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
+"""Codes of failures after which the call goes on elsewhere, or never."""
 
 Calls = set[Completion | UpstreamCall]
 """What runs in an episode."""
@@ -45,6 +53,8 @@ class RequestKey:
     name: str
     body: str
     retry: bool
+    exact: bool = False
+    """It has an idempotency key, which names one request."""
 
     @classmethod
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
@@ -53,7 +63,7 @@ class RequestKey:
         if not idempotency_key:
             return cls(episode_id, content, content, retries > 0)
         key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
-        return cls(episode_id, key, content, True)
+        return cls(episode_id, key, content, True, True)
 
     def choice(self, index: int) -> RequestKey:
         """Of one of the choices that the request asks for."""
@@ -73,6 +83,20 @@ class RequestKey:
         return self.episode_id, self.name
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request, and how a reply to it is made."""
+
+    key: RequestKey
+    calls: Calls
+    begin: Callable[[], Awaitable[Completion]]
+    segment: Segment
+
+
+_Source = Completion | LoggedCall | None
+"""What an earlier request's reply is made from: what makes it here, its log in the bus, or (None) the record."""
+
+
 class Replies:
     """Every reply that somebody reads or may come back for."""
 
@@ -82,7 +106,13 @@ class Replies:
         self._handover = handover
         self._completions: dict[tuple[str, str], list[Completion]] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """A request finds or begins its reply alone among its retries."""
+        """A retry finds or begins its reply alone among its like."""
+        self._beginning: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
+        """Requests whose replies are about to be begun."""
+        self._expected: dict[tuple[str, str], dict[str, float]] = {}
+        """Requests that were refused or failed, by a name each, and until when they are expected back."""
+        self._repaid: set[str] = set()
+        """Calls that are being given up, in whose place retries were begun already."""
 
     async def open(
         self,
@@ -96,76 +126,184 @@ class Replies:
         Raises Unprocessable if the request's idempotency key was that of another request, Elsewhere if another process makes
         the reply, and what `begin` raises.
         """
+        request = _Request(key, calls, begin, segment)
         if not key.retry:
-            return self._join(key) or self._start(key, calls, await begin())
+            return self._orphan(key) or await self._first(request)
         async with self._locks.setdefault(key.place, asyncio.Lock()):
-            if reader := self._join(key) or await self._recorded(key, segment):
-                return reader
-            if (logged := await self._taken_over(key)) is None:
-                completion = await begin()
-                return await self._answered(key, completion, segment) or self._start(key, calls, completion)
-            return await self._resumed(key, calls, begin, segment, logged)
+            if underway := self._beginning.get(key.place):
+                await asyncio.wait(underway)
+            return await self._again(request)
 
-    async def _resumed(
-        self,
-        key: RequestKey,
-        calls: Calls,
-        begin: Callable[[], Awaitable[Completion]],
-        segment: Segment,
-        logged: LoggedCall,
-    ) -> Reader:
-        """The reply that another process has begun; if it has recorded that before it went, from the record."""
-        assert self._handover is not None
-        call_id = logged.log.call
+    def refused(self, key: RequestKey) -> None:
+        """No reply was begun for a request, which will come again. A retry's first request is known already."""
+        if not key.retry:
+            self._expect(key.place, key.stored, secrets.token_hex(8))
+
+    async def _first(self, request: _Request) -> Reader:
+        key = request.key
+        done = asyncio.get_running_loop().create_future()
+        together = self._beginning.setdefault(key.place, set())
+        together.add(done)
         try:
-            recorded = await self._database.read(lambda c: turns.has_call(c, key.episode_id, call_id))
-            completion = await begin()
-            if not recorded:
-                completion.resume(logged)
-            answered = await self._answered(key, completion, segment)
+            return self._start(request, await request.begin())
+        finally:
+            done.set_result(None)
+            together.discard(done)
+            if not together:
+                del self._beginning[key.place]
+
+    async def _again(self, request: _Request) -> Reader:
+        earlier: list[Earlier[_Source]] = []
+        for _ in range(_TRIES):
+            earlier = await self._earlier(request.key)
+            found = repeated(earlier, exact=request.key.exact)
+            if found is None:
+                break
+            source = found.source
+            if isinstance(source, LoggedCall) and self._is_reachable(source):
+                raise self._elsewhere(source)
+            if found.fate in (Fate.REFUSED, Fate.ELSEWHERE):
+                return await self._anew(request, earlier, found)
+            if isinstance(source, Completion):
+                return source.reply.read()
+            if source is None:
+                reader = await self._recorded(request, found.call_id)
+            else:
+                reader = await self._resumed(request, source, alone=len(earlier) == 1)
+            if reader is not None:
+                return reader
+        return await self._anew(request, earlier, None)
+
+    async def _anew(
+        self, request: _Request, earlier: Sequence[Earlier[_Source]], instead: Earlier[_Source] | None
+    ) -> Reader:
+        """A new reply; `instead`: of that of a request that was refused or failed."""
+        completion, reader = await request.begin(), None
+        if instead is not None and instead.fate is Fate.REFUSED:
+            await self._repay(request.key.place, instead)
+        if request.key.exact or len(earlier) < 2:
+            reader = await self._answered(request, completion)
+        return reader or self._start(request, completion)
+
+    async def _resumed(self, request: _Request, logged: LoggedCall, *, alone: bool) -> Reader | None:
+        """The reply that a process has begun which is gone; if it has recorded that before, from the record.
+
+        None: another process was faster, or the reply was given up. `alone`: no other request says the same.
+        """
+        assert self._handover is not None
+        episode_id, call_id = request.key.episode_id, logged.log.call
+        if not await self._handover.take(logged):
+            return None
+        try:
+            if await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
+                await self._handover.drop(logged)
+                return await self._recorded(request, call_id)
+            completion = await request.begin()
+            completion.resume(logged)
+            answered = await self._answered(request, completion) if alone or request.key.exact else None
         except BaseException:
             await self._handover.drop(logged)
             raise
-        if recorded or answered:
+        if answered:
             await self._handover.drop(logged)
-        else:
-            log.info("call %s goes on here after %d tokens", call_id, len(logged.turn.ids))
-        return answered or self._start(key, calls, completion)
+            return answered
+        log.info("call %s goes on here after %d tokens", call_id, len(logged.turn.ids))
+        return self._start(request, completion)
 
-    async def _answered(self, key: RequestKey, completion: Completion, segment: Segment) -> Reader | None:
+    async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
         """The recorded reply. None: `completion` is to make it, and no call that runs elsewhere will be recorded as the answer.
 
         The bus may have lost that there is such a call, so the store is asked.
         """
         if self._handover is None:
             return None
-        name, call_id = key.name, completion.reply.call_id
-        if await self._database.submit(lambda c: turns.begin_anew(c, key.episode_id, name, call_id)):
+        key, call_id = request.key, completion.reply.call_id
+        if await self._database.submit(lambda c: turns.begin_anew(c, key.episode_id, key.name, call_id)):
             return None
-        return await self._recorded(key, segment)
+        return await self._recorded(request)
 
-    async def _taken_over(self, key: RequestKey) -> LoggedCall | None:
-        """The running call of a process that is gone, which is now this one's. Raises Elsewhere if its process is alive."""
-        if self._handover is None:
+    # What became of earlier requests
+
+    async def _earlier(self, key: RequestKey) -> list[Earlier[_Source]]:
+        """Every earlier request that the retry may repeat: first what is here, then what is in the bus, then what is recorded.
+
+        In this order none is missed that is recorded meanwhile.
+        """
+        here = {c.reply.call_id: c for c in self._completions.get(key.place, ())}
+        there: dict[str, LoggedCall] = {}
+        expected = self._expected_at(key.place)
+        if self._handover is not None:
+            own, known = self._handover.process.id, {*here, *expected}
+            logs = await self._handover.find(key.place)
+            there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
+        recorded = await self._database.read(lambda c: turns.answers(c, key.episode_id, key.name))
+        for stored in (
+            *(c.details.request_key for c in here.values()),
+            *(logged.request_key for logged in there.values()),
+            *(call["request_key"] for call in recorded),
+        ):
+            _check(key, stored)
+        ids = [call["id"] for call in recorded]
+        found: list[Earlier[_Source]] = [Earlier(name, Fate.REFUSED, None) for name in expected]
+        found += [at for at in map(self._fate_here, here.values()) if at and at.call_id not in expected]
+        found += [self._fate_there(logged, logged.log.call in ids) for logged in there.values()]
+        known = here.keys() | there.keys()
+        return found + [Earlier(name, Fate.RECORDED, None) for name in ids if name not in known]
+
+    def _fate_here(self, completion: Completion) -> Earlier[_Source] | None:
+        """None: another process has the call, or a retry was begun in its place."""
+        reply = completion.reply
+        if completion.joinable:
+            return Earlier(reply.call_id, Fate.LOST if reply.orphaned else Fate.HERE, completion)
+        if reply.call_id in self._repaid or _is_elsewhere(reply.failure):
             return None
-        own = self._handover.process
-        for _ in range(_TRIES):
-            found = await self._handover.find(key.place)
-            for call in found:
-                _check(key, call.request_key)
-            if any(call.log.owner == own.id for call in found):
-                return None
-            orphans = [call for call in found if self._handover.can_take(call)]
-            for call in orphans:
-                if await self._handover.take(call):
-                    return call
-            if not orphans:
-                there = [(call.log.url, call.log.owner) for call in found if call.log.url]
-                if there and own.url:
-                    url, owner = there[0]
-                    raise Elsewhere(url, partial(self._handover.alive, owner))
-                return None
-        return None
+        return Earlier(reply.call_id, Fate.REFUSED, completion)
+
+    def _fate_there(self, logged: LoggedCall, recorded: bool) -> Earlier[_Source]:
+        assert self._handover is not None
+        if logged.refused or (
+            logged.log.url is None and not recorded and not self._handover.can_take(logged)
+        ):
+            return Earlier(logged.log.call, Fate.REFUSED, logged)
+        if logged.log.url is not None:
+            return Earlier(logged.log.call, Fate.ELSEWHERE, logged)
+        return Earlier(logged.log.call, Fate.LOST, logged)
+
+    def _is_reachable(self, logged: LoggedCall) -> bool:
+        """Whether a request can be sent on to the process that has a call."""
+        own = self._handover and self._handover.process.url
+        return bool(own and logged.log.url and not logged.refused)
+
+    def _elsewhere(self, logged: LoggedCall) -> Elsewhere:
+        assert self._handover is not None and logged.log.url
+        return Elsewhere(logged.log.url, partial(self._handover.alive, logged.log.owner))
+
+    # Requests that are expected back
+
+    def _expect(self, place: tuple[str, str], stored: str, name: str) -> None:
+        now = time.monotonic()
+        left = {p: {n: t for n, t in some.items() if t > now} for p, some in self._expected.items()}
+        self._expected = {p: some for p, some in left.items() if some}
+        self._expected.setdefault(place, {})[name] = now + _EXPECTED_S
+        if self._handover is not None:
+            self._handover.expect(place, stored, name)
+
+    def _expected_at(self, place: tuple[str, str]) -> list[str]:
+        now = time.monotonic()
+        return [name for name, until in self._expected.get(place, {}).items() if until > now]
+
+    async def _repay(self, place: tuple[str, str], request: Earlier[_Source]) -> None:
+        """A request that was refused has its reply now."""
+        if isinstance(request.source, LoggedCall):
+            assert self._handover is not None
+            if request.source.refused:
+                self._handover.settle(request.call_id)
+            elif await self._handover.take(request.source):
+                await self._handover.drop(request.source)
+        elif request.source is not None:
+            self._repaid.add(request.call_id)
+        elif self._expected.get(place, {}).pop(request.call_id, None) and self._handover is not None:
+            self._handover.settle(request.call_id)
 
     async def close(self) -> None:
         """Ends every reply. What was sampled is left to another process if it is in the bus, and else recorded."""
@@ -175,15 +313,14 @@ class Replies:
         found = [completion for some in self._completions.values() for completion in some]
         await asyncio.gather(*(completion.stop(reason) for completion in found))
 
-    def _join(self, key: RequestKey) -> Reader | None:
-        """The reply whose client is gone, before one that has a client."""
-        found = [c for c in self._completions.get(key.place, ()) if c.joinable]
-        for completion in found:
-            _check(key, completion.details.request_key)
-        chosen = [c for c in found if c.reply.orphaned] or (found if key.retry else [])
-        return chosen[0].reply.read() if chosen else None
+    def _orphan(self, key: RequestKey) -> Reader | None:
+        """A reply to an equal request whose client is gone."""
+        found = (c for c in self._completions.get(key.place, ()) if c.joinable and c.reply.orphaned)
+        completion = next(found, None)
+        return completion.reply.read() if completion else None
 
-    def _start(self, key: RequestKey, calls: Calls, completion: Completion) -> Reader:
+    def _start(self, request: _Request, completion: Completion) -> Reader:
+        key, calls = request.key, request.calls
         if self._handover is not None:
             completion.log_in(self._handover, key.place)
         together = self._completions.setdefault(key.place, [])
@@ -196,22 +333,29 @@ class Replies:
             together.remove(completion)
             if not together:
                 del self._completions[key.place]
+            failure, call_id = completion.reply.failure, completion.reply.call_id
+            if call_id in self._repaid:
+                self._repaid.discard(call_id)
+            elif failure is not None and not key.exact and not _is_elsewhere(failure):
+                self._expect(key.place, key.stored, call_id)
 
         completion.start().add_done_callback(ended)
         return reader
 
-    async def _recorded(self, key: RequestKey, segment: Segment) -> Reader | None:
-        """The newest recorded reply to the request, made from its tokens as the first one was."""
+    async def _recorded(self, request: _Request, call_id: str = "") -> Reader | None:
+        """A recorded reply to the request, the newest if no call is named, made from its tokens as the first one was."""
+        key = request.key
 
         def read(connection: Connection) -> tuple[dict[str, Any], TokenTree] | None:
-            call = turns.answered(connection, key.episode_id, key.name)
+            calls = turns.answers(connection, key.episode_id, key.name)
+            call = next((call for call in calls if call_id in ("", call["id"])), None)
             if call is None:
                 return None
             _check(key, call["request_key"])
             return call, TokenTree(turns.nodes(connection, call["model"], [key.episode_id])[key.episode_id])
 
         found = await self._database.read(read)
-        return _replay(*found, segment).read() if found else None
+        return _replay(*found, request.segment).read() if found else None
 
 
 def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
@@ -234,3 +378,8 @@ def _check(key: RequestKey, stored: str) -> None:
     if stored != key.stored:
         message = "this idempotency key was used for a request with another body"
         raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
+
+
+def _is_elsewhere(failure: Exception | None) -> bool:
+    """Whether a call that failed here goes on in another process, or nobody will ask for it again."""
+    return isinstance(failure, GatewayError) and failure.code in _NOT_BACK

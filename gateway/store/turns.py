@@ -106,7 +106,7 @@ def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str)
     False, and nothing is changed: the request has been answered. `name`: see `NAME`.
     """
     connection.scalar(select(EpisodeRow.id).where(EpisodeRow.id == episode_id).with_for_update())
-    if answered(connection, episode_id, name) is not None:
+    if answers(connection, episode_id, name):
         return False
     connection.execute(delete(RetryRow).where(RetryRow.episode_id == episode_id, RetryRow.name == name))
     values = {"episode_id": episode_id, "name": name, "call_id": call_id, "at": NOW}
@@ -219,17 +219,15 @@ def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str,
     return dict(row) if row else None
 
 
-def answered(connection: Connection, episode_id: str, key: str) -> dict[str, Any] | None:
-    """The newest call of an episode whose request key begins with `key`, and whose client was given a reply."""
+def answers(connection: Connection, episode_id: str, key: str) -> list[dict[str, Any]]:
+    """The calls of an episode whose request key begins with `key`, and whose clients were given a reply; the newest first."""
     query = (
         select(*CallRow.__table__.c)
         .where(CallRow.episode_id == episode_id, begins_with(CallRow.__table__.c.request_key, key))
         .where(CallRow.node >= 0, CallRow.finish_reason != "abandoned")
         .order_by(CallRow.received_at.desc())
-        .limit(1)
     )
-    row = connection.execute(query).mappings().first()
-    return dict(row) if row else None
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def node_values(node: Node) -> dict[str, Any]:

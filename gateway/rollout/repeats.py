@@ -1,0 +1,58 @@
+"""Which earlier request a retry repeats. Pure.
+
+A client that has no idempotency key says only that it sent the same body before. Equal bodies may be samples of their own (best
+of n), so the body alone does not tell which of them is repeated. What became of each of them does: whoever was answered does not
+come again. Equal requests have equal claims, so it is enough that each client's request gets a reply of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Fate(Enum):
+    """What became of a request, as far as this process knows."""
+
+    LOST = "its client went away without the whole reply"
+    REFUSED = "it was refused or failed, and has no reply"
+    HERE = "its client reads the reply in this process"
+    ELSEWHERE = "it runs in another process, which alone knows its client"
+    RECORDED = "its reply is recorded and was sent whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier(Generic[T]):
+    """A request of which a retry may be the repetition."""
+
+    call_id: str
+    fate: Fate
+    source: T
+    """What its reply is made from."""
+
+
+def repeated(earlier: Sequence[Earlier[T]], *, exact: bool) -> Earlier[T] | None:
+    """The request that a retry repeats; None or a REFUSED one: the retry begins.
+
+    `exact`: all of `earlier` have the retry's idempotency key, so that they are one request. Otherwise, in this order:
+    1. a request that lost its client: the client is back;
+    2. one that was refused or failed: its client was told to come again;
+    3. the only one that there is, though its client seems to be served: a connection can break unnoticed;
+    4. one in another process, if none runs here: that process knows whether the client is gone.
+    """
+    fates = (Fate.LOST, Fate.HERE, Fate.ELSEWHERE, Fate.RECORDED) if exact else (Fate.LOST, Fate.REFUSED)
+    for fate in fates:
+        for request in earlier:
+            if request.fate is fate:
+                return request
+    if exact:
+        return None
+    if len(earlier) == 1:
+        return earlier[0]
+    if any(request.fate is Fate.HERE for request in earlier):
+        return None
+    return next((request for request in earlier if request.fate is Fate.ELSEWHERE), None)

@@ -1,0 +1,217 @@
+"""Equal requests in one episode, some of which are refused, fail or lose their client: each gets a reply of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.errors import Unavailable
+from tests.clusters import run_cluster
+from tests.clusters import until as soon
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.integration.support import until
+from tests.integration.test_retries import RETRY, drop, lasting, send, stops, turns_of
+from tests.integration.test_updates import faults
+from tests.servers import PostgresServer, RedisServer, redis_server
+
+AGENT_KEY = "an-agents-key-0123456789"
+
+
+@pytest.fixture
+async def narrow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """Whoever has a call is refused a second one."""
+    limits = {"episode": {"calls": 1}, "agent": {"calls": 1}}
+    agents = {"ann": {"key": AGENT_KEY}}
+    async with run_gateway(settings_for(tiny_model, tmp_path, limits=limits, agents=agents)) as running:
+        yield running
+
+
+async def turns_and_ids(
+    gateway: RunningGateway, episode: str, *answers: httpx.Response
+) -> tuple[set[str], set[str]]:
+    """The recorded turns that are trained, and the replies that clients got: the ids of both."""
+    turns = {turn["call_id"] for turn in await turns_of(gateway, episode) if not turn["mask_reason"]}
+    return turns, {answer.json()["id"] for answer in answers}
+
+
+async def check_own_replies(gateway: RunningGateway, episode: str, *answers: httpx.Response) -> None:
+    """Every client has a reply of its own, and nothing else is trained."""
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    turns, ids = await turns_and_ids(gateway, episode, *answers)
+    assert turns == ids and len(ids) == len(answers)
+
+
+async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(narrow: RunningGateway) -> None:
+    await faults(narrow, delay_s=0.02)
+    opened = await narrow.admin.open_episode("task")
+    body = lasting(narrow)
+    url = f"{narrow.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=opened.api_key, max_retries=20) as client:
+        answers = await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(3)))
+    assert len({answer.id for answer in answers}) == 3
+    assert len(await turns_of(narrow, opened.episode_id)) == 3
+
+
+async def test_a_retry_of_a_refused_call_begins_while_its_sibling_runs(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused with 503 before its prompt is made."""
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    first = asyncio.create_task(send(gateway, headers, body), name="first")
+    await until(lambda: gateway.engine.sampled >= 5, "the first generates")
+
+    async def refuse(*_: Any) -> Any:
+        raise Unavailable("not now", retry_after=1.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.model.recorder, "prepare", refuse)
+        assert (await send(gateway, headers, body)).status_code == 503
+        assert (await send(gateway, headers, body, **RETRY)).status_code == 503
+    again = await send(gateway, headers, body, **RETRY)
+    await check_own_replies(gateway, episode, await first, again)
+
+
+async def test_a_retry_of_a_call_that_failed_begins_while_its_sibling_runs(gateway: RunningGateway) -> None:
+    """It had begun, and its engine was lost."""
+    await faults(gateway, stall=True)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    first, second = [asyncio.create_task(send(gateway, headers, body)) for _ in range(2)]
+    (live,) = gateway.services.episodes._live.values()
+    await until(lambda: len(live.calls) == 2 and gateway.engine.running == 2, "both run")
+    failing = sorted(live.calls, key=lambda call: call.details.received_at)[1]
+    await failing.stop(Unavailable("its engine is gone", retry_after=1.0, code="no_engine"))
+    await until(lambda: len(live.calls) == 1, "one has failed")
+    answered = {call.reply.call_id for call in live.calls}
+    await faults(gateway, stall=False)
+    again = await send(gateway, headers, body, **RETRY)
+    answers = await asyncio.gather(first, second)
+    (other,) = [answer for answer in answers if answer.status_code == 200]
+    assert {other.json()["id"]} == answered
+    await check_own_replies(gateway, episode, other, again)
+
+
+async def test_a_retry_of_which_nothing_is_known_takes_no_reply_of_several(gateway: RunningGateway) -> None:
+    """A proxy refused it, say."""
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    served = [asyncio.create_task(send(gateway, headers, body)) for _ in range(2)]
+    await until(lambda: gateway.engine.running == 2, "both generate")
+    running = await send(gateway, headers, body, **RETRY)
+    recorded = await send(gateway, headers, body, **RETRY)
+    await check_own_replies(gateway, episode, *await asyncio.gather(*served), running, recorded)
+
+
+async def test_a_reply_that_lost_its_client_is_taken_once(gateway: RunningGateway) -> None:
+    await faults(gateway, delay_s=0.02)
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+    await drop(gateway, headers, body, 20)
+    (live,) = gateway.services.episodes._live.values()
+    (lost,) = live.calls
+    answers = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
+    assert lost.reply.call_id in {answer.json()["id"] for answer in answers}
+    # the first of them joins; then nobody knows of a second client, and it may have lost its connection unnoticed
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    served = asyncio.create_task(send(gateway, headers, body))
+    await drop_beside(gateway, headers, body)
+    again = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
+    await check_own_replies(gateway, episode, answers[0], await served, *again)
+
+
+async def drop_beside(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any]) -> None:
+    """Sends a request while another one runs, and breaks its connection."""
+    await faults(gateway, delay_s=0.5)
+    call = asyncio.create_task(send(gateway, headers, body), name="dropped")
+    await until(lambda: gateway.engine.running == 2, "it generates")
+    call.cancel()
+    await until(lambda: gateway.engine.running == 1, "its engine stops")
+    await faults(gateway, delay_s=0.0)
+
+
+async def test_once_a_refused_call_has_come_again_a_lost_connection_gets_its_reply(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was refused is accounted for once."""
+    episode, headers = await gateway.open("task")
+    body = lasting(gateway)
+
+    async def refuse(*_: Any) -> Any:
+        raise Unavailable("not now", retry_after=1.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.model.recorder, "prepare", refuse)
+        assert (await send(gateway, headers, body)).status_code == 503
+    begun = await send(gateway, headers, body, **RETRY)
+    unnoticed = await send(gateway, headers, body, **{"x-stainless-retry-count": "2"})
+    assert unnoticed.json()["id"] == begun.json()["id"]
+    await check_own_replies(gateway, episode, begun)
+
+
+async def test_an_agents_call_that_was_refused_is_given_no_other_ones_episode(narrow: RunningGateway) -> None:
+    await faults(narrow, delay_s=0.02)
+    headers, body = {"Authorization": f"Bearer {AGENT_KEY}"}, lasting(narrow)
+    first = asyncio.create_task(send(narrow, headers, body), name="first")
+    await until(lambda: narrow.engine.running == 1, "the first generates")
+    assert (await send(narrow, headers, body)).status_code == 429
+    answer = await first
+    again = await send(narrow, headers, body, **RETRY)
+    assert again.headers["x-headgate-episode"] != answer.headers["x-headgate-episode"]
+    assert again.json()["id"] != answer.json()["id"]
+    await stops(narrow)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+async def test_what_one_process_refused_another_one_begins(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    bus = {"url": redis.url, "prefix": secrets.token_hex(4)}
+    store, limits = postgres.url(postgres.new_database()), {"episode": {"calls": 1}}
+    async with run_cluster(store, tiny_model, tmp_path, bus=bus, limits=limits) as cluster:
+        one, other = cluster.members
+        async with cluster.admin() as admin:
+            opened = await admin.open_episode("t")
+            engine = cluster.engines[0]
+            engine.set_faults({"stall": True})
+            first = asyncio.create_task(one.chat(opened.api_key), name="first")
+            await soon(lambda: engine.running == 1, "the first generates")
+            assert (await one.chat(opened.api_key)).status_code == 429
+            place = next(iter(one.services.replies._expected))
+            await known(other.services.replies._handover, place, 2)
+            async with other.client(opened.api_key) as http:
+                again = asyncio.create_task(ask(http, **RETRY), name="again")
+                await soon(lambda: engine.running == 2 or again.done(), "it generates, too")
+                engine.set_faults({"stall": False})
+                answers = [await again, await first]
+            assert [answer.status_code for answer in answers] == [200, 200]
+            ids = {answer.json()["id"] for answer in answers}
+            turns = [n for n in (await admin.trajectory(opened.episode_id))["nodes"] if n["sampled"]]
+            assert len(ids) == 2 and {turn["call_id"] for turn in turns} == ids
+            assert [turn["mask_reason"] for turn in turns] == ["", ""]
+
+
+async def known(handover: Any, place: tuple[str, str], count: int) -> None:
+    """Waits until so many requests are known to another process."""
+    async with asyncio.timeout(30):
+        while len(await handover.find(place)) < count:
+            await asyncio.sleep(0.02)
+
+
+async def ask(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
+    body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+    return await http.post("/v1/chat/completions", json=body, headers=headers)

@@ -1,0 +1,46 @@
+"""Which earlier request a retry repeats, told case by case."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gateway.rollout.repeats import Earlier, Fate, repeated
+
+
+def chosen(*fates: Fate, exact: bool = False) -> int | None:
+    """The place of the request that is repeated."""
+    found = repeated([Earlier(str(at), fate, None) for at, fate in enumerate(fates)], exact=exact)
+    return None if found is None else int(found.call_id)
+
+
+LOST, REFUSED, HERE, ELSEWHERE, RECORDED = Fate
+
+
+@pytest.mark.parametrize("fate", Fate)
+def test_the_only_request_is_the_one(fate: Fate) -> None:
+    assert chosen(fate) == 0
+
+
+@pytest.mark.parametrize("served", itertools.product((HERE, ELSEWHERE, RECORDED), repeat=2))
+def test_of_several_the_one_without_a_reply_is_repeated(served: tuple[Fate, ...]) -> None:
+    assert chosen(*served, REFUSED) == 2
+    assert chosen(*served, LOST) == 2
+    assert chosen(REFUSED, *served, LOST) == 3, "a client that is back goes on with what was sampled for it"
+
+
+def test_a_reply_of_a_client_that_is_served_is_nobody_elses() -> None:
+    assert chosen(HERE, HERE) is chosen(RECORDED, RECORDED) is chosen(HERE, RECORDED) is None
+    assert chosen(HERE, ELSEWHERE) is None
+
+
+def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> None:
+    assert chosen(ELSEWHERE, ELSEWHERE) == 0
+    assert chosen(RECORDED, ELSEWHERE) == 1
+
+
+@pytest.mark.parametrize("fate", [LOST, HERE, ELSEWHERE, RECORDED])
+def test_an_idempotency_key_names_one_request(fate: Fate) -> None:
+    assert chosen(REFUSED, fate, exact=True) == 1
+    assert chosen(REFUSED, exact=True) is None
