@@ -35,6 +35,10 @@ UNUSABLE_LOGPROB = -9000.0
 """vLLM writes -9999 where it has no log-probability: nothing at or below this is one."""
 
 
+CRASHED_ATTEMPT = "crashed_attempt"
+"""The `mask_reason` of turns whose agent crashed and was started again in the same episode."""
+
+
 class TokenFlag(IntFlag):
     """What is special about one sampled token; a flagged token was not drawn from the policy's own distribution."""
 

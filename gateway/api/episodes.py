@@ -1,4 +1,4 @@
-"""`/admin/v1/episodes`: open, reward, close, abandon, look."""
+"""`/admin/v1/episodes`: open, restart, reward, close, abandon, look."""
 
 from __future__ import annotations
 
@@ -150,6 +150,16 @@ async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wai
     if fate["state"] != "closed":
         response.status_code = 202
     return {"episode_id": episode_id, **fate}
+
+
+@router.post("/{episode_id}/restart")
+async def restart(episode_id: str, gateway: Gateway) -> dict[str, Any]:
+    """The episode's agent crashed and is started again in it. What it sampled is not trained (`crashed_attempt`).
+
+    Its running calls are stopped, rewards that were posted so far are forgotten, and no later request repeats one of its calls.
+    """
+    await gateway.episodes.restart(episode_id)
+    return {"episode_id": episode_id}
 
 
 @router.post("/{episode_id}/abandon")

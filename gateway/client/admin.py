@@ -112,6 +112,10 @@ class GatewayClient:
         path = f"/episodes/{episode_id}/close"
         return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
 
+    async def restart(self, episode_id: str) -> None:
+        """Says that an episode's agent crashed and is started again in it: what it did so far is neither trained nor rewarded."""
+        await self._json("POST", f"/episodes/{episode_id}/restart")
+
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
         """Closes an episode that will never be rewarded, so that its slot is free at once; `error`: what its agent said last."""
         body = {"reason": reason, "error": error}

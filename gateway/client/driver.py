@@ -96,10 +96,10 @@ class EpisodeRunner:
 
     `spare`: how many more are started in each group; the gateway, which must allow as many (`[staleness] spare_members`), ends
     what is left of them once it has `group_size` rewards.
-    `retries`: how often a crashed agent is started again, in the same episode. `open_wait_s`: how long one request waits in
-    the gateway for a slot, before it comes again. `unreachable_s`: how long a gateway may give no answer before the run
-    fails. `on_outcome` is called at the end of every episode; what it raises ends the run. `model`: the trained model that the
-    episodes are about; the gateway's first, if none is named.
+    `retries`: how often a crashed agent is started again, in the same episode; what it did before is not trained.
+    `open_wait_s`: how long one request waits in the gateway for a slot, before it comes again. `unreachable_s`: how long a
+    gateway may give no answer before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
+    run. `model`: the trained model that the episodes are about; the gateway's first, if none is named.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class EpisodeRunner:
 
     async def _attempt(self, task: Task, opened: EpisodeOpened) -> tuple[Reward | None, str | None, int]:
         error, attempts = "", 0
-        while attempts <= self._retries and not (attempts and await self._is_closed(opened.episode_id)):
+        while attempts <= self._retries and (not attempts or await self._restarted(opened.episode_id)):
             attempts += 1
             try:
                 reward = await self._agent(task, opened.base_url, opened.api_key)
@@ -260,12 +260,13 @@ class EpisodeRunner:
             stopping.cancel()
             opening.cancel()
 
-    async def _is_closed(self, episode_id: str) -> bool:
-        """Whether the gateway has closed an episode; a crashed agent is started again only if it has not."""
+    async def _restarted(self, episode_id: str) -> bool:
+        """Has the gateway forget what a crashed agent did. False: the episode is over, so that there is no second try."""
         try:
-            return bool((await self._client.episode(episode_id))["state"] == "closed")
-        except (GatewayRefused, httpx.TransportError):
+            await self._insist(f"restart episode {episode_id}", lambda: self._client.restart(episode_id))
+        except GatewayRefused:
             return False
+        return True
 
     async def _end(self, episode_id: str, reward: Reward | None, error: str | None) -> _Ended:
         """Tells the gateway the end of an episode: a reward, an error, or neither, and then it is graded."""

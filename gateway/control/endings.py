@@ -198,6 +198,10 @@ class Endings:
     async def _stop(self, live: LiveEpisode, reason: Conflict) -> None:
         """Memory first, so that no second end can begin while this one is being committed."""
         self.over[live.id] = live
+        await self.stop_calls(live, reason)
+
+    async def stop_calls(self, live: LiveEpisode, reason: Conflict) -> None:
+        """Stops what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""
         elsewhere = self._peers.end(live.id, reason)
         await self._stop_here(live, reason)
         await elsewhere

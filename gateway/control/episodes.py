@@ -18,7 +18,7 @@ from typing import Any
 from gateway.control.admission import Admission
 from gateway.control.endings import Endings, shortened
 from gateway.control.limits import Rooms
-from gateway.control.live import CALLS, closed, graded
+from gateway.control.live import CALLS, closed, crashed, graded
 from gateway.control.live import LiveEpisode as LiveEpisode
 from gateway.control.overdue import OverdueGroups
 from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound
@@ -235,6 +235,18 @@ class Episodes:
         stored = self._database.submit(lambda c: turns.set_reward(c, episode_id, call_id, reward))
         live.call_rewards[call_id] = reward
         await stored
+
+    async def restart(self, episode_id: str) -> None:
+        """The agent of an open episode crashed and is started again: nothing that it did so far is trained, or rewarded.
+
+        Raises NotFound, or Conflict if the episode's run is over.
+        """
+        live = await self._open(episode_id)
+        await self._endings.stop_calls(live, crashed(episode_id))
+        if not await self._database.submit(lambda c: turns.forsake(c, episode_id)):
+            raise closed(episode_id, "it was closed meanwhile")
+        live.forsake()
+        live.seen_at = time.monotonic()
 
     async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
         """Ends an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.

@@ -55,6 +55,10 @@ class LiveEpisode:
         """Whether one was posted, on it or on its calls."""
         return self.posted is not None or bool(self.call_rewards)
 
+    def forsake(self) -> None:
+        """Its agent is started again: what was posted so far was for an attempt that crashed."""
+        self.posted, self.components, self.call_rewards = None, None, {}
+
     def rewarded(self, reward: float, components: dict[str, float] | None) -> dict[str, Any]:
         """How a final reward is stored: with what was posted on the episode's calls."""
         if self.call_rewards:
@@ -71,3 +75,8 @@ def closed(episode_id: str, reason: str) -> Conflict:
 def graded(episode_id: str) -> Conflict:
     """What is said about an episode that is being graded."""
     return Conflict(f"episode {episode_id} is being graded: its run is over", code="episode_grading")
+
+
+def crashed(episode_id: str) -> Conflict:
+    """What is said to the calls of an attempt that crashed."""
+    return Conflict(f"the agent of episode {episode_id} was started again", code="attempt_over")

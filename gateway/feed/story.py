@@ -49,6 +49,7 @@ _MASKED = {
     "truncated": "top-p, top-k or min-p cut the distribution",
     "constrained": "a grammar or a forced tool limited the choice",
     "abandoned": "nobody read them to the end",
+    "crashed_attempt": "the agent that asked for them crashed, and was started again",
     "other_model": "another model than the episode's sampled them",
     "frozen_model": "the model that sampled them is frozen",
 }

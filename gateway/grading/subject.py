@@ -11,6 +11,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes, turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import Place, TokenTree
+from gateway.types import CRASHED_ATTEMPT
 
 _ABANDONED = "abandoned"
 
@@ -30,7 +31,13 @@ async def subject(database: Database, renderer: ChatRenderer, episode_id: str) -
 def _described(
     renderer: ChatRenderer, row: dict[str, Any], calls: list[dict[str, Any]], tree: TokenTree
 ) -> dict[str, Any]:
-    own = [c for c in calls if c["model"] == row["model"] and c["finish_reason"] != _ABANDONED]
+    own = [
+        call
+        for call in calls
+        if call["model"] == row["model"]
+        and call["finish_reason"] != _ABANDONED
+        and tree.nodes[call["node"]].mask_reason != CRASHED_ATTEMPT
+    ]
     said = [_turn(renderer, tree, call) for call in own]
     return {
         "episode_id": row["id"],

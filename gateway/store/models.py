@@ -91,7 +91,10 @@ class TallyRow(Base):
 
 
 class NodeRow(Base):
-    """A run of tokens; rows are never changed. An episode has one tree per model that it called."""
+    """A run of tokens; rows are never changed, but that an attempt that crashed is masked afterwards (`turns.forsake`).
+
+    An episode has one tree per model that it called.
+    """
 
     __tablename__ = "nodes"
 

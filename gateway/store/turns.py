@@ -28,7 +28,7 @@ from gateway.store.clock import NOW, RESOLUTION_S
 from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
-from gateway.types import Int32Array, Node, UInt8Array
+from gateway.types import CRASHED_ATTEMPT, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _OPEN_TO = (
@@ -200,6 +200,24 @@ def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
     for row in connection.execute(query).mappings():
         found.setdefault(row["episode_id"], {})[row["id"]] = row["reward"]
     return found
+
+
+def forsake(connection: Connection, episode_id: str) -> bool:
+    """Everything in an open episode is of an attempt that crashed: no token of it is trained, and no request repeats its calls.
+
+    False, and nothing is changed: the episode is not open.
+    """
+    own = select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update()
+    if connection.scalar(own) != "open":
+        return False
+    sampled = (NodeRow.episode_id == episode_id, NodeRow.sampled, NodeRow.mask_reason == "")
+    connection.execute(update(NodeRow).where(*sampled).values(mask_reason=CRASHED_ATTEMPT))
+    of_episode = CallRow.episode_id == episode_id
+    connection.execute(update(CallRow).where(of_episode).values(request_key="", open_to=None, reward=None))
+    connection.execute(delete(RetryRow).where(RetryRow.episode_id == episode_id))
+    posted = update(EpisodeRow).where(EpisodeRow.id == episode_id).values(reward=None, components=None)
+    connection.execute(posted)
+    return True
 
 
 def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ HIDDEN: dict[str, list[Request]] = {
     "DELETE /admin/v1/episodes/{episode_id}": [{}, {"params": {"force": "true"}}],
     "POST /admin/v1/episodes/{episode_id}/close": [{}],
     "POST /admin/v1/episodes/{episode_id}/abandon": [{"json": {}}],
+    "POST /admin/v1/episodes/{episode_id}/restart": [{}],
 }
 """Requests that name something; those that destroy it come last."""
 ROOTS = ("GET /admin/v1/cluster", "GET /admin/v1/nodes")

@@ -26,6 +26,8 @@ class FakeGateway:
         self.opened: list[dict[str, Any]] = []
         self.rewards: dict[str, dict[str, Any]] = {}
         self.abandoned: dict[str, str] = {}
+        self.restart_status = 200
+        self.restarted: list[str] = []
         self.requests: Counter[str] = Counter()
 
     def app(self) -> FastAPI:
@@ -33,6 +35,7 @@ class FakeGateway:
         app.post(ADMIN + "/episodes")(self.open)
         app.post(ADMIN + "/episodes/{episode_id}/reward")(self.reward)
         app.post(ADMIN + "/episodes/{episode_id}/abandon")(self.abandon)
+        app.post(ADMIN + "/episodes/{episode_id}/restart")(self.restart)
         return app
 
     async def open(self, request: Request) -> JSONResponse:
@@ -50,6 +53,12 @@ class FakeGateway:
             return _refused(self.reward_status, 0.0)
         assert episode_id not in self.rewards
         self.rewards[episode_id] = await request.json()
+        return JSONResponse({})
+
+    async def restart(self, episode_id: str) -> JSONResponse:
+        if self.restart_status != 200:
+            return _refused(self.restart_status, 0.0)
+        self.restarted.append(episode_id)
         return JSONResponse({})
 
     async def abandon(self, episode_id: str, request: Request) -> JSONResponse:

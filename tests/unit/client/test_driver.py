@@ -132,7 +132,16 @@ async def test_a_crash_is_tried_again_in_the_same_episode(
     (outcome,) = await EpisodeRunner(client, FunctionAgent(failing(1))).run(TASKS[:1])
     assert (outcome.reward, outcome.error, outcome.attempts) == (1.0, None, 2)
     assert gateway.requests["open"] == 1
+    assert gateway.restarted == ["e1"]
     assert not gateway.abandoned
+
+
+async def test_a_crash_is_not_tried_again_in_an_episode_that_is_over(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    gateway.restart_status = 409
+    (outcome,) = await EpisodeRunner(client, FunctionAgent(failing(1))).run(TASKS[:1])
+    assert (outcome.reward, outcome.error, outcome.attempts) == (None, "RuntimeError: crash 1", 1)
 
 
 async def test_an_agent_that_keeps_crashing_is_abandoned_and_the_others_go_on(

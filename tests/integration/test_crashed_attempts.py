@@ -1,0 +1,82 @@
+"""An agent that crashes and is started again in its episode: only what the last attempt did is trained and rewarded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.client import EpisodeRunner, Task
+from gateway.client.admin import GatewayRefused
+from gateway.client.agents import FunctionAgent
+from gateway.types import CRASHED_ATTEMPT
+from tests.gateways import RunningGateway
+from tests.integration.support import until
+from tests.integration.test_retries import lasting, send
+from tests.integration.test_updates import faults
+
+
+class Crashing:
+    """Asks twice in each attempt, has rewards posted on its calls, and crashes in the first attempt with a call underway."""
+
+    def __init__(self, gateway: RunningGateway) -> None:
+        self.gateway = gateway
+        self.replies: list[list[str]] = []
+
+    async def __call__(self, task: dict[str, Any], base_url: str, api_key: str) -> float:
+        headers, replies = {"Authorization": f"Bearer {api_key}"}, []
+        self.replies.append(replies)
+        for step in ("one", "two"):
+            message = {"role": "user", "content": step}
+            body = {"model": "m", "messages": [message], "max_tokens": 8}
+            answer = await send(self.gateway, headers, body, **{"Idempotency-Key": f"step {step}"})
+            assert answer.status_code == 200
+            replies.append(answer.json()["id"])
+            episode = answer.headers["x-headgate-episode"]
+            await self.gateway.admin.call_reward(episode, replies[-1], 0.25)
+        if len(self.replies) == 1:
+            await self.gateway.admin.reward(episode, -5.0, {"form": -5.0}, final=False)
+            await self.crash(headers)
+        return 1.0
+
+    async def crash(self, headers: dict[str, str]) -> None:
+        """Leaves a call behind that still runs."""
+        await faults(self.gateway, delay_s=0.02)
+        self.left = asyncio.create_task(send(self.gateway, headers, lasting(self.gateway)))
+        await until(lambda: self.gateway.engine.running == 1, "the last call runs")
+        raise RuntimeError("out of memory")
+
+
+async def test_what_a_crashed_attempt_did_is_neither_trained_nor_rewarded(gateway: RunningGateway) -> None:
+    agent = Crashing(gateway)
+    runner = EpisodeRunner(gateway.admin, FunctionAgent(agent))
+    (outcome,) = await runner.run([Task("t", {"task_id": "t"})])
+    crashed, whole = agent.replies
+    assert (outcome.attempts, outcome.reward, outcome.error) == (2, 1.0, None)
+    left: httpx.Response = await agent.left
+    assert (left.status_code, left.json()["error"]["code"]) == (409, "attempt_over")
+    assert not set(crashed) & set(whole), "an attempt is not answered from the record of the one before"
+    lease = await gateway.admin.lease("trainer")
+    groups = (await gateway.admin.leased_groups(lease, wait_s=20)).groups
+    (episode,) = [episode for group in groups for episode in group.episodes]
+    assert episode.reward == 1.0 + 0.5
+    reasons = {node.call_id: node.mask_reason for node in episode.nodes if node.sampled}
+    assert {call_id: reasons[call_id] for call_id in crashed} == dict.fromkeys(crashed, CRASHED_ATTEMPT)
+    assert {call_id for call_id, reason in reasons.items() if not reason} == set(whole)
+    rewards = {node.call_id: node.reward for node in episode.nodes if node.reward is not None}
+    assert rewards == dict.fromkeys(whole, 0.25)
+    row = await gateway.admin.episode(episode.episode_id)
+    assert row["components"] == {"calls": 0.5}
+
+
+async def test_an_episode_that_is_over_is_not_started_again(gateway: RunningGateway) -> None:
+    episode, headers = await gateway.open("task")
+    await gateway.chat(headers, max_tokens=4)
+    await gateway.admin.reward(episode, 1.0)
+    with pytest.raises(GatewayRefused) as error:
+        await gateway.admin.restart(episode)
+    assert (error.value.status, error.value.code) == (409, "episode_closed")
+    nodes = (await gateway.admin.trajectory(episode))["nodes"]
+    assert {node["mask_reason"] for node in nodes} == {""}
