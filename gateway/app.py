@@ -9,7 +9,7 @@ from functools import partial
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import (
     batches,
@@ -30,14 +30,14 @@ from gateway.api import (
     stored,
     weights,
 )
+from gateway.api.bodies import BodyLimit
 from gateway.api.context import Services
 from gateway.api.door import Door
 from gateway.api.drain import Drain, Draining, stopping
-from gateway.api.errors import error_response
 from gateway.api.figures import Figures
 from gateway.api.forward import Forward, Place
 from gateway.control.callers import agent_keys
-from gateway.errors import BadRequest
+from gateway.control.projects import Projects
 from gateway.services import open_services
 from gateway.settings import Settings
 
@@ -72,17 +72,17 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(express.Express)
-    app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
     app.add_middleware(EpisodePrefix)
     if settings.cluster.url is not None:
         assert settings.cluster.key is not None
         key = settings.cluster.key.get_secret_value()
         app.add_middleware(
-            Forward, place=partial(_place, app), agents=agent_keys(settings), key=key,
-            wait_s=settings.queue.max_wait_s, limit=settings.server.body_limit_bytes,
+            Forward, place=partial(_place, app), agents=agent_keys(settings), projects=Projects(settings), key=key,
+            wait_s=settings.queue.max_wait_s,
         )  # fmt: skip
     app.add_middleware(Draining, drain=drain)
     app.add_middleware(Door, settings=settings)
+    app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
     return app
 
 
@@ -99,39 +99,6 @@ def _place(app: FastAPI) -> Place:
     return membership
 
 
-class BodyLimit:
-    """Refuses bodies over a limit before anything parses them. Pure ASGI."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._limit:
-            await error_response(self._refusal(), scope["path"])(scope, receive, send)
-            return
-        size = 0
-
-        async def limited() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._limit:
-                raise self._refusal()
-            return message
-
-        await self._app(scope, limited, send)
-
-    def _refusal(self) -> BadRequest:
-        message = f"the body is over {self._limit} bytes ([server] body_limit_bytes)"
-        return BadRequest(message, code="body_too_large")
-
-
 class EpisodePrefix:
     """Takes `/e/{episode_id}` off a path: whoever calls there names the episode. Pure ASGI."""
 
@@ -142,11 +109,6 @@ class EpisodePrefix:
         """See ASGI."""
         path = scope.get("path", "")
         if scope["type"] == "http" and path.startswith("/e/") and not path.startswith("/e//"):
-            named, slash, rest = path[3:].partition("/")
-            scope = {
-                **scope,
-                "path": slash + rest,
-                "raw_path": (slash + rest).encode(),
-                "headgate.episode": named,
-            }
+            named, _, rest = path[3:].partition("/")
+            scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode(), "headgate.episode": named}
         await self._app(scope, receive, send)

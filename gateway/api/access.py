@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from gateway.api.context import Services, bearer, services
 from gateway.control.models import LocalModel, ServedModel, TrainedModel
-from gateway.control.projects import Reach
+from gateway.control.projects import Projects, Reach
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.store import episodes as statements
 
@@ -56,10 +56,15 @@ class Access:
 async def admin(request: Request) -> Access:
     """The holder of the key that was sent. Raises NotAuthenticated."""
     gateway = await services(request)
-    reach = gateway.models.projects.reach(bearer(request))
+    return Access(gateway, reached(gateway.models.projects, request))
+
+
+def reached(projects: Projects, request: Request) -> Reach:
+    """What the key that was sent reaches. Raises NotAuthenticated."""
+    reach = projects.reach(bearer(request))
     if reach is None:
         raise NotAuthenticated("the admin API needs the key of [admin] key", code="invalid_admin_key")
-    return Access(gateway, reach)
+    return reach
 
 
 Admin = Annotated[Access, Depends(admin)]

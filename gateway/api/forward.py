@@ -1,39 +1,34 @@
-"""Sends a request on to the gateway process that can answer it. Pure ASGI, around everything else.
+"""Finds the gateway process that can answer a request, and has it answer. Pure ASGI, around everything but the limit of bodies.
 
 What only the coordinator can do (the admin API, calls under agents' keys) goes to the coordinator; a retry whose call runs in
-another process (`Elsewhere`) goes there. A request is sent on once at most: whoever gets one that was sent on answers it or says
-that it cannot. Nothing is sent twice that may have been done: if the other process goes away before it answers, the client hears
-that nobody knows. What a process says that it has not begun (`NotBegun`: it is being stopped, or coordinates no more) waits for
-its successor.
+another process (`Elsewhere`) goes there. Invariants:
+- no request is sent on before its key was found good here, and its body is here as a whole;
+- a request is sent on once at most: whoever gets one that was sent on answers it or says that it cannot;
+- nothing is sent twice that may have been done: if the other process goes away before it answers, the client hears that nobody
+  knows. What a process says that it has not begun (`NotBegun`: it is being stopped, or coordinates no more) waits for another;
+- when the client leaves, so does the request: it is not sent on, or the other process sees its connection close.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-import aiohttp
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from yarl import URL
 
 from gateway.api import cluster
+from gateway.api.access import reached
 from gateway.api.context import credentials
-from gateway.api.errors import NOT_BEGUN, error_response
-from gateway.errors import Elsewhere, NotBegun, Unavailable
+from gateway.api.door import FORWARDED, served_path
+from gateway.api.errors import error_response
+from gateway.api.hop import Hop
+from gateway.control.projects import Projects
+from gateway.errors import Elsewhere, GatewayError, NotBegun, Unavailable
 from gateway.keys import Keyring
 
-log = logging.getLogger(__name__)
-
-_MARK = b"x-headgate-forwarded"
-_HOP = {
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
-    b"upgrade", b"host", _MARK,
-}  # fmt: skip
 _PLACED = ("/v1/", "/e/", "/admin/")
 _AGAIN_S = 0.2
 _LOOK_S = 1.0
@@ -52,88 +47,78 @@ class Place(Protocol):
         ...
 
 
-def is_coordinators(scope: Scope, agents: Keyring[str]) -> bool:
-    """Whether only the coordinator can answer a request."""
-    if scope["path"].startswith("/admin/"):
-        return bool(scope["path"] != cluster.PATH)
-    return bool(agents) and bool(agents.find(credentials(Request(scope))))
+class KeptRequest:
+    """A request whose body is kept, so that it can be answered here, be sent on, and be sent on again."""
 
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.answered = False
+        """Its answer has begun."""
+        self._receive = receive
+        self._send = send
+        self._parts: list[bytes] = []
+        self._whole = False
 
-@dataclass(slots=True)
-class _Sent:
-    """A request that may have to be sent on after it was read here, or sent on before."""
+    async def body(self) -> bytes:
+        """All of it. Raises ClientDisconnect if it does not come, and BadRequest if it is over the limit."""
+        while not self._whole:
+            if (await self._next())["type"] == "http.disconnect":
+                raise ClientDisconnect
+        return b"".join(self._parts)
 
-    receive: Receive
-    limit: int
-    """What is over it is nobody's to answer, and is not kept."""
-    body: list[bytes] = field(default_factory=list)
-    size: int = 0
-    whole: bool = False
-    started: bool = False
-
-    @property
-    def kept(self) -> bool:
-        """Whether all that was read is still known."""
-        return self.size <= self.limit
-
-    async def recording(self) -> Message:
-        """The next message, remembered."""
-        message = await self.receive()
-        if message["type"] == "http.request":
-            self.body.append(message.get("body", b""))
-            self.size += len(self.body[-1])
-            if not self.kept:
-                self.body.clear()
-            self.whole = not message.get("more_body", False)
-        return message
+    async def left(self) -> None:
+        """Waits until the client is gone. The whole body has been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def again(self) -> Receive:
-        """The request from its beginning, for whoever is to answer it here."""
-        known = list(self.body)
+        """Receives the request from its beginning."""
+        known = list(self._parts)
 
         async def receive() -> Message:
             if not known:
-                return await self.recording()
+                return await self._next()
             part = known.pop(0)
-            return {"type": "http.request", "body": part, "more_body": bool(known) or not self.whole}
+            return {"type": "http.request", "body": part, "more_body": bool(known) or not self._whole}
 
         return receive
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        """The body from its beginning."""
-        for part in self.body:
-            yield part
-        while not self.whole:
-            message = await self.recording()
-            if message["type"] == "http.disconnect":
-                raise ConnectionResetError
-            yield message.get("body", b"")
+    async def send(self, message: Message) -> None:
+        """Sends a part of the answer."""
+        self.answered = True
+        await self._send(message)
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._parts.append(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+        return message
 
 
 class Forward:
-    """The outermost middleware of a process in a cluster."""
+    """Answers what this process can answer, and sends the rest on."""
 
     def __init__(
         self,
         app: ASGIApp,
         place: Callable[[], Place],
         agents: Keyring[str],
+        projects: Projects,
         key: str,
         wait_s: float,
-        limit: int,
     ) -> None:
-        """`place` is asked for once the application has started. `key`: the cluster's. `limit`: of a body, in bytes.
+        """`place` is asked for once the application has started. `projects` know the admin keys. `key`: the cluster's.
 
         `wait_s`: how long a coordinator that takes nothing any more is waited for to be succeeded.
         """
         self._app = app
         self._place = place
         self._agents = agents
-        self._key = key
-        self._keys = Keyring([(key, True)])
+        self._projects = projects
+        self._cluster = Keyring([(key, True)])
+        self._hop = Hop(key)
         self._wait_s = wait_s
-        self._limit = limit
-        self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -141,141 +126,91 @@ class Forward:
             try:
                 await self._app(scope, receive, send)
             finally:
-                if self._session is not None:
-                    await self._session.close()
+                await self.close()
             return
         if scope["type"] != "http" or not scope["path"].startswith(_PLACED):
             await self._app(scope, receive, send)
             return
         try:
-            await self._answer(scope, receive, send)
-        except Unavailable as error:
+            await self._answer(KeptRequest(scope, receive, send))
+        except ClientDisconnect:
+            return
+        except GatewayError as error:
             await error_response(error, scope["path"])(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        forwarded = self._was_forwarded(scope)
-        sent = _Sent(receive, self._limit)
-        if is_coordinators(scope, self._agents):
-            if not await self._is_own(scope, sent, send, forwarded=forwarded):
+    async def close(self) -> None:
+        """Ends the connections to other processes."""
+        await self._hop.close()
+
+    async def _answer(self, request: KeptRequest) -> None:
+        forwarded, path = self._was_forwarded(request.scope), served_path(request.scope["path"])
+        if self._is_coordinators(path, Request(request.scope)):
+            if await self._coordinator_answers(request, forwarded=forwarded):
                 return
-        elif not scope["path"].startswith("/admin/"):
+        elif path != cluster.PATH:
             await self._place().coordinator()  # before that nobody knows whose keys are whose
         try:
-            await self._app(scope, sent.again(), self._noting(sent, send))
+            await self._app(request.scope, request.again(), request.send)
         except Elsewhere as elsewhere:
-            if sent.started or forwarded:
+            if request.answered or forwarded:
                 raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
-            if not await self._watched(elsewhere.url, scope, sent, send, elsewhere.alive):
+            if not await self._answers(elsewhere.url, request, elsewhere.alive):
                 raise Unavailable(
                     "the process that has this call does not answer", retry_after=1.0, code="elsewhere"
                 ) from elsewhere
 
-    async def _is_own(self, scope: Scope, sent: _Sent, send: Send, *, forwarded: bool) -> bool:
-        """Whether this process is the coordinator; if not, the coordinator has answered. Raises Unavailable."""
+    def _is_coordinators(self, path: str, request: Request) -> bool:
+        """Whether only the coordinator can answer a request, whose key is good. Raises NotAuthenticated."""
+        if path.startswith("/admin/"):
+            reached(self._projects, request)
+            return bool(path != cluster.PATH)
+        return bool(self._agents) and self._agents.find(credentials(request)) is not None
+
+    def _was_forwarded(self, scope: Scope) -> bool:
+        mark = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
+        return bool(self._cluster.find(mark))
+
+    async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:
+        """Whether another process is the coordinator, and has answered. Raises Unavailable and ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
             if forwarded:
                 message = "this process is not the coordinator any more"
                 raise NotBegun(message, retry_after=1.0, code="no_coordinator")
-            if await self._watched(url, scope, sent, send, partial(self._coordinates, url)):
-                return False
-            if not sent.kept or asyncio.get_running_loop().time() > until:
+            if await self._answers(url, request, partial(self._coordinates, url)):
+                return True
+            if asyncio.get_running_loop().time() > until:
                 message = f"step 'send it on': the coordinator took nothing for {self._wait_s:g} s"
                 raise Unavailable(message, retry_after=2.0, code="no_coordinator")
             await asyncio.sleep(_AGAIN_S)
-        return True
-
-    def _was_forwarded(self, scope: Scope) -> bool:
-        mark = next((value for name, value in scope["headers"] if name == _MARK), b"")
-        return bool(self._keys.find(mark))
-
-    @staticmethod
-    def _noting(sent: _Sent, send: Send) -> Send:
-        async def noting(message: Message) -> None:
-            sent.started = True
-            await send(message)
-
-        return noting
+        return False
 
     async def _coordinates(self, url: str) -> bool:
         return self._place().url == url
 
-    async def _watched(self, url: str, scope: Scope, sent: _Sent, send: Send, alive: Alive) -> bool:
-        """See `_send_on`; also raises when the other process counts as gone (it may only sleep) before it has answered."""
-        sending = asyncio.create_task(self._send_on(url, scope, sent, send), name="forwarded-request")
+    async def _answers(self, url: str, request: KeptRequest, alive: Alive) -> bool:
+        """Whether the process at `url` has taken the request, and answered it.
+
+        Raises Unavailable when that process counts as gone (it may only sleep) before it has answered, and ClientDisconnect.
+        """
+        body = await request.body()
+        leaving = asyncio.create_task(request.left(), name="forwarded-client")
+        await asyncio.sleep(0)  # a client that has left is known of before anything is sent
+        work = self._hop.send(url, request.scope, body, request.send)
+        sending = asyncio.create_task(work, name="forwarded-request")
         try:
-            while not (sent.started or sending.done()):
-                await asyncio.wait({sending}, timeout=_LOOK_S)
-                if not (sent.started or sending.done() or await alive()):
+            while not sending.done():
+                if leaving.done():
+                    raise ClientDisconnect
+                look_s = None if request.answered else _LOOK_S
+                await asyncio.wait({sending, leaving}, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
+                if not (sending.done() or request.answered or await alive()):
                     message = (
                         "the process that was to answer is gone; whether it did what was asked is not known"
                     )
                     raise Unavailable(message, retry_after=1.0, code="coordinator_lost")
-            return await sending
+            return sending.result()
         finally:
-            if not sending.done():
-                sending.cancel()
-                await asyncio.wait({sending})
-
-    async def _send_on(self, url: str, scope: Scope, sent: _Sent, send: Send) -> bool:
-        """Whether somebody has taken it; then it is answered."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-                auto_decompress=False,
-            )
-        raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        query: bytes = scope.get("query_string", b"")
-        target = url + raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
-        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"] if n not in _HOP]
-        headers.append((_MARK.decode(), self._key))
-        try:
-            async with self._session.request(
-                scope["method"],
-                URL(target, encoded=True),
-                headers=headers,
-                data=sent.rest() if scope["method"] not in ("GET", "HEAD", "DELETE") else None,
-                allow_redirects=False,
-            ) as answer:
-                if NOT_BEGUN in answer.headers:
-                    return False
-                await self._relay(answer, sent, send)
-        except aiohttp.ClientConnectorError:
-            return False
-        except (aiohttp.ClientError, ConnectionResetError) as error:
-            if sent.started:
-                raise  # the connection breaks off, which is what happened
-            message = "the process that was to answer went away; whether it did what was asked is not known"
-            raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
-        return True
-
-    async def _relay(self, answer: aiohttp.ClientResponse, sent: _Sent, send: Send) -> None:
-        """The answer as it comes; when the client goes away, the connection to the other process is closed."""
-        gone = asyncio.create_task(_disconnected(sent), name="forwarded-client")
-        passing = asyncio.create_task(_pass(answer, sent, send), name="forwarded-answer")
-        try:
-            await asyncio.wait({gone, passing}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                passing.result()
-            else:
-                answer.close()
-        finally:
-            for task in (gone, passing):
+            for task in (sending, leaving):
                 task.cancel()
-            await asyncio.gather(gone, passing, return_exceptions=True)
-
-
-async def _disconnected(sent: _Sent) -> None:
-    while (await sent.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _pass(answer: aiohttp.ClientResponse, sent: _Sent, send: Send) -> None:
-    headers = [(n.lower(), v) for n, v in answer.raw_headers if n.lower() not in _HOP]
-    sent.started = True
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    async for part in answer.content.iter_any():
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await asyncio.wait({sending, leaving})

@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz`, `/metrics`."""
+"""`/`, `/healthz`, `/readyz`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from gateway.api.drain import stopping
 from gateway.errors import Unavailable
 
 router = APIRouter(tags=["Health"])
+
+
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def root() -> dict[str, str]:
+    """The address is a gateway's: some clients ask for that before their first call. The rest of the answer says how to go on."""
+    return {"name": "headgate", "api": "/v1", "schema": "/openapi.json", "docs": "/docs"}
 
 
 @router.get("/healthz")

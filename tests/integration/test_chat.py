@@ -275,6 +275,15 @@ async def test_metrics_count_calls_and_tokens(scripted: Scripted) -> None:
     assert await sampled() - before == len("yes") + 1
 
 
+async def test_the_address_answers(scripted: Scripted) -> None:
+    """Clients of Anthropic's ask for HEAD of their base URL first, whatever that is."""
+    http = scripted[0].http
+    for path in ("/", "/e/some-episode", "/e/some-episode/"):
+        answer = await http.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path
+        assert (await http.get(path)).json()["name"] == "headgate"
+
+
 async def test_health(scripted: Scripted) -> None:
     http = scripted[0].http
     assert (await http.get("/healthz")).json() == {"status": "ok"}

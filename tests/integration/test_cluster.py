@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api import generation
 from gateway.store import turns
 from tests.clusters import LIMIT_S, Cluster, Member, run_cluster, until
 from tests.servers import PostgresServer, RedisServer
@@ -120,3 +121,35 @@ async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordina
         await cluster.stop(first)
         await until(lambda: second.role == "coordinator", "the other one decides")
         assert (await told(second))["coordinator"]["fence"] > known["fence"]
+
+
+async def test_a_call_that_is_sent_on_ends_with_its_client(
+    postgres: PostgresServer, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not streamed, under an agent's key: its engine stops, its place is free again, and it is recorded as abandoned."""
+    monkeypatch.setattr(generation, "WHOLE_INTERVAL", 1)
+    key, store = "the-key-of-the-agent", postgres.url(postgres.new_database())
+    given: dict[str, Any] = {
+        "agents": {"a": {"key": key}},
+        "calls": {"grace_s": 0.1},
+        "limits": {"agent": {"calls": 1}},
+    }
+    async with run_cluster(store, tiny_model, tmp_path, **given) as cluster:
+        engine, limits = cluster.engines[0], cluster.coordinator.services.limits
+        engine.set_faults({"delay_s": 0.1})
+        call = asyncio.create_task(cluster.followers[0].chat(key))
+        running = cluster.coordinator.services.running
+        await until(lambda: any(c.call.turn.ids for live in running() for c in live.calls), "a token is here")
+        engine.set_faults({"stall": True})
+        assert engine.running == 1
+        assert limits.running == 1
+        call.cancel()
+        await until(lambda: engine.running == limits.running == 0, "the engine and the place are free")
+        engine.set_faults({"stall": False})
+        async with cluster.admin() as admin:
+            (episode,) = await admin.episodes()
+            async with asyncio.timeout(LIMIT_S):
+                while not (calls := (await admin.episode(episode["id"]))["calls"]):  # once `grace_s` is over
+                    await asyncio.sleep(0.05)
+        assert [call["finish_reason"] for call in calls] == ["abandoned"]
+        assert (await cluster.followers[0].chat(key)).status_code == 200

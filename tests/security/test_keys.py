@@ -225,7 +225,8 @@ async def test_routes_of_agents_need_a_key(stage: Tenants) -> None:
     from gateway.app import create_app
     from tests.security.tenants import routes
 
-    free = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/healthz", "/readyz", "/metrics"}
+    schema = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    free = {*schema, "/", "/healthz", "/readyz", "/metrics"}
     asked = 0
     for method, path in routes(create_app(stage.gateway.settings)):
         if method == "WS" or path in free:

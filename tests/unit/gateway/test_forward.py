@@ -1,4 +1,4 @@
-"""What is sent on to another process: again if it was not begun there, and never if it may have been."""
+"""Requests sent on to another process: again if it was not begun there, never if it may have been or the client has left."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.api.bodies import BodyLimit
 from gateway.api.drain import Drain, Draining
 from gateway.api.forward import Forward
+from gateway.control.projects import Projects
+from gateway.errors import Elsewhere
 from gateway.keys import Keyring
+from gateway.settings import Settings
 from scheduler.cluster.local import free_port
 from tests.gateways import serve
 
@@ -79,18 +83,18 @@ async def world(
             await stack.enter_async_context(serve(process, port))
             process.url = f"http://127.0.0.1:{port}"
         here, own = Here(processes[0].url), Process()
-        settings: dict[str, Any] = {"wait_s": 60.0, "limit": 10**6, **given}
-        forward = Forward(own, lambda: here, Keyring([(KEY, "agent")]), "the-key-of-the-cluster", **settings)
-        stack.push_async_callback(closed, forward)
+        forward = forwarding(own, here, **given)
+        stack.push_async_callback(forward.close)
         transport = httpx.ASGITransport(forward)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {KEY}"}
         client = httpx.AsyncClient(transport=transport, headers=headers, timeout=60.0)
         yield await stack.enter_async_context(client), here, own.heard
 
 
-async def closed(forward: Forward) -> None:
-    if forward._session is not None:
-        await forward._session.close()
+def forwarding(app: Any, place: Here, wait_s: float = 60.0) -> Forward:
+    """An application in a process at a place, with one agent and no admin key."""
+    projects = Projects(Settings.parse({"models": {"demo": {"path": "nowhere"}}}))
+    return Forward(app, lambda: place, Keyring([(KEY, "agent")]), projects, "the-key-of-the-cluster", wait_s)
 
 
 async def parts() -> AsyncIterator[bytes]:
@@ -135,14 +139,16 @@ async def test_who_waits_too_long_is_told_to_come_again() -> None:
         assert own == []
 
 
-async def test_a_body_that_was_not_kept_is_not_sent_again() -> None:
-    first, second = Process(reads=True), Process()
-    first.drain.begin()
-    async with world(first, second, limit=10) as (client, here, own):
-        asking = asyncio.create_task(client.post(URL, content=parts()))
-        await changed(first, lambda: setattr(here, "url", second.url))
-        assert (await asking).status_code == 503
-        assert second.heard == own == []
+async def test_a_body_over_the_limit_is_not_sent_on() -> None:
+    first = Process()
+    async with world(first) as (_, here, own):
+        forward = forwarding(own, here)
+        limited = httpx.ASGITransport(BodyLimit(forward, 1000))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=limited, headers={"Authorization": f"Bearer {KEY}"}) as client:
+            answer = await client.post(URL, content=parts())
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_large")
+        await forward.close()
+        assert first.heard == own == []
 
 
 async def test_what_may_have_been_done_is_not_done_again() -> None:
@@ -172,3 +178,82 @@ async def test_a_process_that_coordinates_no_more_passes_nothing_on(path: str) -
         answer = await client.post(f"http://gateway{path}", headers=headers, content=BODY)
         assert answer.status_code == 503 and answer.headers["x-headgate-not-begun"]
         assert (first.heard, own) == ([], [])
+
+
+class Slow:
+    """A process that answers when its client has left."""
+
+    def __init__(self) -> None:
+        self.asked, self.left = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
+        if scope["type"] == "http":
+            await whole(receive)
+            self.asked.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left.set()
+
+
+async def leave(port: int, asked: asyncio.Event) -> None:
+    """A client that asks, and goes away without its answer once somebody has heard it."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    writer.write(f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
+    await asked.wait()
+    writer.close()
+
+
+@pytest.mark.parametrize("by", ["coordinator", "elsewhere"])
+async def test_the_other_process_sees_that_the_client_has_left(by: str) -> None:
+    """Also before anything is answered, so that what is not streamed ends with its client."""
+    slow, back, front = Slow(), free_port(), free_port()
+    place = Here(f"http://127.0.0.1:{back}")
+
+    async def here(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await whole(receive)
+            raise Elsewhere(place.url, alive)
+
+    async def alive() -> bool:
+        return True
+
+    forward = forwarding(here, place)
+    place.decides = by == "elsewhere"
+    async with asyncio.timeout(30), serve(slow, back), serve(forward, front):
+        await leave(front, slow.asked)
+        await slow.left.wait()
+        await forward.close()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_sent_on() -> None:
+    """The client leaves while there is no coordinator."""
+    first, front, found, asked = Process(), free_port(), asyncio.Event(), asyncio.Event()
+
+    class Searching(Here):
+        async def coordinator(self) -> str | None:
+            asked.set()
+            await found.wait()
+            return self.url
+
+    async with asyncio.timeout(30), world(first) as (client, here, own):
+        forward = forwarding(own, Searching(here.url))
+        ended = asyncio.Event()
+
+        async def observed(scope: Any, receive: Any, send: Any) -> None:
+            await forward(scope, receive, send)
+            ended.set()
+
+        async with serve(observed, front):
+            await leave(front, asked)
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", front
+            )  # by then the server has seen the other one close
+            writer.close()
+            ended.clear()
+            found.set()
+            await ended.wait()
+            await forward.close()
+        assert first.heard == own == []
+        assert (await client.post(URL, content=BODY)).content == BODY

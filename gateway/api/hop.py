@@ -1,0 +1,112 @@
+"""One hop between two gateway processes: a request to the other one, and its answer back.
+
+Connections are shared by the requests of all callers, so both sides must agree on where each message ends. Invariants: a request
+goes out with its whole body, whose length the client library tells; what describes one connection is not copied to another
+(RFC 9110, 7.6.1); a connection whose request was not written or whose answer was not read to its end is not used again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import aiohttp
+from starlette.types import Scope, Send
+from yarl import URL
+
+from gateway.api.door import FORWARDED
+from gateway.api.errors import NOT_BEGUN
+from gateway.errors import Unavailable
+
+_CONNECTION = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+"""Headers of one connection, in requests and in answers."""
+_REQUEST = _CONNECTION | {b"content-length", b"expect", b"host", FORWARDED}
+"""In a request also those that the client library or this process writes. Whoever expects to be asked for the body was asked."""
+_LIBRARY = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""What aiohttp would say where the client has said nothing."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def end_to_end(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers for whoever is at the far end: without `dropped`, and without those that `Connection` names."""
+    named = {
+        token.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for token in value.split(b",")
+    }
+    return [(name.lower(), value) for name, value in headers if name.lower() not in dropped | named]
+
+
+class Hop:
+    """The connections to other gateway processes."""
+
+    def __init__(self, key: str) -> None:
+        """`key`: the cluster's, by which the other process knows that the request was sent on."""
+        self._key = key
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
+        """Sends a request to the process at `url`, and its answer to the client. False: it was not begun there.
+
+        Raises Unavailable if nobody knows whether it was, and aiohttp.ClientError if the answer breaks off.
+        """
+        headers = [
+            (n.decode("latin-1"), v.decode("latin-1")) for n, v in end_to_end(scope["headers"], _REQUEST)
+        ]
+        asking = self._opened().request(
+            scope["method"],
+            URL(url + _target(scope), encoded=True),
+            headers=[*headers, (FORWARDED.decode(), self._key)],
+            data=io.BytesIO(body) if body else None,
+            allow_redirects=False,
+            skip_auto_headers=_LIBRARY,
+        )
+        begun = False
+        try:
+            async with asking as answer:
+                if NOT_BEGUN in answer.headers:
+                    return False
+                begun = True
+                await _relay(answer, send)
+        except aiohttp.ClientConnectorError:
+            return False
+        except aiohttp.ClientError as error:
+            if begun:
+                raise  # the client's connection breaks off too, which is what happened
+            message = "the process that was to answer went away; whether it did what was asked is not known"
+            raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
+        return True
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+def _target(scope: Scope) -> str:
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope.get("query_string", b"")
+    return raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
+
+
+async def _relay(answer: aiohttp.ClientResponse, send: Send) -> None:
+    headers = end_to_end(answer.raw_headers, _CONNECTION)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    async for part in answer.content.iter_any():
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,322 @@
+"""Two hops, client to front and front to back: no request hides in another one, and no answer reaches another request.
+
+Both are real servers; clients are raw sockets, so that they can say what no HTTP library says. The back answers with what it has
+heard, so that each answer names its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.api.bodies import BodyLimit
+from gateway.api.forward import Forward
+from gateway.control.projects import Projects
+from gateway.keys import Keyring
+from gateway.settings import Settings
+from scheduler.cluster.local import free_port
+from tests.gateways import serve
+
+AGENT, ROOT, LIMIT = "the-key-of-the-agent", "the-key-of-root", 16 * 2**20
+ADMIN, CALL = "/admin/v1/status", "/v1/chat/completions"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE")
+HIDDEN = f"GET /admin/v1/hidden HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ROOT}\r\n\r\n".encode()
+
+
+class Back:
+    """The process at the other end."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        told = {"method": scope["method"], "path": scope["path"], "body": body.decode(), "headers": headers}
+        self.heard.append(told)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+
+
+class Front:
+    """A process that follows the one at `url`, as its clients see it."""
+
+    def __init__(self, port: int, url: str) -> None:
+        self.port = port
+        self.url = url
+
+    async def coordinator(self) -> str | None:
+        """See `Place`."""
+        return self.url
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def say(self, *said: bytes, end: bool = False) -> bytes:
+        """All that is answered on a connection of its own, until it is closed. `end`: nothing more is said after that."""
+        reader, writer = await self.connect()
+        for part in said:
+            writer.write(part)
+        if end:
+            writer.write_eof()
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    async def ask(self, name: str) -> dict[str, Any]:
+        """What an ordinary client is answered, which is its own request."""
+        answer = await self.say(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
+        told: dict[str, Any] = json.loads(body_of(answer))
+        assert told["path"] == f"/admin/v1/{name}"
+        return told
+
+
+def request(method: str, path: str, key: str, headers: str = "", body: bytes = b"") -> bytes:
+    known = f"Authorization: Bearer {key}\r\n" if key else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{known}{headers}\r\n".encode() + body
+
+
+def long(body: bytes, more: str = "Connection: close\r\n") -> str:
+    return f"Content-Length: {len(body)}\r\n{more}"
+
+
+def chunks(body: bytes, size: int = 7) -> bytes:
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x;a=b\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\nTrailer: x\r\n\r\n"
+
+
+def body_of(answer: bytes) -> bytes:
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" not in head:
+        return rest
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        if not int(size, 16):
+            break
+    return body
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+@asynccontextmanager
+async def front(url: str) -> AsyncIterator[Front]:
+    """Before the process at `url`."""
+    found = Front(free_port(), url)
+    settings = Settings.parse({"models": {"demo": {"path": "nowhere"}}, "admin": {"key": ROOT}})
+    agents = Keyring([(AGENT, "agent")])
+    forward = Forward(Back(), lambda: found, agents, Projects(settings), "the-key-of-the-cluster", 60.0)
+    async with serve(BodyLimit(forward, LIMIT), found.port):
+        try:
+            yield found
+        finally:
+            await forward.close()
+
+
+@pytest.fixture
+async def hops() -> AsyncIterator[tuple[Front, Back]]:
+    """A front before a back."""
+    port, back = free_port(), Back()
+    async with serve(back, port), front(f"http://127.0.0.1:{port}") as found:
+        yield found, back
+
+
+Hops = tuple[Front, Back]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_body_ends_where_it_ends_with_every_method(hops: Hops, method: str) -> None:
+    """It is sent on as a whole, and what comes after it is the next one's."""
+    found, back = hops
+    for path, key in ((ADMIN, ROOT), (CALL, AGENT)):
+        for headers, body in (
+            (long(HIDDEN), HIDDEN),
+            ("Transfer-Encoding: chunked\r\nConnection: close\r\n", chunks(HIDDEN)),
+        ):
+            back.heard.clear()
+            assert status(await found.say(request(method, path, key, headers, body))) == 200
+            await found.ask("first")
+            await found.ask("second")
+            told = [(heard["method"], heard["path"], heard["body"].encode()) for heard in back.heard]
+            others = [("GET", "/admin/v1/first", b""), ("GET", "/admin/v1/second", b"")]
+            assert told == [(method, path, HIDDEN), *others]
+            assert back.heard[0]["headers"]["content-length"] == str(len(HIDDEN))
+
+
+async def test_nothing_is_sent_on_before_its_key_is_checked(hops: Hops) -> None:
+    """An agent's key is none of the admin API's."""
+    found, back = hops
+    for method in METHODS:
+        for key in ("", "nobody's", AGENT):
+            for path in (ADMIN, f"/e/some-episode{ADMIN}"):
+                assert status(await found.say(request(method, path, key, long(HIDDEN), HIDDEN))) == 401
+    assert back.heard == []
+
+
+async def test_headers_of_a_connection_stay_with_it(hops: Hops) -> None:
+    found, back = hops
+    own = "Connection: close, X-Mine, Content-Length\r\nX-Mine: a\r\nKeep-Alive: 5\r\nTE: trailers\r\nProxy-Connection: b\r\n"
+    body = f"X-Headgate-Forwarded: a-guess\r\nX-Yours: c\r\nContent-Length: {len(HIDDEN)}\r\n"
+    assert status(await found.say(request("PUT", ADMIN, ROOT, own + body, HIDDEN))) == 200
+    (heard,) = back.heard
+    assert heard["body"].encode() == HIDDEN
+    assert set(heard["headers"]) == {
+        "host",
+        "authorization",
+        "x-yours",
+        "x-headgate-forwarded",
+        "content-length",
+    }
+    assert heard["headers"]["x-headgate-forwarded"] == "the-key-of-the-cluster"
+
+
+async def test_who_expects_to_be_asked_for_the_body_is_asked_by_the_front(hops: Hops) -> None:
+    found, back = hops
+    reader, writer = await found.connect()
+    writer.write(request("DELETE", ADMIN, ROOT, long(HIDDEN, "Expect: 100-continue\r\n")))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert back.heard == [], "nothing is sent on before the body is there"
+    writer.write(HIDDEN)
+    assert status(await reader.readuntil(b"\r\n\r\n")) == 200
+    writer.close()
+    assert [heard["body"].encode() for heard in back.heard] == [HIDDEN]
+    assert "expect" not in back.heard[0]["headers"]
+
+
+@pytest.mark.parametrize("length", [len(HIDDEN), LIMIT + 1])
+async def test_who_is_not_asked_for_the_body_is_not_heard_any_more(hops: Hops, length: int) -> None:
+    """A client may take the answer for leave to send its next request, and the server that request for the body."""
+    found, back = hops
+    key = "nobody's" if length <= LIMIT else ROOT
+    head = f"Expect: 100-continue\r\nContent-Length: {length}\r\n"
+    answer = await found.say(request("POST", ADMIN, key, head))
+    assert status(answer) in (400, 401) and answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer
+    assert back.heard == []
+
+
+async def test_a_body_that_does_not_come_is_not_sent_on(hops: Hops) -> None:
+    found, back = hops
+    assert await found.say(request("POST", ADMIN, ROOT, long(HIDDEN), HIDDEN[:-1]), end=True) == b""
+    half = b"5\r\nhello\r\n"
+    framed = request("GET", ADMIN, ROOT, "Transfer-Encoding: chunked\r\n", half)
+    assert await found.say(framed, end=True) == b""
+    await found.ask("next")
+    assert [heard["path"] for heard in back.heard] == ["/admin/v1/next"]
+
+
+LIES = (
+    f"Content-Length: 4\r\nContent-Length: {len(HIDDEN)}\r\n",
+    "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
+    "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n",
+    "Transfer-Encoding: chunked, identity\r\n",
+    "Transfer-Encoding : chunked\r\n",
+    "Content-Length: +4\r\n",
+    "Content-Length: 4,4\r\n",
+    "Content-Length: 0x4\r\n",
+    "Content-Length:\r\n 4\r\n",
+)
+
+
+async def test_lengths_that_lie_are_refused_by_the_front(hops: Hops) -> None:
+    found, back = hops
+    for lie in LIES:
+        answer = await found.say(request("POST", ADMIN, ROOT, lie, b"0\r\n\r\n" + HIDDEN), end=True)
+        assert status(answer) == 400 and answer.count(b"HTTP/1.1 ") == 1, lie
+    assert back.heard == []
+
+
+async def test_what_comes_after_a_body_is_a_request_of_the_same_client(hops: Hops) -> None:
+    """Several requests on one connection, sent at once: each has its own answer, in their order."""
+    found, back = hops
+    names = [f"{method}-{n}" for n, method in enumerate(("POST", "GET", "DELETE", "GET", "PUT"))]
+    sent = [
+        request(name.partition("-")[0], f"/admin/v1/{name}", ROOT, long(HIDDEN, ""), HIDDEN) for name in names
+    ]
+    last = request("GET", "/admin/v1/last", ROOT, "Connection: close\r\n")
+    answers = await found.say(b"".join(sent), last)
+    told = [json.loads(body_of(answer))["path"] for answer in answers.split(b"HTTP/1.1 200")[1:]]
+    assert told == [f"/admin/v1/{name}" for name in [*names, "last"]]
+    assert [heard["path"] for heard in back.heard] == told
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, upgrade: str) -> None:
+    found, back = hops
+    head = f"Connection: Upgrade\r\nUpgrade: {upgrade}\r\nContent-Length: {len(HIDDEN)}\r\n"
+    await found.say(request("POST", ADMIN, ROOT, head, HIDDEN), HIDDEN, end=True)
+    await found.ask("next")
+    told = [(heard["path"], heard["body"].encode()) for heard in back.heard]
+    assert told in (
+        [("/admin/v1/next", b"")],
+        [(ADMIN, HIDDEN), ("/admin/v1/next", b"")],
+        [(ADMIN, HIDDEN), ("/admin/v1/hidden", b""), ("/admin/v1/next", b"")],
+    )
+
+
+@asynccontextmanager
+async def scripted(*answers: bytes) -> AsyncIterator[tuple[Front, list[bytes]]]:
+    """A front before a server that reads the head of one request a connection, and the first lines of these.
+
+    It answers as it is told, and closes the connection after half an answer, but not after a whole one.
+    """
+    asked: list[bytes] = []
+    over = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        answer = answers[len(asked)]
+        asked.append(head.split(b" HTTP")[0])
+        writer.write(answer)
+        if answer != HALF:
+            await over.wait()
+        writer.close()
+
+    port = free_port()
+    async with (
+        await asyncio.start_server(talk, "127.0.0.1", port),
+        front(f"http://127.0.0.1:{port}") as found,
+    ):
+        yield found, asked
+        over.set()
+
+
+HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
+
+
+def whole(name: str) -> bytes:
+    body = json.dumps({"path": f"/admin/v1/{name}"}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def test_a_connection_that_was_answered_before_its_request_was_read_is_not_used_again() -> None:
+    """The back answers and reads no further, and the body is more than connections hold: the rest would be the next one's."""
+    body = HIDDEN + b" " * (LIMIT - len(HIDDEN))
+    async with scripted(whole("early"), whole("next")) as (found, asked):
+        assert status(await found.say(request("POST", ADMIN, ROOT, long(body), body))) == 200
+        await found.ask("next")
+        assert asked == [b"POST /admin/v1/status", b"GET /admin/v1/next"]
+
+
+async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
+    async with scripted(HALF, whole("next")) as (found, asked):
+        answer = await found.say(request("GET", ADMIN, ROOT))
+        assert b"content-length: 100" in answer and answer.endswith(b"\r\n\r\nhalf")
+        await found.ask("next")
+        assert asked == [b"GET /admin/v1/status", b"GET /admin/v1/next"]
