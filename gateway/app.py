@@ -38,8 +38,9 @@ from gateway.api.figures import Figures
 from gateway.api.forward import Forward, Place
 from gateway.control.callers import agent_keys
 from gateway.control.projects import Projects
+from gateway.errors import GatewayError
 from gateway.services import open_services
-from gateway.settings import Settings
+from gateway.settings import ConfigError, Settings
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own, which asks at each request whether somebody has configured it; the gateway has metrics of its own."""
@@ -53,8 +54,12 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            with drain.opening():
-                services = await stack.enter_async_context(open_services(settings, lost))
+            try:
+                with drain.opening():
+                    services = await stack.enter_async_context(open_services(settings, lost))
+            except (ConfigError, GatewayError) as error:
+                app.state.refusal = error
+                raise
             app.state.services = services
             services.database.on_commit = services.metrics.committed
             services.metrics.registry.register(Figures(services, drain))
@@ -66,6 +71,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
 
     app = FastAPI(title="headgate", lifespan=lifespan, telemetry=_NO_TELEMETRY)
     app.state.drain = drain = Drain()
+    app.state.refusal = None  # why the services could not be opened, in words for people
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
     for module in (episodes, batches, staleness, weights, engines, nodes, health, peers, cluster):

@@ -26,6 +26,7 @@ WORKER = "HEADGATE_WORKER"
 _SWITCH_S = 0.001
 """How long a thread keeps Python's lock from the event loop: the default, 5 ms, is what a token's whole way should take."""
 
+log = logging.getLogger("gateway.cli")
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",
     no_args_is_help=True,
@@ -85,13 +86,13 @@ def serve(
         for name, model in settings.models.items():
             if model.path is not None and not model.path.is_dir():
                 raise ConfigError(f"{config}:\n  models.{name}.path: no such folder: {model.path}")
-        from gateway.services import check_store
+        from gateway.services import check_start
 
         if workers > 1:
             from gateway.workers import check
 
             check(settings, workers, targets)
-        asyncio.run(check_store(settings))
+        asyncio.run(check_start(settings))
         _configure_logging(verbose)
         if workers > 1:
             from gateway.workers import Supervisor
@@ -123,11 +124,12 @@ def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
 
 
 def _serve(settings: Settings, verbose: bool) -> None:
-    """Serves until a signal comes, in this process."""
+    """Serves until a signal comes, in this process. Raises ConfigError if it cannot start."""
     import uvicorn
 
     from gateway.app import create_app, end_calls
     from gateway.server import GatewayServer, listening
+    from gateway.settings import ConfigError
 
     shared = WORKER in os.environ
     sockets = listening(settings, shared)
@@ -149,7 +151,14 @@ def _serve(settings: Settings, verbose: bool) -> None:
         shutdown_s=settings.server.shutdown_s,
         shared=shared,
     )
-    server.run(sockets)
+    logging.getLogger("uvicorn.error").addFilter(lambda _: gateway.state.refusal is None)
+    try:
+        server.run(sockets)
+    except SystemExit:
+        if (refusal := gateway.state.refusal) is None:
+            raise
+        log.info("why the start has failed", exc_info=refusal)
+        raise ConfigError(f"the gateway cannot start: {refusal}") from refusal
 
 
 @app.command()

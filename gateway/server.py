@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -97,18 +98,22 @@ def listening(settings: Settings, shared: bool) -> list[socket.socket]:
     server = settings.server
     sockets = [bound(server.host, server.port, shared)]
     if (admin := settings.admin).port is not None:
-        sockets.append(bound(admin.host or server.host, admin.port, shared))
+        sockets.append(bound(admin.host or server.host, admin.port, shared, "[admin] host and port"))
     if settings.cluster.url is not None:
         url = urlsplit(settings.cluster.url)
         port = url.port or (443 if url.scheme == "https" else 80)
         if port != server.port:
-            sockets.append(bound("127.0.0.1" if url.hostname in _LOOPBACK else server.host, port, False))
+            here = "127.0.0.1" if url.hostname in _LOOPBACK else server.host
+            sockets.append(bound(here, port, False, "[cluster] url"))
     return sockets
 
 
-def bound(host: str, port: int, shared: bool) -> socket.socket:
-    """A TCP socket with an address and nobody in it. Raises ConfigError, with the address."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+def bound(host: str, port: int, shared: bool, setting: str = "[server] host and port") -> socket.socket:
+    """A TCP socket with an address and nobody in it. Raises ConfigError, with the address and the setting that names it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"{setting}: {host!r} is no address of this machine: {error.strerror}") from error
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,6 +122,7 @@ def bound(host: str, port: int, shared: bool) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+        way_out = "; end what listens there, or name another port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"{setting}: cannot listen at {host}:{port}: {error.strerror}{way_out}") from error
     made.set_inheritable(False)
     return made

@@ -34,6 +34,7 @@ from gateway.control.openings import Openings
 from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
 from gateway.engines.address import check_engines
+from gateway.engines.process import check_launch
 from gateway.errors import Fenced
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
@@ -47,7 +48,7 @@ from gateway.peers.election import Election
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
-from gateway.render.renderer import ChatRenderer
+from gateway.render.renderer import check_model, load_renderer
 from gateway.rollout.handover import Handover
 from gateway.rollout.pace import Pace
 from gateway.rollout.peers import NoPeers, Peers
@@ -68,9 +69,13 @@ _GATHER_S = 1.0
 """How long a successor waits for the processes that followed the same coordinator."""
 
 
-async def check_store(settings: Settings) -> None:
-    """Raises ConfigError if the store cannot go on under these settings, an engine is where everybody can reach it, or the
-    package of a ranker is missing."""
+async def check_start(settings: Settings) -> None:
+    """Raises ConfigError for what can be known to be wrong before anything is started: a model's folder, an engine's program or
+    place, a store that cannot go on under these settings, a missing package."""
+    for name, model in settings.models.items():
+        if model.path is not None:
+            check_model(name, model)
+            check_launch(settings.engine_of(name))
     await check_engines(settings)
     database = await Database.open(settings.store)
     try:
@@ -114,7 +119,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
                 )
                 stack.push_async_callback(upstream.close)
             else:
-                renderer = await asyncio.to_thread(ChatRenderer.load, given, settings.render)
+                renderer = await asyncio.to_thread(load_renderer, name, given, settings.render)
                 pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
                 shared = settings.cluster.url is not None
                 recorder = Recorder(database, renderer, name, shared=shared)

@@ -87,10 +87,13 @@ def _plain_errors() -> Iterator[None]:
     """What a user can act on is printed without a trace."""
     from gateway.client import GatewayRefused
     from scheduler.cluster.local import ChildDied
-    from trainer.errors import TrainerError
+    from trainer.errors import ConfigError, TrainerError
 
     try:
         yield
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
     except (TrainerError, ChildDied, GatewayRefused, TimeoutError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error

@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from trainer.errors import ConfigError
+
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
@@ -25,11 +27,19 @@ _NOT_OF_THE_MODEL = {"manifest.json", "warmstart.json", "config.json"}
 def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
     """A Hugging Face checkpoint as a model in evaluation mode (dropout off, which a policy's ratio needs).
 
-    Raises OSError if `path` holds no checkpoint.
+    Raises ConfigError if `path` holds no checkpoint.
     """
     # Its bars would break the live table, once per version.
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype])
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"[model] path = {str(path)!r}: there is no checkpoint: this folder has no config.json"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], local_files_only=True)
+    except (OSError, ValueError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise ConfigError(f"[model] path = {str(path)!r}: the checkpoint cannot be used: {said}") from error
     return model.to(device).eval()
 
 

@@ -163,7 +163,9 @@ class RedisBus:
         self._failed_at = time.monotonic()
         if not self._away:
             self._away = True
-            log.warning("the bus is away; the gateway goes on without it: %s", error or "no answer")
+            log.warning(
+                "[bus] url: the bus is away; the gateway goes on without it: %s", error or "no answer"
+            )
 
     def _of(self, process_id: str) -> str:
         return f"{self._prefix}process:{process_id}"

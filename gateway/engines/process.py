@@ -6,6 +6,7 @@ An engine that is started (vLLM's server, or the fake one) listens on a free por
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 
@@ -13,11 +14,18 @@ from gateway.engines.base import Engine
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
-from scheduler.cluster.local import LocalProcess, free_port
+from gateway.settings import ConfigError
+from scheduler.cluster.local import ChildDied, LocalProcess, free_port
 
 LOOPBACK = "127.0.0.1"
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
+
+_NO_VLLM = "No module named 'vllm'"
+_OTHERWISE = (
+    ". Name the Python of an environment in which vLLM is installed, say launch = 'external' for an engine that runs already, or"
+    " try launch = 'fake', which needs none"
+)
 
 _ADAPTERS: dict[str, Callable[..., Engine]] = {"vllm": VLLMEngine, "sglang": SGLangEngine}
 """For each API: what speaks it."""
@@ -61,6 +69,16 @@ def command(
     return [*argv, *settings.args], env | settings.env
 
 
+def check_launch(settings: EngineSettings) -> None:
+    """Raises ConfigError if the program of an engine that is to be started is not there."""
+    if settings.launch == "vllm" and shutil.which(os.path.expanduser(settings.python)) is None:
+        raise ConfigError(f"{_python_of(settings)}: no such program{_OTHERWISE}")
+
+
+def _python_of(settings: EngineSettings) -> str:
+    return f"[engine] python = {settings.python!r}"
+
+
 class EngineProcess:
     """An engine that this gateway started. Owns the child and the connection to it."""
 
@@ -83,9 +101,11 @@ class EngineProcess:
         engine = connect(name, url, spoken(settings))
         try:
             await process.ready(engine.healthy, settings.start_s)
-        except BaseException:
+        except BaseException as error:
             await engine.close()
             await process.stop(0)
+            if isinstance(error, ChildDied) and _NO_VLLM in process.tail():
+                raise ChildDied(f"{name} ended: {_python_of(settings)} has no vLLM{_OTHERWISE}") from error
             raise
         return cls(process, engine, url)
 

@@ -7,6 +7,7 @@ at start, from a thread.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from gateway.render.recorded import Marks
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer, encode
 from gateway.sections import ModelSettings, RenderSettings
+from gateway.settings import ConfigError
 from gateway.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
@@ -41,6 +43,50 @@ FAMILIES = (
     "deepseek-r1",
 )
 """Names of the `renderers` library whose replies the segmenter can read. Beside them: `auto` and `template`."""
+
+
+_CHOICES = (*FAMILIES, "auto", "template")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+"""A checkpoint has one of these at least."""
+
+
+def check_family(model: ModelSettings) -> None:
+    """Raises ValueError for a family that is not known here."""
+    if model.family not in _CHOICES:
+        near = difflib.get_close_matches(model.family, _CHOICES, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(_CHOICES)}.{hint}")
+
+
+def check_model(name: str, model: ModelSettings) -> None:
+    """Raises ConfigError for a folder that is no checkpoint's, or a family that is not known; reads no file."""
+    where = f"[models.{name}]"
+    try:
+        check_family(model)
+    except ValueError as error:
+        raise ConfigError(f"{where} family: {error}") from error
+    assert model.path is not None
+    missing = "config.json" if not (model.path / "config.json").is_file() else ""
+    if not any((model.path / file).is_file() for file in _TOKENIZERS):
+        missing = "tokenizer.json"
+    if missing:
+        raise ConfigError(
+            f"{where} path = {str(model.path)!r}: this folder has no {missing}: name the folder of a checkpoint in Hugging Face's"
+            " form, with its config, tokenizer and weights"
+        )
+
+
+def load_renderer(name: str, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
+    """A model's renderer. Raises ConfigError where its folder has none that can be read."""
+    check_model(name, model)
+    try:
+        return ChatRenderer.load(model, render)
+    except Exception as error:  # libraries raise what they like; all of it is about these files
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"[models.{name}] path = {str(model.path)!r}, family = {model.family!r}: the tokenizer or its template cannot be"
+            f" used: {said}"
+        ) from error
 
 
 class ChatRenderer:
@@ -90,9 +136,7 @@ class ChatRenderer:
         """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that is not known here."""
         from transformers import AutoTokenizer
 
-        choices = (*FAMILIES, "auto", "template")
-        if model.family not in choices:
-            raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(choices)}")
+        check_family(model)
         assert model.path is not None
         tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")

@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 
 from gateway.errors import Unprocessable
+from gateway.settings import ConfigError
 from gateway.store.columns import from_json, to_json
 
 _CONNECT_S = 5
@@ -43,6 +44,14 @@ _AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
 _AGAIN = ("40001", "40P01", "55P03", "57014")
 """Not serializable, deadlock, lock not available, and a statement that somebody or a time limit of the server ended."""
 _SQLITE_BUSY = (5, 6)
+_SQLITE_UNUSABLE = (3, 8, 11, 14, 23, 26)
+"""Without permission, read-only, damaged, not to be opened, forbidden, and no database."""
+_UNUSABLE = ("28000", "28P01", "3D000", "42501")
+"""Who one is, or the password; no such database; and what one may do in it."""
+_LET_IN_NOBODY = ("authentication failed", "no pg_hba.conf entry", '" does not exist')
+"""What libpq says of the same, without their codes, where a server lets nobody in."""
+_KINDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_FORMS = "say sqlite:///FOLDER/FILE.db (sqlite:////... for an absolute path) or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
 def connect(url: str, connections: int) -> Engine:
@@ -68,10 +77,18 @@ def begin_reading(connection: Connection) -> None:
 
 
 def driver(url: str) -> URL:
-    """Python's own SQLite, also where a configuration names a wrapper around it; and psycopg, however PostgreSQL is named."""
-    given = make_url(url)
-    kinds = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
-    return given.set(drivername=kinds[given.drivername.partition("+")[0]])
+    """Python's own SQLite, also where a configuration names a wrapper around it; and psycopg, however PostgreSQL is named.
+
+    Raises ConfigError.
+    """
+    try:
+        given = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"[store] url: it cannot be read; {_FORMS}") from error
+    kind = given.drivername.partition("+")[0]
+    if kind not in _KINDS:
+        raise ConfigError(f"[store] url: {kind}:// is not supported; {_FORMS}")
+    return given.set(drivername=_KINDS[kind])
 
 
 def shown(url: str) -> str:
@@ -99,6 +116,18 @@ def is_again(error: BaseException) -> bool:
     if code is not None:
         return code & 0xFF in _SQLITE_BUSY
     return getattr(error.orig, "sqlstate", None) in _AGAIN
+
+
+def is_unusable(error: BaseException) -> bool:
+    """Whether an error says that a database is none, or none that this process may use: trying again is of no use."""
+    if not isinstance(error, DBAPIError):
+        return False
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_UNUSABLE
+    if isinstance(error.orig, psycopg.Error):
+        return error.orig.sqlstate in _UNUSABLE or any(words in str(error.orig) for words in _LET_IN_NOBODY)
+    return False
 
 
 def refusal(error: Exception) -> Exception:
@@ -153,7 +182,12 @@ def give_back(url: str) -> None:
 
 def _sqlite(url: URL) -> Engine:
     if url.database not in (None, "", ":memory:"):
-        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(str(url.database)).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"[store] url: the folder {folder} cannot be made: {error.strerror}; name one that can be written"
+            raise ConfigError(message) from error
     engine = create_engine(url, json_serializer=to_json, json_deserializer=from_json)
     event.listen(engine, "connect", _configure_sqlite)
     return engine

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import answers
-from gateway.store.connections import connect, delays, is_again, is_away, shown
+from gateway.store.connections import connect, delays, is_again, is_away, is_unusable, shown
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
@@ -34,7 +34,7 @@ def newest_revision() -> str | None:
 
 def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
     """Waits for the database, and migrates it if need be. Raises ConfigError where it cannot be used."""
-    begun = time.monotonic()
+    begun, told = time.monotonic(), False
     for delay in delays():
         try:
             with engine.begin() as connection:
@@ -44,11 +44,15 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
             return
         except DBAPIError as error:
             limit = settings.read_wait_s if is_away(error) else _LOCK_WAIT_S
+            if is_unusable(error):
+                raise ConfigError(_refused(error, settings)) from error
             if not (is_away(error) or is_again(error)):
                 raise
             if time.monotonic() - begun > limit:
                 raise ConfigError(_unusable(error, settings, limit)) from error
-            log.warning("the database is not ready, trying again: %s", error.orig)
+            if not told:
+                log.warning("the database is not ready, trying for %g s: %s", limit, _first_line(error))
+            told = True
         time.sleep(delay)
 
 
@@ -71,10 +75,25 @@ def check_form(settings: StoreSettings) -> None:
         )
 
 
+def _refused(error: DBAPIError, settings: StoreSettings) -> str:
+    where = f"[store] url = {shown(settings.url)!r}"
+    return (
+        f"{where}: this database cannot be used: {_first_line(error)}. Name a file, or a server's database and user, that are"
+        " headgate's own and may be written"
+    )
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).strip().splitlines()[0]
+
+
 def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
     where = f"[store] url = {shown(settings.url)!r}"
     if is_away(error):
-        return f"{where}: the database cannot be reached (tried for {limit:g} s): {error.orig}"
+        return (
+            f"{where}: the database cannot be reached (tried for {limit:g} s): {_first_line(error)}."
+            " Is the server up, and are host and port right?"
+        )
     return f"{where}: its tables could not be migrated within {limit:g} s, others hold locks on them: {error.orig}"
 
 

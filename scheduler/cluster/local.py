@@ -29,7 +29,7 @@ _MOST_HELD = 64
 
 
 class ChildDied(Exception):
-    """A child process ended although it was needed; the message quotes its last lines."""
+    """A child process ended although it was needed, or could not be started; the message quotes its last lines."""
 
 
 class LocalProcess:
@@ -44,17 +44,21 @@ class LocalProcess:
     async def start(
         cls, name: str, argv: Sequence[str], log: Path | None, env: Mapping[str, str] | None = None
     ) -> LocalProcess:
-        """Starts `argv` with its output appended to `log`; `env` is added to this process's environment."""
-        with _output(log) as output:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        """Starts `argv` with its output appended to `log`; `env` is added to this process's environment. Raises ChildDied."""
+        try:
+            with _output(log) as output:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **(env or {})},
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+        except OSError as error:
+            what = error.filename or argv[0]
+            raise ChildDied(f"{name} cannot be started: {what}: {error.strerror or error}") from error
         return cls(name, process, log)
 
     @property

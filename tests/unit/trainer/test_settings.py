@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from trainer.algorithms.grpo import GrpoSettings
+from trainer.cli import app
 from trainer.errors import ConfigError
 from trainer.settings import Settings
 
@@ -82,3 +84,18 @@ def test_the_nodes_come_from_whoever_started_the_trainer(monkeypatch: pytest.Mon
 
 def test_the_demo_is_a_valid_configuration() -> None:
     Settings.load(Path(__file__).parents[3] / "examples" / "demo" / "trainer.toml")
+
+
+@pytest.mark.parametrize(("files", "said"), [((), "no config.json"), (("config.json",), "cannot be used")])
+def test_a_model_that_is_none_is_said_by_its_setting(
+    tmp_path: Path, files: tuple[str, ...], said: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in files:
+        (model / name).write_text("{}")
+    config = tmp_path / "trainer.toml"
+    config.write_text(MINIMAL.replace('"model"', f"'{model}'").replace("runs/x", str(tmp_path / "run")))
+    result = CliRunner().invoke(app, ["run", str(config)])
+    assert result.exit_code == 2, result.output
+    assert f"[model] path = '{model}'" in result.output and said in result.output

@@ -1,0 +1,75 @@
+"""A start that cannot be: one sentence that names the setting and the way out, exit status 2, no trace; by the real command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateways import settings_for
+from tests.integration.served import served
+from tests.servers import PostgresServer
+
+VLLM = {"launch": "vllm", "python": sys.executable}
+
+
+def of_model(**changed: Any) -> dict[str, Any]:
+    return {"models": {"m": {"path": "empty", "family": "qwen3", **changed}}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"engine": VLLM | {"python": "/nowhere/python"}}, ("[engine] python", "no such program", "fake")),
+        ({"engine": VLLM}, ("[engine] python", "has no vLLM", "environment")),
+        (of_model(), ("[models.m] path", "no tokenizer.json", "folder of a checkpoint")),
+        (of_model(family="qwen9"), ("[models.m] family", "'qwen9' is not known", "'qwen3'")),
+        ({"store": {"url": "mysql://u:secret@h/d"}}, ("[store] url", "mysql://", "postgresql://")),
+        ({"store": {"url": "somewhere"}}, ("[store] url", "sqlite:///")),
+        ({"store": {"url": "sqlite:////proc/no/store.db"}}, ("[store] url", "/proc/no", "written")),
+        ({"store": {"url": "sqlite:///gateway.toml"}}, ("[store] url", "not a database", "own")),
+        ({"store": {"url": "sqlite:///empty"}}, ("[store] url", "unable to open")),
+    ],
+    ids=["python", "vllm", "model", "family", "mysql", "no url", "no folder", "no database", "a folder"],
+)
+async def test_what_is_wrong_is_said_in_one_sentence(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    said: tuple[str, ...],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with served(settings_for(tiny_model, tmp_path, **changed), tmp_path) as gateway:
+        assert await gateway.process.wait() == 2, gateway.log
+        told = gateway.log.strip().splitlines()
+        assert len([line for line in told if " ERROR " not in line]) == 1, gateway.log
+        for words in said:
+            assert words in told[-1]
+        assert "secret" not in gateway.log and "Traceback" not in gateway.log
+
+
+async def test_who_may_not_in_is_told_at_once(
+    postgres: PostgresServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Trying again is of no use: the server is there."""
+    url = postgres.url("no-such-database")
+    values = settings_for(tiny_model, tmp_path, store={"url": url, "read_wait_s": 3600})
+    async with served(values, tmp_path) as gateway:
+        assert await gateway.process.wait() == 2, gateway.log
+        (told,) = gateway.log.strip().splitlines()
+        assert told.startswith("[store] url = ") and "does not exist" in told
+
+
+async def test_the_folder_of_a_store_is_made(tiny_model: Path, tmp_path: Path) -> None:
+    """Like that of every file that the gateway writes: a first start needs no other command."""
+    folder = tmp_path / "not" / "there"
+    values = settings_for(tiny_model, tmp_path, store={"url": f"sqlite:///{folder}/store.db"})
+    async with served(values, tmp_path) as gateway:
+        async with asyncio.timeout(60):
+            await gateway.ready()
+        assert (folder / "store.db").is_file()
