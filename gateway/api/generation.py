@@ -201,8 +201,9 @@ class _Opening:
             if asked.prompts:
                 self._prompts[number] = await recorder.given(asked.prompts[number])
             else:
+                switches = self._model.renderer.switches(asked.effort, asked.thinking)
                 self._prompts[number] = await recorder.prepare(
-                    self._episode.id, asked.messages, tools_of(asked)
+                    self._episode.id, asked.messages, tools_of(asked), switches
                 )
             try:
                 await self._gateway.callers.still_open(self._episode)

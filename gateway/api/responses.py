@@ -222,10 +222,12 @@ def _keep(
 
 async def prompt_tokens(caller: Caller, model: ServedModel, asked: Asked) -> int:
     """How many tokens the prompt would have: in the caller's episode, if there is one."""
-    tools = tools_of(asked)
+    tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
     if caller.episode is not None:
-        return len((await model.recorder.prepare(caller.episode.id, asked.messages, tools)).ids)
-    return len(await aside(asked.messages, lambda: model.renderer.render(asked.messages, tools)))
+        prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)
+        return len(prompt.ids)
+    renderer = model.renderer.switched(switches)
+    return len(await aside(asked.messages, lambda: renderer.render(asked.messages, tools)))
 
 
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:

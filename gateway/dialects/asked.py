@@ -35,6 +35,8 @@ class Asked:
     response_format: dict[str, Any] | None = None
     """As chat completions have it; None: free text."""
     effort: Effort | None = None
+    thinking: bool | None = None
+    """False: the model shall not think."""
     prompts: Sequence[str | list[int]] = ()
     """Given as they are, in place of messages: the legacy completions."""
     n: int = 1

@@ -2,8 +2,8 @@
 
 Refused by name: what this model or this gateway cannot do. Accepted, because it changes no token of the reply here:
 `cache_control`, `metadata`, `service_tier`, `diagnostics`, and a context edit that clears old thinking (what a model sees of that
-is its template's business, and recorded tokens are given to it as they are). Accepted as advice, which nothing here takes:
-`effort` and the thinking budget. All of it is recorded.
+is its template's business, and recorded tokens are given to it as they are). Accepted as advice: `effort`, for templates that
+know it, and the thinking budget, which nothing here takes. All of it is recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Strict(BaseModel):
 
 
 class Thinking(_Strict):
-    """Whether thinking is shown. Whether the model thinks is its template's and the configuration's business."""
+    """Whether thinking is shown; `disabled` also turns it off, where the model's template can."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: int | None = Field(None, ge=1024)
@@ -136,6 +136,8 @@ def _asked(request: CountRequest) -> Asked:
         _tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         response_format=_response_format(request),
+        effort=request.output_config.effort if request.output_config else None,
+        thinking=False if request.thinking and request.thinking.type == "disabled" else None,
     )
 
 

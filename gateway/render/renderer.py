@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -22,6 +23,7 @@ from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool
 from gateway.render.pieces import TokenTexts
 from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
+from gateway.render.switches import Switches, chosen, known
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer, encode
 from gateway.sections import ModelSettings, RenderSettings
@@ -130,6 +132,7 @@ class ChatRenderer:
             self.form = None
         self.marks = self._make_marks()
         self._bridge = self._make_bridge(keeping)
+        self._variants: dict[Switches, ChatRenderer] = {}
 
     @classmethod
     def load(cls, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
@@ -141,9 +144,19 @@ class ChatRenderer:
         tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
         renderer, keeping = _library(tokenizer, control, model)
-        return cls(
+        made = cls(
             tokenizer, renderer, control, thinking=model.thinking, keeping=keeping, family=model.family
         )
+        made._variants = dict(known(lambda s: made._varied(s, tokenizer, model), thinking=model.thinking))
+        return made
+
+    def switches(self, effort: str | None, thinking: bool | None) -> Switches:
+        """What of these wishes this model's template has a place for."""
+        return chosen(effort, thinking, self._variants)
+
+    def switched(self, switches: Switches) -> ChatRenderer:
+        """The renderer of prompts with switches that this one has chosen."""
+        return self._variants[switches] if switches else self
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The prompt for a reply to `messages`. Raises BadRequest if the template refuses them."""
@@ -208,6 +221,33 @@ class ChatRenderer:
         return list(
             self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
         )
+
+    def _varied(self, switches: Switches, tokenizer: Any, model: ModelSettings) -> ChatRenderer | None:
+        """The same with some switches; None if they change no prompt, or the template refuses them."""
+        variant, keeping = copy(self), None
+        try:
+            if self._template is not None:
+                variant._template = self._template.switched(switches.variables)
+            else:
+                variant._renderer, keeping = _library(tokenizer, self._control, model, switches.variables)
+        except Exception:  # the library does not know these switches
+            return None
+        before, after = self._shown(), variant._shown()
+        refused = any(old is not None and new is None for old, new in zip(before, after, strict=True))
+        if refused or after == before:
+            return None
+        variant._bridge = variant._make_bridge(keeping)
+        return variant
+
+    def _shown(self) -> list[list[int] | None]:
+        """Prompts in which every switch shows; None where the template has no such conversations."""
+        found: list[list[int] | None] = []
+        for talk in _TALKS:
+            try:
+                found.append(self._render(talk, []))
+            except Exception:  # whatever a template raises
+                found.append(None)
+        return found
 
     def _without_stop(self, ids: Sequence[int]) -> str:
         return self.decode([token for token in ids if token not in self.marks.stop])
@@ -306,8 +346,20 @@ class ChatRenderer:
             raise BadRequest(f"the messages cannot be rendered: {error}", param="messages") from error
 
 
-def _library(tokenizer: Any, control: ControlTokens, model: ModelSettings) -> tuple[Any | None, Any | None]:
-    """The library's renderer for a family, and the same told to keep thinking, where it can be told; else None."""
+_TALKS: list[list[Message]] = [
+    [{"role": "user", "content": "u"}],
+    [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+]
+"""Conversations in which every switch of a template shows."""
+
+
+def _library(
+    tokenizer: Any, control: ControlTokens, model: ModelSettings, switches: dict[str, Any] | None = None
+) -> tuple[Any | None, Any | None]:
+    """The library's renderer for a family, and the same told to keep thinking, where it can be told; else None.
+
+    Raises ValueError for switches that the family does not know.
+    """
     import renderers
 
     if model.family == "template":
@@ -319,6 +371,7 @@ def _library(tokenizer: Any, control: ControlTokens, model: ModelSettings) -> tu
     config = renderers.config_from_name(model.family)
     assert config is not None
     values = {"enable_thinking": model.thinking} if "enable_thinking" in type(config).model_fields else {}
+    values |= switches or {}
     config = type(config)(**values)
     try:
         keeping = renderers.create_renderer(bare, type(config)(**values, thinking_retention="all"))

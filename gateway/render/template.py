@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cache
 from typing import Any, cast
 
@@ -26,10 +27,10 @@ class ChatTemplate:
             raise ValueError("the checkpoint has no chat template: set `family` to one of the known families")
         self._tokenizer = tokenizer
         self._control = control
-        self._thinking = thinking
+        self._variables: dict[str, Any] = {"enable_thinking": thinking}
         self._as_text = not self._takes_objects()
         self._marked = cache(self._mark)
-        self._guards_all = {tools: control.as_text and self._check(tools) for tools in (False, True)}
+        self._guards_all = self._checked()
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation: bool = True) -> str:
         """Messages as text, with the beginning of a reply if `generation`. Raises what the template raises."""
@@ -39,10 +40,17 @@ class ChatTemplate:
                 self._given(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=generation,
-                enable_thinking=self._thinking,
+                **self._variables,
                 tokenize=False,
             ),
         )
+
+    def switched(self, variables: dict[str, Any]) -> ChatTemplate:
+        """The same, told something else."""
+        other = copy(self)
+        other._variables = {**self._variables, **variables}
+        other._guards_all = other._checked()
+        return other
 
     def guarded(self, messages: Sequence[Message], tools: Sequence[Tool], text: str) -> str:
         """What `text` says, with the control tokens that the template wrote itself guarded, and no others.
@@ -74,7 +82,7 @@ class ChatTemplate:
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=True,
-            enable_thinking=self._thinking,
+            **self._variables,
             **{n: self._control.mark(text) if isinstance(text, str) else text for n, text in written.items()},
         )
         return self._control.assemble(rendered)
@@ -84,6 +92,10 @@ class ChatTemplate:
 
         source = self._tokenizer.get_chat_template(tools=[_TOOL] if tools else None)
         return marked(_compile_jinja_template(source).environment, source, self._control.mark)
+
+    def _checked(self) -> dict[bool, bool]:
+        """With tools and without."""
+        return {tools: self._control.as_text and self._check(tools) for tools in (False, True)}
 
     def _check(self, tools: bool) -> bool:
         """Whether the template's control tokens are all guarded in conversations that spell none."""

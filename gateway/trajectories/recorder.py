@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection
@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from gateway.errors import Unavailable
 from gateway.render.aside import aside
 from gateway.render.renderer import ChatRenderer, Message, Tool
+from gateway.render.switches import NONE, Switches
 from gateway.store import turns
 from gateway.store.commits import Rows, Write
 from gateway.store.database import Database
@@ -51,6 +52,8 @@ class Prompt:
     tools: Sequence[Tool]
     after: Place = START
     """The recorded turn that the prompt extends token by token; the root if it extends none."""
+    switches: Switches = NONE
+    """With which the template wrote it."""
 
     @property
     def bridged(self) -> bool:
@@ -77,13 +80,22 @@ class TurnDetails:
     """From `received_at` until the reply was whole; None: until it is recorded."""
 
 
+class _End(NamedTuple):
+    """Where a conversation ended."""
+
+    call_id: str
+    place: Place
+    switches: dict[str, Any]
+    """With which the template wrote the prompt."""
+
+
 @dataclass(slots=True)
 class _Lineage:
     """An episode's tree, and where the conversations ended that it has answered."""
 
     tree: TokenTree
-    ends: dict[bytes, list[tuple[str, Place]]] = field(default_factory=dict)
-    """By the conversation's digest: the calls whose replies end it, the oldest first, and where."""
+    ends: dict[bytes, list[_End]] = field(default_factory=dict)
+    """By the conversation's digest: the replies that end it, the oldest first."""
     pending: int = 0
     """Turns in the tree that are not committed yet."""
     broken: bool = False
@@ -94,20 +106,26 @@ class _Lineage:
         places = {node.index: self.tree.add(node) for node in nodes}
         for call in sorted(calls, key=lambda call: call["node"]):
             if call["digest"] and call["node"] in places:
-                self.add(call["digest"], call["id"], places[call["node"]])
+                end = _End(call["id"], places[call["node"]], call["used"].get("switches", {}))
+                self.add(call["digest"], end)
 
-    def add(self, digest: bytes, call_id: str, place: Place) -> None:
+    def add(self, digest: bytes, end: _End) -> None:
         """A reply ends a conversation."""
-        self.ends.setdefault(digest, []).append((call_id, place))
+        self.ends.setdefault(digest, []).append(end)
 
-    def end(self, digest: bytes, messages: Sequence[Message], length: int) -> Place | None:
-        """Where the first `length` messages end: of equal replies the one whose tool calls are named, else the newest."""
-        replies = self.ends.get(digest)
+    def end(
+        self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
+    ) -> Place | None:
+        """Where the first `length` messages end: of equal replies the one whose tool calls are named, else the newest.
+
+        Of a conversation that was written with other switches nothing is said: the template may write all of it differently.
+        """
+        replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
         if not replies:
             return None
         named = tool_call_ids(messages, length) if len(replies) > 1 else set()
-        meant = [place for call_id, place in replies if tool_call_id(call_id, 0) in named]
-        return meant[-1] if meant else replies[-1][1]
+        meant = [end.place for end in replies if tool_call_id(end.call_id, 0) in named]
+        return meant[-1] if meant else replies[-1].place
 
 
 class Recorder:
@@ -127,28 +145,30 @@ class Recorder:
         """A new episode has nothing in the store to look for."""
         self._lineages[episode_id] = _Lineage(TokenTree())
 
-    async def prepare(self, episode_id: str, messages: list[Message], tools: Sequence[Tool]) -> Prompt:
+    async def prepare(
+        self, episode_id: str, messages: list[Message], tools: Sequence[Tool], switches: Switches = NONE
+    ) -> Prompt:
         """The prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering.
 
         Raises BadRequest if the template refuses them.
         """
         lineage = await self._lineage(episode_id)
-        chain = digests(messages, tools) if lineage.ends else []
+        chain, renderer = digests(messages, tools) if lineage.ends else [], self._renderer.switched(switches)
         system = any(message["role"] in ("system", "developer") for message in messages[:1])
         for known in range(len(chain) - 2, 0, -1):
-            end = lineage.end(chain[known], messages, known)
+            end = lineage.end(chain[known], messages, known, switches)
             if end is None:
                 continue
             history, new = lineage.tree.path(end), messages[known:]
             sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
-            bridge = partial(self._renderer.bridge, history, sampled_from, new, tools, system=system)
+            bridge = partial(renderer.bridge, history, sampled_from, new, tools, system=system)
             suffix = await aside(new, bridge)
             if suffix is not None:
                 ids = np.concatenate([history, np.asarray(suffix, np.int32)])
-                return Prompt(ids, messages, tools, end)
+                return Prompt(ids, messages, tools, end, switches)
             break
-        rendered = await aside(messages, lambda: self._renderer.render(messages, tools))
-        return Prompt(np.asarray(rendered, np.int32), messages, tools)
+        rendered = await aside(messages, lambda: renderer.render(messages, tools))
+        return Prompt(np.asarray(rendered, np.int32), messages, tools, switches=switches)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
         """A prompt that the caller made itself."""
@@ -193,7 +213,7 @@ class Recorder:
         digest = b""
         if reply is not None and prompt.digest_of:
             digest = digests([*prompt.digest_of, reply], prompt.tools)[-1]
-            lineage.add(digest, turn.call_id, places[-1])
+            lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         write: Write = Rows(turns.insert_turns, (nodes, row))
         if self._shared:
@@ -282,6 +302,7 @@ class Recorder:
                 "max_tokens": used.max_tokens,
                 "seed": used.seed,
                 "bridged": prompt.bridged,
+                **({"switches": prompt.switches.variables} if prompt.switches else {}),
             },
             "logprobs_mode": LOGPROBS_MODE,
             "engine": turn.engine,

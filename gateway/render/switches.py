@@ -1,0 +1,57 @@
+"""What a request may change of the way in which a model's template writes a prompt. Pure.
+
+A template has a switch if a prompt reads differently with it; whatever else clients ask for has no effect, and makes no branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_WITHOUT_THINKING = ("none", "minimal")
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """None: as the model's settings and its template have it. Without any it is false."""
+
+    thinking: bool | None = None
+    effort: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.variables)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """As templates know them, and as they are recorded."""
+        found = {"enable_thinking": self.thinking, "reasoning_effort": self.effort}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+NONE = Switches()
+
+
+def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]) -> Switches:
+    """As much of what was asked for as is known. Requests can turn thinking off, and not on against the settings."""
+    off = False if thinking is False or effort in _WITHOUT_THINKING else None
+    wanted = (Switches(off, effort), Switches(None, effort), Switches(off))
+    return next((switches for switches in wanted if switches in known), NONE)
+
+
+def known(vary: Callable[[Switches], R | None], *, thinking: bool) -> Iterator[tuple[Switches, R]]:
+    """Every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
+
+    `vary` answers the template with some switches, or None if prompts read as they did without them.
+    """
+    off = Switches(thinking=False)
+    single = [Switches(effort=effort) for effort in EFFORTS]
+    found = {switches: made for switches in single if (made := vary(switches)) is not None}
+    if thinking and (made := vary(off)) is not None:
+        yield off, made
+        for switches in found:
+            if (both := vary(Switches(False, switches.effort))) is not None:
+                yield Switches(False, switches.effort), both
+    yield from found.items()
