@@ -27,6 +27,11 @@ _SWITCH_S = 0.001
 """How long a thread keeps Python's lock from the event loop: the default, 5 ms, is what a token's whole way should take."""
 
 log = logging.getLogger("gateway.cli")
+_LONELY = (
+    "warning: groups of one episode. An algorithm that compares the episodes of a group, as GRPO does, learns nothing from them:"
+    " name a --group-size of 2 or more"
+)
+
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",
     no_args_is_help=True,
@@ -339,7 +344,7 @@ def run_episodes(
     tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="After `--`: the command to run once per episode. Its reward is its last line."),
+        typer.Argument(help="After `--`: the command to run once per episode. Its last line is its reward."),
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Instead of a command: an async module:function.")] = None,
     worker: Annotated[
@@ -352,6 +357,12 @@ def run_episodes(
     grade: Annotated[
         bool,
         typer.Option(help="What the command prints is no reward: the gateway's graders compute it."),
+    ] = False,
+    exit_code_reward: Annotated[
+        bool,
+        typer.Option(
+            help="A command that prints no number is rewarded by its exit status: 0 is 1.0, 1 is 0.0."
+        ),
     ] = False,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
     spare: Annotated[
@@ -371,9 +382,18 @@ def run_episodes(
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")
     ] = 600.0,
+    max_failures: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Stop when a greater share of the last episodes failed; 1: never."
+        ),
+    ] = 0.5,
     verbose: Verbose = False,
 ) -> None:
     """Run an agent once per episode, with OPENAI_BASE_URL and OPENAI_API_KEY of its own, and post its reward.
+
+    A command's reward is a number, or an object with "reward", in its last line. One that ends with another status than 0, or
+    prints no number, has failed: its episode is not trained, and what it wrote to standard error is kept (`episodes why`).
 
     An agent that has no reward (a function that returns None, a worker that writes {"reward": null}, a command with --grade) is
     graded by the gateway.
@@ -384,14 +404,13 @@ def run_episodes(
 
       gateway episodes run --tasks tasks.jsonl --mode eval --agent my_package.agent:solve
     """
-    from gateway.client import GatewayRefused
+    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.agents import read_tasks
-    from gateway.client.driver import GatewayUnreachable
 
     _configure_logging(verbose)
     try:
         found = read_tasks(tasks)
-        chosen = _agent(agent, command or [], worker, concurrency, timeout, grade)
+        chosen = _agent(agent, command or [], worker, concurrency, timeout, grade, exit_code_reward)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     if spare and mode == "eval":
@@ -402,10 +421,13 @@ def run_episodes(
         "concurrency": concurrency,
         "mode": _mode(mode),
         "model": model,
+        "max_failures": max_failures,
     }
+    if group_size == 1 and mode == "train":
+        typer.echo(_LONELY, err=True)
     try:
         summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
-    except (GatewayUnreachable, GatewayRefused) as error:
+    except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(summary))
@@ -422,7 +444,7 @@ async def _run(
     total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
     async with GatewayClient(url, admin_key) as client:
         with EpisodeProgress(total) as progress:
-            runner = EpisodeRunner(client, agent, on_outcome=progress.add, **kind)
+            runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
             try:
                 await _drive(runner, tasks, forever)
             finally:
@@ -442,7 +464,13 @@ async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> Non
 
 
 def _agent(
-    name: str | None, command: list[str], worker: bool, workers: int, timeout_s: float, grade: bool
+    name: str | None,
+    command: list[str],
+    worker: bool,
+    workers: int,
+    timeout_s: float,
+    grade: bool,
+    exit_code_reward: bool,
 ) -> Agent:
     from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
 
@@ -452,11 +480,13 @@ def _agent(
         raise ValueError(
             '--grade is for a command: a function asks to be graded by None, a worker by {"reward": null}'
         )
+    if exit_code_reward and (worker or name is not None):
+        raise ValueError("--exit-code-reward is for a command: functions and workers state a number")
     if name is not None:
         return load_agent(name)
     if worker:
         return WorkerAgent(command, workers, timeout_s)
-    return CommandAgent(command, timeout_s, grade=grade)
+    return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward)
 
 
 def _mode(value: str) -> EpisodeMode:

@@ -29,6 +29,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
+_KEPT = 4000
+"""Characters of what an agent or a grader said when it failed."""
+
 
 class GatewayError(Exception):
     """The gateway cannot do this."""
@@ -171,6 +174,14 @@ class ProbeFailed(EngineError):
 def jittered(seconds: float) -> float:
     """A `retry_after`, so that those who were refused together do not come back together."""
     return seconds * (0.5 + secrets.randbelow(1000) / 1000)
+
+
+def shortened(error: str) -> str:
+    """What is kept of an error: its beginning, which names it, and its end, which says most; all of it if it is short."""
+    if len(error) <= _KEPT:
+        return error
+    left, cut = _KEPT // 4, "\n...\n"
+    return error[:left] + cut + error[left + len(cut) - _KEPT :]
 
 
 def validation_error(errors: Any) -> BadRequest:

@@ -1,5 +1,5 @@
-"""What a person sees while episodes run (a bar with the mean reward and the failures, or lines where there is no terminal), and
-while groups are written."""
+"""What a person sees while episodes run (a table with rewards, failures and what is waited for, or lines where there is no
+terminal), and while groups are written."""
 
 from __future__ import annotations
 
@@ -7,44 +7,51 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from gateway.client.driver import EpisodeOutcome
+from gateway.client.failures import Crashes, in_a_line
+from gateway.client.outcomes import EpisodeOutcome
 
 _LINE_EVERY_S = 5.0
 _SMOOTHING = 0.05
+_BAR = 30
 
 
 class EpisodeProgress:
-    """Counts outcomes and shows them; `total` is None for a run without an end."""
+    """Counts outcomes and shows them; `total` is None for a run without an end.
 
-    def __init__(self, total: int | None) -> None:
-        self._console = Console(stderr=True)
+    A crash of an agent is printed when it is the first of its kind; at the end it is said how often each came.
+    """
+
+    def __init__(self, total: int | None, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
         self._total = total
         self._started = time.monotonic()
         self._last_line = self._started
         self._done = self._failed = self._aborted = 0
         self._sum = 0.0
         self._recent: float | None = None
-        columns = (
-            TextColumn("episodes"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-        )
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("episodes", total=total, state="")
+        self._crashes = Crashes()
+        self._last_error = self._waits_for = self._printed_wait = ""
+        self._live = Live(console=self._console, get_renderable=self.view, refresh_per_second=2)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
+        for crash, count in self._crashes.counts():
+            if count > 1:
+                self._print(f"{count} times: {crash}")
 
     def add(self, outcome: EpisodeOutcome) -> None:
         """One more episode has ended."""
@@ -53,12 +60,22 @@ class EpisodeProgress:
             self._aborted += 1
         elif outcome.reward is None:
             self._failed += 1
-            self._console.print(f"episode {outcome.episode_id} failed: {outcome.error}", markup=False)
+            self._last_error = in_a_line(outcome.error or "")
         else:
             self._sum += outcome.reward
             recent = outcome.reward if self._recent is None else self._recent
             self._recent = recent + _SMOOTHING * (outcome.reward - recent)
-        self._show()
+        for crash in outcome.crashes or ((outcome.error,) if outcome.error else ()):
+            if self._crashes.is_new(crash):
+                self._print(f"episode {outcome.episode_id or 'of ' + outcome.task_id} failed: {crash}")
+        self._line()
+
+    def wait(self, what: str) -> None:
+        """What episodes wait for that are not open yet; empty: for nothing."""
+        self._waits_for = what
+        if what and what != self._printed_wait and not self._console.is_terminal:
+            self._printed_wait = what
+            self._print(f"waiting: {what}")
 
     def summary(self) -> dict[str, float]:
         """The last line of a run. `aborted`: episodes for which the gateway had no use any more."""
@@ -71,14 +88,29 @@ class EpisodeProgress:
             "seconds": round(time.monotonic() - self._started, 3),
         }
 
-    def _show(self) -> None:
-        state = f"reward {self._recent or 0.0:.3f}, {self._failed} failed"
-        self._bar.update(self._task, advance=1, state=state)
+    def view(self) -> Group:
+        """The table as it is now, with what is waited for and the last error under it."""
+        table = Table("episodes", "", "reward, of late", "failed", "not needed", "seconds")
+        bar = ProgressBar(self._total, self._done, width=_BAR, pulse=self._total is None)
+        done = f"{self._done}" if self._total is None else f"{self._done} of {self._total}"
+        reward = "" if self._recent is None else f"{self._recent:.3f}"
+        seconds = f"{time.monotonic() - self._started:.0f}"
+        table.add_row(done, bar, reward, str(self._failed), str(self._aborted), seconds)
+        notes = (("waiting", self._waits_for), ("last error", self._last_error))
+        return Group(table, *(Text(f"{name}: {what}") for name, what in notes if what))
+
+    def _line(self) -> None:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line >= _LINE_EVERY_S:
             self._last_line = now
             total = f" of {self._total}" if self._total is not None else ""
-            self._console.print(f"{self._done}{total} episodes, {state}")
+            error = f"; the last error: {self._last_error}" if self._last_error else ""
+            self._print(
+                f"{self._done}{total} episodes, reward {self._recent or 0.0:.3f}, {self._failed} failed{error}"
+            )
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class GroupProgress:

@@ -85,7 +85,7 @@ def main() -> None:
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
     """What a user can act on is printed without a trace."""
-    from gateway.client import GatewayRefused
+    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from scheduler.cluster.local import ChildDied
     from trainer.errors import ConfigError, TrainerError
 
@@ -94,7 +94,14 @@ def _plain_errors() -> Iterator[None]:
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    except (TrainerError, ChildDied, GatewayRefused, TimeoutError) as error:
+    except (
+        TrainerError,
+        ChildDied,
+        GatewayRefused,
+        GatewayUnreachable,
+        RunStopped,
+        TimeoutError,
+    ) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
 

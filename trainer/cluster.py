@@ -82,14 +82,20 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--group-size", str(rollout.group_size),
         "--spare", str(rollout.spare),
         "--concurrency", str(rollout.concurrency),
+        "--max-failures", str(rollout.max_failures),
         "--agent", rollout.agent,
     ]  # fmt: skip
     if settings.gateway.model is not None:
         argv += ["--model", settings.gateway.model]
     env = {"HEADGATE_ADMIN_KEY": settings.gateway.key} if settings.gateway.key else None
-    process = await LocalProcess.start("rollout", argv, settings.run.dir / "rollout.log", env)
+    process = await LocalProcess.start("rollout", argv, rollout_log(settings), env)
     stack.push_async_callback(process.stop, 10.0)
     return Watched("rollout process", _needed(process))
+
+
+def rollout_log(settings: Settings) -> Path:
+    """What the driver of the agents says; its last line is how they fare."""
+    return settings.run.dir / "rollout.log"
 
 
 def url_of(config: Path) -> str:

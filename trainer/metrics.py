@@ -13,7 +13,9 @@ says when that was, as [name, start, end] in seconds since 1970, with the name `
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +25,13 @@ from typing import Any, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 from torch.utils.tensorboard import SummaryWriter
 
 Span = tuple[str, float, float]
 """What was done, from when, until when, in seconds since 1970."""
 _BARS = "▁▂▃▄▅▆▇█"
+_TAIL = 4096
 SPARK = 60
 """Points of the reward's sparkline."""
 _SHOWN = (
@@ -52,7 +56,11 @@ _SHOWN = (
 class Metrics:
     """The reporter of one run; use it with `with`."""
 
-    def __init__(self, directory: Path, steps: int, console: Console | None = None) -> None:
+    def __init__(
+        self, directory: Path, steps: int, console: Console | None = None, agents: Path | None = None
+    ) -> None:
+        """`agents`: where the driver of the agents says how they fare; its last line is shown."""
+        self._agents = agents
         self.directory = directory
         self.steps = steps
         self.console = console or Console(stderr=True)
@@ -141,8 +149,10 @@ class Metrics:
 
     def _table(self) -> Table:
         table = Table(title=f"trainer: {self._state}", caption=str(self.directory), min_width=64)
-        table.add_column("")
-        table.add_column("", justify="right")
+        table.add_column("figure")
+        table.add_column("of the last batch", justify="right")
+        if said := last_line(self._agents):
+            table.add_row("agents", Text(said))
         table.add_row("reward by version", sparkline(self._rewards))
         for label, name, form in _SHOWN:
             if name in self._record:
@@ -153,6 +163,17 @@ class Metrics:
         steps = [(k.removeprefix("seconds/"), v) for k, v in self._record.items() if "seconds/" in k]
         table.add_row("seconds", "  ".join(f"{step} {value:.2f}" for step, value in steps))
         return table
+
+
+def last_line(log: Path | None) -> str:
+    """The last line of a log that is not empty; empty if there is none yet."""
+    try:
+        with open(log, "rb") if log is not None else io.BytesIO() as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def sparkline(values: list[float], width: int = SPARK) -> str:

@@ -31,8 +31,9 @@ from typing import Any, TypeVar
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group, Lease, LeasedGroups
 from trainer import checkpoint, feed, replay
+from trainer.algorithms import create, learns_from_one
 from trainer.batch import Batch
-from trainer.cluster import Watched, gateway_process, rollout_process, watch
+from trainer.cluster import Watched, gateway_process, rollout_log, rollout_process, watch
 from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError
 from trainer.feed import Feed
 from trainer.learner import Learner
@@ -48,13 +49,27 @@ async def run(settings: Settings) -> None:
     """Trains until version `[run] steps` is published and acknowledged. Raises TrainerError or ChildDied."""
     async with AsyncExitStack() as stack:
         learner = await asyncio.to_thread(Learner.open, settings)
-        metrics = stack.enter_context(Metrics(settings.run.dir, settings.run.steps))
+        log = rollout_log(settings) if settings.rollout is not None else None
+        metrics = stack.enter_context(Metrics(settings.run.dir, settings.run.steps, agents=log))
+        if warning := lonely(settings):
+            metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
         await watch(trainer.train(), gateway, rollout, trainer.keeper())
+
+
+def lonely(settings: Settings) -> str:
+    """A warning where the agents' groups are of one episode, and the algorithm learns nothing from such; else empty."""
+    rollout = settings.rollout
+    if rollout is None or rollout.group_size > 1 or learns_from_one(create(settings.algorithm)):
+        return ""
+    return (
+        f"warning: [rollout] group_size = 1, and {settings.algorithm.type} compares the episodes of a group: every advantage is"
+        " 0, and nothing will be learned"
+    )
 
 
 class Clock:

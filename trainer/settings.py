@@ -126,6 +126,8 @@ class RolloutSettings(Section):
     spare: int = Field(0, ge=0, le=1024)
     """Further episodes of every group, which race: for the gateway's `[staleness] spare_members`."""
     concurrency: int = Field(64, ge=1, le=65_536)
+    max_failures: float = Field(0.5, ge=0, le=1)
+    """The run stops when a greater share of the last episodes failed; 1: it goes on whatever happens."""
 
 
 class CheckpointSettings(Section):

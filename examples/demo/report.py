@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
+
+from gateway.client.driver import AGENT_FAILED, NO_REWARD
+
+_FAILED = (AGENT_FAILED, NO_REWARD, "idle_deadline", "total_deadline")
+"""Why episodes are closed whose agent failed, or said nothing more."""
 
 
 def summarize(
@@ -41,7 +45,7 @@ def summarize(
         "updates": facts["status"]["updates"],
         "streams_across_updates": facts["status"]["streams_across_updates"],
         "most_streams_across_one_update": max(report["streams"] for report in reports),
-        "failed_requests": failed_requests(directory, facts["metrics"], before, after),
+        "failed_requests": failed_requests(facts, before, after),
         "abandoned_requests": abandoned_requests(facts["metrics"]),
         "engine_restarts": sum(bool(report["failure"]) for report in reports),
         "probes": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
@@ -67,15 +71,15 @@ def components(evaluation: dict[str, Any], when: str) -> dict[str, float]:
     return {f"{name}_{when}": _mean([c[name] for c in said if name in c]) for name in names}
 
 
-def failed_requests(directory: Path, metrics: str, *evaluations: dict[str, Any]) -> int:
+def failed_requests(facts: dict[str, Any], *evaluations: dict[str, Any]) -> int:
     """Server errors, by the gateway's own counters, and episodes whose agent failed, in training or in an evaluation."""
     errors = sum(
         sample.value
-        for sample in _samples(metrics)
+        for sample in _samples(facts["metrics"])
         if sample.name == "headgate_errors_total" and sample.labels["status"] >= "500"
     )
-    log = (directory / "trainer" / "rollout.log").read_text()
-    failed = len(re.findall(r"^episode \S+ failed: ", log, re.MULTILINE))
+    episodes = facts["status"]["episodes"]
+    failed = sum(episodes.get(f"train/closed/{reason}", 0) for reason in _FAILED)
     return int(errors) + failed + sum(evaluation["failed"] for evaluation in evaluations)
 
 

@@ -120,7 +120,7 @@ class BoundedDemo(Demo):
             "staleness_tokens": {str(s): n for s, n in sorted(staleness.items())},
             "trainer_idle": 1 - sum(record["seconds/compute"] for record in records) / seconds,
             "engine_idle": sum(not n for n in self.samples) / len(self.samples),
-            "failed_requests": failed_requests(self.directory, facts["metrics"], after),
+            "failed_requests": failed_requests(facts, after),
         }
 
 

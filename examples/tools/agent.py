@@ -10,10 +10,11 @@ To point an agent of your own at headgate, change two values that its client tak
 Both are handed to the agent for each episode, and the key says whose tokens these are: nothing else needs to know
 of headgate. What the agent returns is the episode's reward. Run it with
 
-    gateway episodes run --agent examples/tools/agent.py:solve --tasks examples/tools/tasks.jsonl
+    gateway episodes run --agent examples/tools/agent.py:solve --tasks examples/tools/tasks.jsonl --group-size 8
 
 An agent in another language is a command that finds OPENAI_BASE_URL, OPENAI_API_KEY and HEADGATE_TASK in its
-environment, and prints its reward as its last line. Raise (or exit above 1) when an episode should not count.
+environment, and prints its reward as its last line. Raise (or exit with a status other than 0) when an episode should
+not count.
 """
 
 from __future__ import annotations

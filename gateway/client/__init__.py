@@ -2,7 +2,10 @@
 
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Agent, Task, load_agent
-from gateway.client.driver import EpisodeOutcome, EpisodeRunner
+from gateway.client.driver import EpisodeRunner
+from gateway.client.failures import RunStopped
+from gateway.client.outcomes import EpisodeOutcome
+from gateway.client.patience import GatewayUnreachable
 
 __all__ = [
     "Agent",
@@ -10,6 +13,8 @@ __all__ = [
     "EpisodeRunner",
     "GatewayClient",
     "GatewayRefused",
+    "GatewayUnreachable",
+    "RunStopped",
     "Task",
     "load_agent",
 ]

@@ -16,6 +16,7 @@ from httpx_aiohttp import AiohttpTransport
 from gateway.types import EpisodeMode, EpisodeOpened, Group, Lease, LeasedGroups, groups_from_arrow
 
 ADMIN = "/admin/v1"
+_UNAVAILABLE = 503
 # 0 is no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
 # The gateway closes idle connections after 5 s: leave before it does.
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
@@ -136,6 +137,14 @@ class GatewayClient:
     async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
         """What an upstream model was asked and answered."""
         return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
+
+    async def not_ready(self) -> str:
+        """Why calls would not be served now, such as that no engine is ready; empty: they would, or the gateway does not say."""
+        try:
+            response = await self._http.get("/readyz")
+        except httpx.TransportError:
+            return ""
+        return _refusal(response).message if response.status_code == _UNAVAILABLE else ""
 
     # Batches
 

@@ -19,7 +19,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,6 +28,7 @@ from types import ModuleType
 from typing import IO, Any, Protocol
 
 from gateway.json_depth import loads
+from gateway.rewards import number
 from scheduler.cluster.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_group
 
 
@@ -72,7 +72,7 @@ def read_tasks(path: str | Path) -> list[Task]:
     Raises ValueError, naming file and line, on anything else.
     """
     tasks: dict[str, Task] = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for at, line in enumerate(Path(path).read_text().splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -80,7 +80,7 @@ def read_tasks(path: str | Path) -> list[Task]:
             if task.task_id in tasks:
                 raise ValueError(f"task_id {task.task_id!r} was used before")
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
+            raise ValueError(f"{path}, line {at}: {error}") from error
         tasks[task.task_id] = task
     return list(tasks.values())
 
@@ -102,19 +102,14 @@ def reward_of(value: Any) -> Reward | None:
     components = fields.get("components") or {}
     if "reward" not in fields or not isinstance(components, dict):
         raise AgentCrashed(f'not a reward (a number or an object with "reward"): {str(value)[:200]}')
-    return Reward(_finite(fields["reward"]), {str(name): _finite(x) for name, x in components.items()})
+    return Reward(_stated(fields["reward"]), {str(name): _stated(x) for name, x in components.items()})
 
 
-def _finite(value: Any) -> float:
-    if isinstance(value, str):
-        raise AgentCrashed(f"a reward is a number, not the string {value[:200]!r}")
+def _stated(value: Any) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise AgentCrashed(f"a reward is a number, not {str(value)[:200]}") from error
-    if not math.isfinite(number):
-        raise AgentCrashed(f"a reward is a finite number, not {number}")
-    return number
+        return number(value)
+    except ValueError as error:
+        raise AgentCrashed(str(error)) from error
 
 
 # An async function
@@ -127,7 +122,12 @@ class FunctionAgent:
         self._function = function
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
-        return reward_of(await self._function(task.data, base_url, api_key))
+        try:
+            return reward_of(await self._function(task.data, base_url, api_key))
+        except (
+            SystemExit
+        ) as error:  # it ends an agent that has a process of its own, and here it would end the driver
+            raise AgentCrashed(f"it called sys.exit({error.code!r})") from error
 
     async def close(self) -> None:
         """Nothing outlives a call."""
@@ -170,16 +170,27 @@ class CommandAgent:
     """Runs `argv` once per episode; at most `timeout_s` seconds.
 
     The command finds OPENAI_BASE_URL, OPENAI_API_KEY and HEADGATE_TASK (the task as JSON) in its environment. Its reward is
-    the last line of its output that is not empty, if that is a number or an object with `reward` in JSON; else its exit
-    status says it: 0 is 1.0 and 1 is 0.0. Any other status, and a signal, is a crash whatever was printed.
+    the last line of its output that is not empty: a number, or an object with `reward` in JSON. A last line that is neither,
+    no output, an exit status other than 0, and a signal are crashes: a program that broke did not earn 0.
 
-    With `grade` its output is no reward (the gateway's graders compute it), and every exit status but 0 is a crash.
+    With `grade` its output is no reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
+    reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes.
     """
 
-    def __init__(self, argv: Sequence[str], timeout_s: float = 600.0, *, grade: bool = False) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        timeout_s: float = 600.0,
+        *,
+        grade: bool = False,
+        exit_code_reward: bool = False,
+    ) -> None:
+        if grade and exit_code_reward:
+            raise ValueError("either graders compute the reward, or the exit status is it: not both")
         self._argv = list(argv)
         self._timeout_s = timeout_s
         self._grade = grade
+        self._exit_code_reward = exit_code_reward
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
         env = {
@@ -190,11 +201,24 @@ class CommandAgent:
         # Files, since asyncio waits for the end of a pipe, which a grandchild may hold open.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             status = await self._run(env, output, errors)
-            if status not in ((0,) if self._grade else (0, 1)):
-                raise AgentCrashed(f"{self._argv[0]} ended with {status}; {quoted(_end_of(errors))}")
+            stderr = quoted(_end_of(errors))
+            if status not in ((0, 1) if self._exit_code_reward else (0,)):
+                raise AgentCrashed(f"{self._argv[0]} ended with {status}; {stderr}")
             if self._grade:
                 return None
-            return _printed_reward(_end_of(output)) or Reward(1.0 - status)
+            return self._reward(status, _last_line(_end_of(output)), stderr)
+
+    def _reward(self, status: int, line: str, stderr: str) -> Reward | None:
+        value = _read(line)
+        if value is not _NOTHING:
+            return reward_of(value)
+        if self._exit_code_reward:
+            return Reward(1.0 - status)
+        printed = f"its last line is {line[:200]!r}" if line else "it printed nothing"
+        raise AgentCrashed(
+            f"{self._argv[0]} ended with 0 and stated no reward: {printed}. Print a number as the last line, or let the exit"
+            f" status be the reward with --exit-code-reward; {stderr}"
+        )
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
         try:
@@ -206,7 +230,7 @@ class CommandAgent:
                 return await process.wait()
         except TimeoutError as error:
             message = f"step 'run the agent's command' was not done within {self._timeout_s:g} s"
-            raise AgentCrashed(message) from error
+            raise AgentCrashed(f"{message}; {quoted(_end_of(errors))}") from error
         finally:
             await kill_group(process)
 
@@ -214,14 +238,24 @@ class CommandAgent:
         """Nothing outlives a call."""
 
 
-def _printed_reward(text: str) -> Reward | None:
-    lines = [line for line in text.splitlines() if line.strip()]
+_NOTHING = object()
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _read(line: str) -> Any:
+    """What a line states: a number as any language prints one (`.5`, `nan`), or an object with `reward`; else `_NOTHING`."""
     try:
-        value = loads(lines[-1]) if lines else None
+        return float(line)
     except ValueError:
-        return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return reward_of(value) if number or (isinstance(value, dict) and "reward" in value) else None
+        pass
+    try:
+        value = loads(line)
+    except ValueError:
+        return _NOTHING
+    return value if isinstance(value, dict) and "reward" in value else _NOTHING
 
 
 def _end_of(file: IO[bytes]) -> str:

@@ -1,84 +1,40 @@
 """Runs an agent once per episode, `concurrency` at a time, and posts its rewards, or has the gateway's graders compute them.
 
 Owns the episodes that it opens, from opening to reward or abandonment; neither the client nor the agent is its own.
-Invariants: an agent's failure never ends the runner; an episode is open for no longer than its agent's tries; a group that
-was begun is begun with all its members, one after the other; cancelling the runner cancels every agent that runs, and the
-gateway's deadlines then close the episodes.
+Invariants: agents' failures end the runner only when there are too many (`failures`); an episode is open for no longer than its
+agent's tries; a group that was begun is begun with all its members, one after the other; cancelling the runner cancels every
+agent that runs, and the gateway's deadlines then close the episodes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import secrets
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Agent, Reward, Task
+from gateway.client.failures import RunStopped, Share, pause_s
+from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
+from gateway.client.patience import Patience, Stopped, rest
 from gateway.types import EpisodeMode, EpisodeOpened
 
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_GIVEN_UP = frozenset(
-    (
-        "surplus",
-        "zero_variance",
-        "too_few_rewards",
-        "stale",
-        "no_room",
-        "retry",
-        "truncated",
-        "untrained_late",
-    )
-)
-"""Why the staleness ledger gives an episode up: no fault of its agent."""
-
-_COME_AGAIN = (429, 503)
-_RETRY_AFTER_S = 1.0
-_FIRST_BACKOFF_S = 0.2
-_LAST_BACKOFF_S = 5.0
+_CONFLICT, _SERVER_ERRORS = 409, 500
 _STOP_GRACE_S = 5.0
-
-
-class GatewayUnreachable(Exception):
-    """The gateway gave no answer for too long; the message names the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeOutcome:
-    """What became of one episode: a reward that the gateway took, an abort, or an error."""
-
-    task_id: str
-    group_id: str
-    episode_id: str | None
-    """None if the gateway refused to open it."""
-    reward: float | None
-    components: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
-    aborted: str | None = None
-    """Why the gateway had no use for the episode any more; it has no reward then, and no error."""
-    attempts: int = 0
-    """How often the agent was started."""
-    seconds: float = 0.0
-    """From admission to reward or abandonment."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """How an episode ended: exactly one of them is there."""
-
-    reward: Reward | None = None
-    error: str | None = None
-    aborted: str | None = None
+_FIRST_WAIT_S = 2.0
+"""How long the first request to open an episode waits in the gateway: whoever waits longer is told for what."""
+AGENT_FAILED = "agent_failed"
+NO_REWARD = "no_reward"
+DRIVER_STOPPED = "driver_stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +43,8 @@ class _Job:
     group_id: str
 
 
-class _Stopped(Exception):
-    pass
+class _Failed(Exception):
+    """An agent crashed, and is not started again."""
 
 
 class EpisodeRunner:
@@ -99,7 +55,9 @@ class EpisodeRunner:
     `retries`: how often a crashed agent is started again, in the same episode; what it did before is not trained.
     `open_wait_s`: how long one request waits in the gateway for a slot, before it comes again. `unreachable_s`: how long a
     gateway may give no answer before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
-    run. `model`: the trained model that the episodes are about; the gateway's first, if none is named.
+    run. `on_wait` is called with what episodes wait for before they are opened, when that changes; empty: for nothing.
+    `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
+    episodes are about; the gateway's first, if none is named.
     """
 
     def __init__(
@@ -116,6 +74,8 @@ class EpisodeRunner:
         unreachable_s: float = 60.0,
         seed: int = 0,
         on_outcome: Callable[[EpisodeOutcome], None] | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        max_failures: float = 0.5,
         model: str | None = None,
     ) -> None:
         if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
@@ -130,16 +90,22 @@ class EpisodeRunner:
         self._mode: EpisodeMode = mode
         self._retries = retries
         self._open_wait_s = open_wait_s
-        self._unreachable_s = unreachable_s
+        self._patience = Patience(unreachable_s)
         self._seed = seed
         self._on_outcome = on_outcome
+        self._on_wait = on_wait
+        self._waiting: dict[str, str] = {}
+        """What each episode waits for that is not open yet, by its Idempotency-Key."""
+        self._waits_for = ""
+        self._failures = Share(max_failures, concurrency)
+        self._stopped = False
         self._model = model
         self._jitter = random.Random()
         self._run_id = uuid.uuid4().hex[:12]
         self._groups = 0
 
     async def run(self, tasks: Iterable[Task]) -> list[EpisodeOutcome]:
-        """Every task once; the outcomes in the order of the tasks. Raises GatewayUnreachable."""
+        """Every task once; the outcomes in the order of the tasks. Raises GatewayUnreachable or RunStopped."""
         outcomes: dict[int, EpisodeOutcome] = {}
         await self._drive(self._jobs(tasks), outcomes.__setitem__, asyncio.Event())
         return [outcomes[index] for index in sorted(outcomes)]
@@ -147,7 +113,7 @@ class EpisodeRunner:
     async def run_forever(self, tasks: Sequence[Task], stop: asyncio.Event) -> None:
         """The tasks again and again, each pass in another order, until `stop` is set; then finishes what it began.
 
-        An episode that still waits for a slot is given up within seconds. Raises GatewayUnreachable.
+        An episode that still waits for a slot is given up within seconds. Raises GatewayUnreachable or RunStopped.
         """
         if not tasks:
             raise ValueError("there are no tasks")
@@ -188,14 +154,23 @@ class EpisodeRunner:
         keep: Callable[[int, EpisodeOutcome], None],
         stop: asyncio.Event,
     ) -> None:
+        failed = 0
         for index, job in jobs:
             try:
                 outcome = await self._episode(job, stop)
-            except _Stopped:
+                keep(index, outcome)
+                if self._on_outcome is not None:
+                    self._on_outcome(outcome)
+                if outcome.aborted is None:
+                    self._failures.add(outcome.error)
+            except Stopped:
                 return
-            keep(index, outcome)
-            if self._on_outcome is not None:
-                self._on_outcome(outcome)
+            except RunStopped:
+                self._stopped = True
+                raise
+            failed = failed + 1 if outcome.error is not None else 0
+            if failed and not stop.is_set():
+                await rest(pause_s(failed, self._jitter), stop)
 
     async def _episode(self, job: _Job, stop: asyncio.Event) -> EpisodeOutcome:
         task_id = job.task.task_id
@@ -204,10 +179,23 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             if refused.code == "group_finished":
                 return EpisodeOutcome(task_id, job.group_id, None, None, aborted=refused.code)
+            if refused.status < _SERVER_ERRORS and refused.status != _CONFLICT:
+                raise RunStopped(f"the gateway will not open any episode: {refused}") from refused
             return EpisodeOutcome(task_id, job.group_id, None, None, error=f"open: {refused}")
         started = time.monotonic()
-        answer, error, attempts = await self._attempt(job.task, opened)
-        ended = await self._end(opened.episode_id, answer, error)
+        crashes: list[Crash] = []
+        try:
+            reward = await self._attempt(job.task, opened, crashes)
+        except asyncio.CancelledError:
+            if self._stopped:
+                await self._leave(opened.episode_id)
+            raise
+        except _Failed:
+            ended = await self._give_up(opened.episode_id, AGENT_FAILED, crashes[-1].said, crashes[-1].report)
+            attempts = len(crashes)
+        else:
+            ended = await self._end(opened.episode_id, reward)
+            attempts = len(crashes) + 1
         return EpisodeOutcome(
             task_id,
             job.group_id,
@@ -217,24 +205,30 @@ class EpisodeRunner:
             ended.error,
             ended.aborted,
             attempts,
+            tuple(crash.said for crash in crashes),
             time.monotonic() - started,
         )
 
-    async def _attempt(self, task: Task, opened: EpisodeOpened) -> tuple[Reward | None, str | None, int]:
-        error, attempts = "", 0
-        while attempts <= self._retries and (not attempts or await self._restarted(opened.episode_id)):
-            attempts += 1
+    async def _attempt(self, task: Task, opened: EpisodeOpened, crashes: list[Crash]) -> Reward | None:
+        """The agent's answer; its crashes are added to `crashes`. Raises _Failed once it may not be started again."""
+        while True:
             try:
-                reward = await self._agent(task, opened.base_url, opened.api_key)
-            except Exception as crash:
-                error = f"{type(crash).__name__}: {crash}"
-                _log.warning("episode %s, attempt %d: %s", opened.episode_id, attempts, error)
-            else:
-                return reward, None, attempts
-        return None, error, attempts
+                return await self._agent(task, opened.base_url, opened.api_key)
+            except Exception as error:
+                crashes.append(Crash.of(error))
+            if len(crashes) > self._retries or not await self._restarted(opened.episode_id):
+                raise _Failed
+            await asyncio.sleep(pause_s(len(crashes), self._jitter))
+
+    async def _leave(self, episode_id: str) -> None:
+        """The run is stopped, and nobody will end an episode: its slot is free at once, unless the gateway does not answer."""
+        with suppress(GatewayRefused, httpx.TransportError, TimeoutError):
+            async with asyncio.timeout(_STOP_GRACE_S):
+                await self._client.abandon(episode_id, DRIVER_STOPPED)
 
     async def _open(self, job: _Job, stop: asyncio.Event) -> EpisodeOpened:
         again = secrets.token_hex(16)
+        wait_s = min(_FIRST_WAIT_S, self._open_wait_s)
 
         def request() -> Awaitable[EpisodeOpened]:
             return self._client.open_episode(
@@ -242,53 +236,84 @@ class EpisodeRunner:
                 job.group_id,
                 self._group_size,
                 self._mode,
-                wait_s=self._open_wait_s,
+                wait_s=wait_s,
                 model=self._model,
                 idempotency_key=again,
             )
 
-        opening = asyncio.ensure_future(self._insist("open an episode", request, stop))
+        async def sent_away(refused: GatewayRefused) -> None:
+            nonlocal wait_s
+            wait_s = self._open_wait_s
+            self._waits(again, await self._client.not_ready() or refused.message)
+
+        opening = asyncio.ensure_future(self._patience.insist("open an episode", request, stop, sent_away))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():  # a member of a group that was begun needs no slot, and is let in at once
                 await asyncio.wait({opening}, timeout=_STOP_GRACE_S)
             if not opening.done():
-                raise _Stopped
+                raise Stopped
             return opening.result()
         finally:
             stopping.cancel()
             opening.cancel()
+            self._waits(again, "")
+
+    def _waits(self, episode: str, what: str) -> None:
+        """An episode that is not open yet waits for something, or (empty) does not any more."""
+        self._waiting.pop(episode, None)
+        if what:
+            self._waiting[episode] = what
+        most = Counter(self._waiting.values()).most_common(1)
+        said = most[0][0] if most else ""
+        if said != self._waits_for:
+            self._waits_for = said
+            if self._on_wait is not None:
+                self._on_wait(said)
 
     async def _restarted(self, episode_id: str) -> bool:
         """Has the gateway forget what a crashed agent did. False: the episode is over, so that there is no second try."""
         try:
-            await self._insist(f"restart episode {episode_id}", lambda: self._client.restart(episode_id))
+            await self._patience.insist(
+                f"restart episode {episode_id}", lambda: self._client.restart(episode_id)
+            )
         except GatewayRefused:
             return False
         return True
 
-    async def _end(self, episode_id: str, reward: Reward | None, error: str | None) -> _Ended:
-        """Tells the gateway the end of an episode: a reward, an error, or neither, and then it is graded."""
-        if error is None and reward is None:
+    async def _end(self, episode_id: str, reward: Reward | None) -> Ended:
+        """Tells the gateway a reward; without one, the episode is graded."""
+        if reward is None:
             return await self._grade(episode_id)
+        components = reward.components or None
 
         def request() -> Awaitable[None]:
-            if reward is None:
-                return self._client.abandon(episode_id, (error or "")[:500])
-            return self._client.reward(episode_id, reward.reward, reward.components or None)
+            return self._client.reward(episode_id, reward.reward, components)
 
-        step = "abandon" if reward is None else "reward"
         try:
-            await self._insist(f"{step} episode {episode_id}", request)
+            await self._patience.insist(f"reward episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
-                row = await self._insist("look at an episode", lambda: self._client.episode(episode_id))
-                return _closed(row["reason"], error)
-            return _Ended(error="; ".join(filter(None, (error, f"{step}: {refused}"))))
-        return _Ended(reward, error)
+                return await self._fate(episode_id)
+            return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
+        return Ended(reward)
 
-    async def _grade(self, episode_id: str) -> _Ended:
+    async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> Ended:
+        """Leaves an episode out of its group, so that its slot is free at once."""
+
+        def request() -> Awaitable[None]:
+            return self._client.abandon(episode_id, reason, report or error)
+
+        try:
+            await self._patience.insist(f"abandon episode {episode_id}", request)
+        except GatewayRefused as refused:
+            if refused.code == "episode_closed":
+                return await self._fate(episode_id, error)
+            return Ended(error=f"{error}; abandon: {refused}")
+        return Ended(error=error)
+
+    async def _grade(self, episode_id: str) -> Ended:
         """Closes an episode and waits until the gateway has its reward."""
 
         def request() -> Awaitable[dict[str, Any]]:
@@ -297,56 +322,18 @@ class EpisodeRunner:
         state = "grading"
         try:
             while state == "grading":
-                fate = await self._insist(f"close episode {episode_id}", request)
+                fate = await self._patience.insist(f"close episode {episode_id}", request)
                 state = fate["state"]
-        except GatewayRefused as refused:  # nothing would reward it: its slot is free at once
-            return await self._end(episode_id, None, f"close: {refused}")
+        except GatewayRefused as refused:
+            return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
         if fate["reason"] == "rewarded":
-            return _Ended(Reward(fate["reward"], fate["components"] or {}))
-        return _closed(fate["reason"])
+            return Ended(Reward(fate["reward"], fate["components"] or {}))
+        return closed(fate["reason"])
 
-    async def _insist(
-        self, step: str, request: Callable[[], Awaitable[T]], stop: asyncio.Event | None = None
-    ) -> T:
-        """Repeats a request until the gateway answers other than "come again", or nothing for `unreachable_s`."""
-        silent_since: float | None = None
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            try:
-                return await request()
-            except GatewayRefused as refused:
-                if refused.status not in _COME_AGAIN:
-                    raise
-                if stop is not None and stop.is_set():
-                    raise _Stopped from refused
-                silent_since, backoff_s = None, _FIRST_BACKOFF_S
-                pause_s = refused.retry_after or _RETRY_AFTER_S
-            except httpx.TransportError as error:
-                silent_since = silent_since or time.monotonic()
-                if time.monotonic() - silent_since >= self._unreachable_s:
-                    message = f"step '{step}': no answer for {self._unreachable_s:g} s: {error!r}"
-                    raise GatewayUnreachable(message) from error
-                pause_s, backoff_s = backoff_s, min(2 * backoff_s, _LAST_BACKOFF_S)
-            await _rest(pause_s * self._jitter.uniform(1.0, 1.5), stop)
-
-
-async def _rest(seconds: float, stop: asyncio.Event | None) -> None:
-    """Sleeps; a stop ends the sleep, for a group that was begun meanwhile wants all its members."""
-    if stop is None or stop.is_set():
-        await asyncio.sleep(seconds)
-        return
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return
-
-
-def _closed(reason: str, error: str | None = None) -> _Ended:
-    """Of an episode that the gateway closed without a reward."""
-    if reason in _GIVEN_UP:
-        return _Ended(aborted=reason)
-    return _Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))
+    async def _fate(self, episode_id: str, error: str | None = None) -> Ended:
+        """How the gateway closed an episode by itself."""
+        row = await self._patience.insist("look at an episode", lambda: self._client.episode(episode_id))
+        return closed(row["reason"], error)
 
 
 def _keep_nothing(_index: int, _outcome: EpisodeOutcome) -> None:

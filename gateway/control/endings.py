@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.control.live import LiveEpisode, closed, graded
-from gateway.errors import Conflict, Unavailable
+from gateway.errors import Conflict, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
@@ -30,14 +30,6 @@ log = logging.getLogger(__name__)
 
 _UNTRAINED = "untrained_late"
 """Of an episode whose group the ledger had given up, but let run on."""
-_QUOTED = 4000
-"""Characters of an error."""
-
-
-def shortened(error: str) -> str:
-    """The beginning of an error, which names it, and its end, which says most; all of it if it is short."""
-    left = _QUOTED // 4
-    return error if len(error) <= _QUOTED else f"{error[:left]}\n...\n{error[left - _QUOTED + 5 :]}"
 
 
 class Endings:

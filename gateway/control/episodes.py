@@ -16,12 +16,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.control.admission import Admission
-from gateway.control.endings import Endings, shortened
+from gateway.control.endings import Endings
 from gateway.control.limits import Rooms
 from gateway.control.live import CALLS, closed, crashed, graded
 from gateway.control.live import LiveEpisode as LiveEpisode
 from gateway.control.overdue import OverdueGroups
-from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound
+from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_hash

@@ -28,6 +28,8 @@ _BECAUSE = {
     "total_deadline": "it ran for too long ([episodes] total_s)",
     "grading_failed": "its reward could not be computed",
     "agent_failed": "its agent ended without a reward",
+    "no_reward": "the reward that its agent stated was refused, or nothing was there to compute one",
+    "driver_stopped": "whoever ran its agent stopped, because too many episodes had failed",
     "skipped": "a newer version was published before its batch was trained",
     "nothing_sampled": "the call that opened it was refused before anything was sampled",
     "unknown_conversation": "its first call went on with a conversation of which no open episode of the agent has a reply",

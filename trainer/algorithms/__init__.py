@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, TokenBatch
 from trainer.algorithms.grpo import Grpo, GrpoSettings
 
@@ -12,10 +14,15 @@ REGISTRY: dict[str, tuple[type[AlgorithmSettings], Any]] = {
 }
 """The value of `[algorithm] type`: the settings' type, and what is called with them to make the algorithm."""
 
-__all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "create"]
+__all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "create", "learns_from_one"]
 
 
 def create(settings: AlgorithmSettings) -> Algorithm:
     """The algorithm that `settings` describe."""
     algorithm: Algorithm = REGISTRY[settings.type][1](settings)
     return algorithm
+
+
+def learns_from_one(algorithm: Algorithm) -> bool:
+    """Whether an episode that is alone in its group teaches anything: not where episodes of a group are compared."""
+    return bool(algorithm.advantages(torch.ones(1, dtype=torch.float64)).any())

@@ -28,6 +28,9 @@ class FakeGateway:
         self.abandoned: dict[str, str] = {}
         self.restart_status = 200
         self.restarted: list[str] = []
+        self.errors: dict[str, str] = {}
+        """What the agents of abandoned episodes said."""
+        self.unready = ""
         self.requests: Counter[str] = Counter()
 
     def app(self) -> FastAPI:
@@ -36,7 +39,11 @@ class FakeGateway:
         app.post(ADMIN + "/episodes/{episode_id}/reward")(self.reward)
         app.post(ADMIN + "/episodes/{episode_id}/abandon")(self.abandon)
         app.post(ADMIN + "/episodes/{episode_id}/restart")(self.restart)
+        app.get("/readyz")(self.ready)
         return app
+
+    async def ready(self) -> JSONResponse:
+        return _refused(503, 1.0, self.unready) if self.unready else JSONResponse({})
 
     async def open(self, request: Request) -> JSONResponse:
         self.requests["open"] += 1
@@ -62,12 +69,13 @@ class FakeGateway:
         return JSONResponse({})
 
     async def abandon(self, episode_id: str, request: Request) -> JSONResponse:
-        self.abandoned[episode_id] = (await request.json())["reason"]
+        body = await request.json()
+        self.abandoned[episode_id], self.errors[episode_id] = body["reason"], body["error"]
         return JSONResponse({})
 
 
-def _refused(status: int, retry_after: float) -> JSONResponse:
-    error = {"message": "refused", "code": None}
+def _refused(status: int, retry_after: float, message: str = "refused") -> JSONResponse:
+    error = {"message": message, "code": None}
     return JSONResponse({"error": error}, status, {"Retry-After": str(retry_after)})
 
 

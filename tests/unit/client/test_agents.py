@@ -74,7 +74,6 @@ def test_a_bad_task_is_named_by_its_line(tmp_path: Path, line: str) -> None:
     ("value", "reward"),
     [
         (0.5, Reward(0.5)),
-        (True, Reward(1.0)),
         ({"reward": 2, "components": {"form": 1}}, Reward(2.0, {"form": 1.0})),
         (None, None),
         ({"reward": None}, None),
@@ -90,13 +89,32 @@ async def test_a_function_answers_a_number_a_dict_or_nothing(value: object, rewa
 
 @pytest.mark.parametrize(
     "value",
-    ["1", {}, float("nan"), float("-inf"), {"reward": 1, "components": {"x": float("nan")}}],
+    [
+        "1",
+        "nan",
+        True,
+        {"reward": True},
+        {"reward": "0.5"},
+        {},
+        float("nan"),
+        float("-inf"),
+        {"reward": 1, "components": {"x": float("nan")}},
+        {"reward": 1, "components": {"x": True}},
+    ],
 )
 async def test_other_answers_are_crashes(value: object) -> None:
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> object:
         return value
 
     with pytest.raises(AgentCrashed, match="reward"):
+        await FunctionAgent(solve)(TASK, "u", "k")
+
+
+async def test_a_function_that_ends_its_process_is_a_crash() -> None:
+    async def solve(task: dict[str, object], base_url: str, api_key: str) -> float:
+        sys.exit(1)
+
+    with pytest.raises(AgentCrashed, match=r"sys\.exit\(1\)"):
         await FunctionAgent(solve)(TASK, "u", "k")
 
 
@@ -121,16 +139,40 @@ async def test_agents_are_loaded_by_file_and_by_module(
     [
         ("print('log'); print(0.75); print()", Reward(0.75)),
         ('print(\'{"reward": 1, "components": {"a": 2}}\')', Reward(1.0, {"a": 2.0})),
-        ("print('done')", Reward(1.0)),
-        ("pass", Reward(1.0)),
-        ("print('no'); raise SystemExit(1)", Reward(0.0)),
-        ("print(0.5); raise SystemExit(1)", Reward(0.5)),
-        ("print(0); print('true')", Reward(1.0)),
+        ("print('.5')", Reward(0.5)),
+        ("print('{\"reward\": null}')", None),
         ("print('x' * 300000); print(0.5)", Reward(0.5)),
     ],
 )
-async def test_a_command_says_its_reward(code: str, reward: Reward) -> None:
+async def test_a_command_says_its_reward(code: str, reward: Reward | None) -> None:
     assert await run(command(code)) == reward
+
+
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [
+        ("print('done')", 1.0),
+        ("pass", 1.0),
+        ("print('no'); raise SystemExit(1)", 0.0),
+        ("print('true')", 1.0),
+        ("print(0.5); raise SystemExit(1)", 0.5),
+        ("print(0.25)", 0.25),
+    ],
+)
+async def test_an_exit_status_is_a_reward_for_those_who_ask_for_it(code: str, reward: float) -> None:
+    agent = CommandAgent([sys.executable, "-c", code], 60.0, exit_code_reward=True)
+    assert await run(agent) == Reward(reward)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(2)", "print('nan')", "print(1); raise SystemExit(2)"])
+async def test_an_exit_status_that_is_neither_0_nor_1_is_a_crash_and_so_is_no_number(code: str) -> None:
+    with pytest.raises(AgentCrashed):
+        await run(CommandAgent([sys.executable, "-c", code], 60.0, exit_code_reward=True))
+
+
+def test_an_exit_status_cannot_be_a_reward_that_graders_compute() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        CommandAgent(["true"], grade=True, exit_code_reward=True)
 
 
 async def test_what_a_graded_command_says_is_no_reward_and_only_success_is_graded() -> None:
@@ -157,8 +199,19 @@ async def test_a_command_finds_its_task_in_the_environment() -> None:
     [
         ("print(1); import sys; sys.stderr.write('boom\\n'); sys.exit(3)", r"(?s)with 3.*boom"),
         ("print(1); import os; os.kill(os.getpid(), 9)", "with -9"),
+        ("raise ValueError('boom')", r"(?s)with 1.*ValueError: boom"),
+        ("print(0.5); raise SystemExit(1)", "with 1"),
         ("print('NaN')", "finite"),
-        ('print(\'{"reward": "high"}\')', "not the string"),
+        ("print('nan')", "finite"),
+        ("print('-inf')", "finite"),
+        ("print('1e999')", "finite"),
+        ("print('0.5 points')", "stated no reward: its last line is '0.5 points'"),
+        ("print(0); print('true')", "its last line is 'true'"),
+        ("print('\"0.5\"')", "stated no reward"),
+        ("print('done')", "stated no reward: its last line is 'done'.*--exit-code-reward"),
+        ("pass", "it printed nothing"),
+        ('print(\'{"reward": "high"}\')', "not 'high'"),
+        ("print('{\"reward\": true}')", "not True"),
     ],
 )
 async def test_a_command_crashes(code: str, words: str) -> None:
@@ -182,8 +235,9 @@ pathlib.Path({path!r}).write_text(str(child.pid))
 async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     """A shell, for it has its child long before the second is over."""
     path = tmp_path / "pid"
-    hangs = ["/bin/sh", "-c", f"sleep 60 & echo $! > {path}; wait"]
-    with pytest.raises(AgentCrashed, match="step 'run the agent's command' was not done within 1 s"):
+    hangs = ["/bin/sh", "-c", f"echo still at it >&2; sleep 60 & echo $! > {path}; wait"]
+    words = r"(?s)step 'run the agent's command' was not done within 1 s.*still at it"
+    with pytest.raises(AgentCrashed, match=words):
         await run(CommandAgent(hangs, 1.0))
     assert await dead(int(path.read_text()))
 
@@ -220,6 +274,8 @@ for line in sys.stdin:
     if do == "babble": print("hello", flush=True); continue
     if do == "grade": print('{"reward": null}', flush=True); continue
     if do == "nan": print('{"reward": NaN}', flush=True); continue
+    if do == "true": print('{"reward": true}', flush=True); continue
+    if do == "text": print('{"reward": "0.5"}', flush=True); continue
     if do == "error": print('{"error": "no idea"}', flush=True); continue
     print(json.dumps({"reward": os.getpid(), "components": {"key": len(ask["api_key"])}}), flush=True)
 """
@@ -259,7 +315,9 @@ async def test_a_worker_that_fails_is_replaced(worker: WorkerAgent, do: str, wor
     assert (await ask(worker)).reward != first.reward
 
 
-@pytest.mark.parametrize(("do", "words"), [("nan", "finite"), ("error", "no idea")])
+@pytest.mark.parametrize(
+    ("do", "words"), [("nan", "finite"), ("true", "not True"), ("text", "not '0.5'"), ("error", "no idea")]
+)
 async def test_a_worker_survives_its_own_errors(worker: WorkerAgent, do: str, words: str) -> None:
     first = await ask(worker)
     with pytest.raises(AgentCrashed, match=words):

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
-from gateway.client.driver import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}", "value": i}) for i in range(6)]
@@ -156,7 +156,11 @@ async def test_an_agent_that_keeps_crashing_is_abandoned_and_the_others_go_on(
     assert (crash.reward, crash.error, crash.attempts) == (None, "RuntimeError: crash", 2)
     assert nan.error == "AgentCrashed: a reward is a finite number, not nan"
     assert (good.reward, good.error) == (1.0, None)
-    assert gateway.abandoned == {"e1": crash.error, "e2": nan.error}
+    assert crash.crashes == ("RuntimeError: crash",) * 2
+    assert gateway.abandoned == {"e1": "agent_failed", "e2": "agent_failed"}
+    assert gateway.errors["e1"].startswith("RuntimeError: crash\nTraceback")
+    assert "test_driver.py" in gateway.errors["e1"]
+    assert gateway.errors["e2"] == nan.error
     assert set(gateway.rewards) == {"e3"}
 
 
@@ -177,6 +181,7 @@ async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: Gat
     gateway.reward_status = 409
     (outcome,) = await EpisodeRunner(client, FunctionAgent(value)).run(TASKS[:1])
     assert (outcome.reward, outcome.error) == (None, "reward: 409: refused")
+    assert gateway.abandoned == {"e1": "no_reward"}, "its slot would be held until the deadline"
 
 
 async def test_a_silent_gateway_ends_the_run_and_the_step_is_named(gateway: FakeGateway) -> None:

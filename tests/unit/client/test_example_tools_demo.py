@@ -85,15 +85,20 @@ def test_a_summary_has_the_means_of_what_the_agent_said_beside_its_rewards() -> 
     assert components({"outcomes": [{"components": {}}]}, "after") == {}
 
 
-def test_failures_are_server_errors_and_failed_episodes_and_nothing_else(tmp_path: Path) -> None:
+def test_failures_are_server_errors_and_failed_episodes_and_nothing_else() -> None:
     metrics = """
 headgate_errors_total{code="busy",status="429"} 5.0
 headgate_errors_total{code="engine",status="503"} 2.0
 headgate_calls_total{api="chat",finish="stop"} 9.0
 headgate_calls_total{api="chat",finish="abandoned"} 4.0
 """
-    (tmp_path / "trainer").mkdir()
-    log = "8 episodes, reward 0.5, 0 failed\nepisode ep-1 failed: boom\n9 episodes, reward 0.5, 1 failed\n"
-    (tmp_path / "trainer" / "rollout.log").write_text(log)
-    assert failed_requests(tmp_path, metrics, {"failed": 0}, {"failed": 3}) == 2 + 1 + 3
+    episodes = {
+        "train/closed/rewarded": 90,
+        "train/closed/surplus": 7,
+        "train/closed/agent_failed": 4,
+        "train/closed/idle_deadline": 1,
+        "eval/closed/agent_failed": 3,
+    }
+    facts = {"metrics": metrics, "status": {"episodes": episodes}}
+    assert failed_requests(facts, {"failed": 0}, {"failed": 3}) == 2 + 4 + 1 + 3
     assert abandoned_requests(metrics) == 4

@@ -51,3 +51,8 @@ async def episodes(
     finally:
         stop.set()
         await work
+
+
+async def broken(task: dict[str, Any], base_url: str, api_key: str) -> float:
+    """Always fails."""
+    raise ValueError("boom")

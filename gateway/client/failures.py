@@ -1,0 +1,76 @@
+"""Failures of a run's episodes: how long to pause after one, which were seen before, and when there are too many to go on."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, deque
+
+LEAST = 20
+"""Episodes that have ended before their failures can stop a run."""
+_WINDOW = 100
+_FIRST_PAUSE_S = 0.2
+_LAST_PAUSE_S = 30.0
+_KINDS = 20
+_LINE = 300
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-z]*\d)[0-9a-f]{8,}\b|\d+")
+"""What differs between two crashes of one kind: addresses, ids, numbers."""
+
+
+class RunStopped(Exception):
+    """Going on makes no sense; the message is one sentence that says why."""
+
+
+def pause_s(failures: int, jitter: random.Random) -> float:
+    """How long to pause after so many failures in a row: twice as long after each, and not the same for all at once."""
+    longest = min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 16), _LAST_PAUSE_S)
+    return longest * jitter.uniform(0.5, 1.0)
+
+
+def in_a_line(error: str) -> str:
+    """An error of many lines as one: what it is, and what was said last."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    if len(lines) > 1:
+        lines = [f"{lines[0].removesuffix('; stderr:')}: {lines[-1]}"]
+    return lines[0][:_LINE] if lines else ""
+
+
+class Share:
+    """The share of the last episodes that failed; `most` is what a run goes on with, 1 whatever happens."""
+
+    def __init__(self, most: float, concurrency: int) -> None:
+        if not 0 <= most <= 1:
+            raise ValueError(f"max_failures is a share, from 0 to 1, not {most}")
+        self._most = most
+        self._failed: deque[bool] = deque(maxlen=max(_WINDOW, 4 * concurrency))
+
+    def add(self, error: str | None) -> None:
+        """One more episode has ended; `error`: how it failed. Raises RunStopped if too many of the last did."""
+        self._failed.append(error is not None)
+        ended, failed = len(self._failed), sum(self._failed)
+        if error is not None and ended >= LEAST and failed > self._most * ended:
+            raise RunStopped(
+                f"stopped, because {failed} of the last {ended} episodes failed, and max_failures is {self._most:g};"
+                f" the last error: {in_a_line(error)}"
+            )
+
+
+class Crashes:
+    """How often an agent crashed in each way; a few ways are told apart, and the rest counted as one."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._shown: dict[str, str] = {}
+
+    def is_new(self, error: str) -> bool:
+        """Counts a crash; True if it is the first of its kind, and worth printing."""
+        kind = _VARYING.sub("#", error)
+        if kind not in self._counts and len(self._counts) >= _KINDS:
+            kind = ""
+        self._counts[kind] += 1
+        self._shown.setdefault(kind, in_a_line(error) if kind else "others")
+        return self._counts[kind] == 1 and bool(kind)
+
+    def counts(self) -> list[tuple[str, int]]:
+        """What is known of each kind in one line, and how often it came, the most frequent first."""
+        return [(self._shown[kind], count) for kind, count in self._counts.most_common()]

@@ -1,0 +1,75 @@
+"""What becomes of an episode that is driven: a reward that the gateway took, an abort, or an error."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+
+from gateway.client.agents import AgentCrashed, Reward
+from gateway.errors import shortened
+
+_GIVEN_UP = frozenset(
+    (
+        "surplus",
+        "zero_variance",
+        "too_few_rewards",
+        "stale",
+        "no_room",
+        "retry",
+        "truncated",
+        "untrained_late",
+    )
+)
+"""Why the staleness ledger gives an episode up: no fault of its agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutcome:
+    """What became of one episode: a reward that the gateway took, an abort, or an error."""
+
+    task_id: str
+    group_id: str
+    episode_id: str | None
+    """None if the gateway refused to open it."""
+    reward: float | None
+    components: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    aborted: str | None = None
+    """Why the gateway had no use for the episode any more; it has no reward then, and no error."""
+    attempts: int = 0
+    """How often the agent was started."""
+    crashes: tuple[str, ...] = ()
+    """How each attempt ended that crashed."""
+    seconds: float = 0.0
+    """From admission to reward or abandonment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an episode ended: exactly one of them is there."""
+
+    reward: Reward | None = None
+    error: str | None = None
+    aborted: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """How an attempt of an agent failed, in short, and with where."""
+
+    said: str
+    report: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Crash:
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, AgentCrashed):  # quotes what the agent's own process said
+            return cls(shortened(said), shortened(said))
+        return cls(shortened(said), shortened(f"{said}\n{''.join(traceback.format_exception(error))}"))
+
+
+def closed(reason: str, error: str | None = None) -> Ended:
+    """Of an episode that the gateway closed without a reward."""
+    if reason in _GIVEN_UP:
+        return Ended(aborted=reason)
+    return Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))

@@ -1,0 +1,85 @@
+"""Requests to a gateway that are sent again until it has an answer: while it has no room, and while it is away for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import httpx
+
+from gateway.client.admin import GatewayRefused
+
+T = TypeVar("T")
+
+_COME_AGAIN = (429, 503)
+_RETRY_AFTER_S = 1.0
+_FIRST_BACKOFF_S = 0.2
+_LAST_BACKOFF_S = 5.0
+
+
+class GatewayUnreachable(Exception):
+    """The gateway gave no answer for too long; the message names the step."""
+
+
+class Stopped(Exception):
+    """A run was stopped while one of its requests waited."""
+
+
+class Patience:
+    """How long a gateway may give no answer (`unreachable_s`)."""
+
+    def __init__(self, unreachable_s: float) -> None:
+        self._unreachable_s = unreachable_s
+        self._jitter = random.Random()
+
+    async def insist(
+        self,
+        step: str,
+        request: Callable[[], Awaitable[T]],
+        stop: asyncio.Event | None = None,
+        sent_away: Callable[[GatewayRefused], Awaitable[None]] | None = None,
+    ) -> T:
+        """Repeats a request until the gateway answers other than "come again", of which `sent_away` is told.
+
+        Raises GatewayRefused, GatewayUnreachable, and Stopped if it was sent away after a stop.
+        """
+        silent_since: float | None = None
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return await request()
+            except GatewayRefused as refused:
+                if refused.status not in _COME_AGAIN:
+                    raise
+                if stop is not None and stop.is_set():
+                    raise Stopped from refused
+                if sent_away is not None:
+                    await sent_away(refused)
+                    if (
+                        stop is not None and stop.is_set()
+                    ):  # meanwhile: it is tried once more, as if that had ended a sleep
+                        continue
+                silent_since, backoff_s = None, _FIRST_BACKOFF_S
+                pause_s = refused.retry_after or _RETRY_AFTER_S
+            except httpx.TransportError as error:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since >= self._unreachable_s:
+                    message = f"step '{step}': no answer for {self._unreachable_s:g} s: {error!r}"
+                    raise GatewayUnreachable(message) from error
+                pause_s, backoff_s = backoff_s, min(2 * backoff_s, _LAST_BACKOFF_S)
+            await rest(pause_s * self._jitter.uniform(1.0, 1.5), stop)
+
+
+async def rest(seconds: float, stop: asyncio.Event | None) -> None:
+    """Sleeps; a stop ends the sleep, for a group that was begun meanwhile wants all its members."""
+    if stop is None or stop.is_set():
+        await asyncio.sleep(seconds)
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

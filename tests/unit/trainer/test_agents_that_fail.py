@@ -1,0 +1,68 @@
+"""A trainer whose agents fail, or whose groups cannot teach anything: it ends and says why, or warns."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from scheduler.cluster.local import ChildDied
+from tests.gateways import RunningGateway
+from trainer.metrics import Metrics
+from trainer.run import lonely, run
+from trainer.settings import Settings
+
+
+def settings_of(tmp_path: Path, url: str, model: Path, **rollout: Any) -> Settings:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"task_id": "t{i}"}}\n' for i in range(30)))
+    agent = {"agent": "tests.unit.trainer.rollouts:broken", "tasks": tasks, "concurrency": 8}
+    return Settings.parse({
+        "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1},
+        "gateway": {"url": url},
+        "model": {"path": model},
+        "optimizer": {"lr": 1e-3},
+        "rollout": {**agent, **rollout},
+    })  # fmt: skip
+
+
+async def test_a_trainer_ends_with_a_sentence_when_its_agents_always_fail(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Before, it waited for groups that nobody would ever earn."""
+    words = r"stopped, because 20 of the last 20 episodes failed.*the last error: ValueError: boom$"
+    with pytest.raises(ChildDied, match=words):
+        async with asyncio.timeout(240):
+            await run(settings_of(tmp_path, gateway.url, tiny_model, group_size=2))
+    log = (tmp_path / "run" / "rollout.log").read_text()
+    assert log.count("Traceback") == 0
+    assert log.count("failed: ValueError: boom") == 1
+    closed = await gateway.admin.episodes(state="closed", limit=100)
+    failed = [row for row in closed if row["reason"] == "agent_failed"]
+    assert 20 <= len(failed) <= 28
+    assert all(row["error"].startswith("ValueError: boom\nTraceback") for row in failed)
+
+
+def test_the_live_view_says_how_the_agents_fare(tmp_path: Path) -> None:
+    log = tmp_path / "rollout.log"
+    with Metrics(tmp_path, 2, Console(width=200), log) as metrics:
+        metrics.collected(0, 16)
+        console = Console(width=200, record=True)
+        console.print(metrics._table())
+        assert "agents" not in console.export_text()
+        log.write_text(
+            "x" * 10_000 + "\n9 episodes, reward 0.000, 9 failed; the last error: KeyError: [tea]\n\n"
+        )
+        console.print(metrics._table())
+    shown = console.export_text()
+    assert "9 failed; the last error: KeyError: [tea]" in shown
+    assert "figure" in shown
+
+
+@pytest.mark.parametrize(("group_size", "warned"), [(1, True), (2, False)])
+def test_groups_of_one_are_warned_of(tmp_path: Path, group_size: int, warned: bool) -> None:
+    settings = settings_of(tmp_path, "http://x", tmp_path, group_size=group_size)
+    assert ("every advantage is 0" in lonely(settings)) is warned
