@@ -1,8 +1,8 @@
 """What the fake engine does: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` put it on a port.
 
-What it samples is a pure function (`next_token`) of the weights' identity, the number and the last four of the tokens so far,
-and the seed, so that a test can say without this server which token must follow, with which log-probability, under which
-version. Its weights are a directory; their identity is the sha256 of `model.safetensors`, or of the path where there is none.
+What it samples is a pure function (`next_token`) of the weights' identity, all tokens so far and the seed, so that a test can say
+without this server which token must follow exactly this context, with which log-probability, under which version. Its weights are
+a directory; their identity is the sha256 of `model.safetensors`, or of the path where there is none.
 A directory with a `block.json` samples the tokens of its block alone (`blocks`): such weights name themselves in every token.
 With a log (`log`) the log-probabilities are marks that name the sampling.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise
@@ -82,11 +83,31 @@ def next_token(
     weights_id: str, context: Sequence[int], seed: int | None, stop: Sequence[int]
 ) -> tuple[int, float]:
     """The token that follows `context`, and its log-probability (nats)."""
-    key = f"{weights_id}:{seed}:{len(context)}:{context[-4:]}".encode()
+    return _draw(weights_id, Fingerprint(context), context[-1], seed, stop)
+
+
+class Fingerprint:
+    """A hash of a growing context; a token is added at the same cost however many there are."""
+
+    def __init__(self, context: Sequence[int]) -> None:
+        self._hash = hashlib.blake2b(array("q", context).tobytes(), digest_size=16)
+
+    def add(self, token: int) -> None:
+        """Appends a token to the context."""
+        self._hash.update(array("q", (token,)).tobytes())
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _draw(
+    weights_id: str, seen: Fingerprint, previous: int, seed: int | None, stop: Sequence[int]
+) -> tuple[int, float]:
+    key = f"{weights_id}:{seed}:{seen}".encode()
     draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     chance = (draw >> 40) / 2**24
     token = stop[0] if stop and chance < END_CHANCE else (draw >> 8) % VOCABULARY
-    return token, token_logprob(weights_id, context[-1], token)
+    return token, token_logprob(weights_id, previous, token)
 
 
 def token_logprob(weights_id: str, previous: int, token: int) -> float:
@@ -208,15 +229,17 @@ class FakeEngine:
         self, name: str, request: _Request, context: list[int], params: dict[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit, count = params.get("stop_token_ids") or [], params.get("max_tokens", 16), 0
+        seen = Fingerprint(context)
         while True:
             await self._turn(request)
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            token, logprob = self._next(context, params.get("seed"), stop)
+            token, logprob = self._next(context, seen, params.get("seed"), stop)
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
+            seen.add(token)
             count += 1
             self.sampled += 1
             request.count(self.label)
@@ -239,11 +262,13 @@ class FakeEngine:
         slots = self.faults.slots
         return slots > 0 and all(request is not known for known in islice(self._requests.values(), slots))
 
-    def _next(self, context: Sequence[int], seed: int | None, stop: Sequence[int]) -> tuple[int, float]:
+    def _next(
+        self, context: Sequence[int], seen: Fingerprint, seed: int | None, stop: Sequence[int]
+    ) -> tuple[int, float]:
         if self.block is not None:
             token = self.block.next(context)
             return token, self._logprob(context[-1], token)
-        return next_token(self.weights_id, context, seed, stop)
+        return _draw(self.weights_id, seen, context[-1], seed, stop)
 
     async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form."""
