@@ -37,6 +37,15 @@ def process(episode: Episode) -> int:
     return os.getpid()
 
 
+def together(episode: Episode) -> int:
+    """Which process this is, said once so many processes as the metadata names have been asked."""
+    folder = Path(episode["metadata"]["folder"])
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < episode["metadata"]["workers"]:
+        time.sleep(0.01)
+    return os.getpid()
+
+
 def noisy(episode: Episode) -> float:
     """Everything that could be taken for an answer, and reads all that could be taken for a question."""
     lie = '{"reward": 98}'

@@ -172,7 +172,7 @@ def give_back(url: str) -> None:
             statements = (
                 ("VACUUM (ANALYZE)",)
                 if engine.dialect.name == "postgresql"
-                else ("VACUUM", "PRAGMA optimize")
+                else ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)", "PRAGMA optimize")
             )
             for statement in statements:
                 connection.exec_driver_sql(statement)

@@ -372,15 +372,7 @@ async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (after := await engine.look()) is None or after.running:
             await asyncio.sleep(0.02)
-    assert after.sampled >= now.sampled
-
-
-async def test_closing_the_iterator_stops_the_work(engine: Engine) -> None:
-    """Many long requests are given up; a short one is then alone, and at once."""
-    for number in range(16):
-        async with aclosing(engine.generate(ask(f"given-up-{number}", max_tokens=LONG))) as chunks:  # type: ignore[type-var]
-            await anext(chunks)
-    assert len(ids_of(await asyncio.wait_for(answer(engine, ask("alone", max_tokens=3)), PATIENCE_S))) == 3
+    assert now.sampled <= after.sampled < before.sampled + LONG, "closing the iterator stopped the work"
 
 
 async def test_a_token_that_the_model_does_not_have_is_refused(
