@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: byte
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_tokens": 8, "min_tokens": 9}, "invalid_value", "min_tokens"),
         ({"min_tokens": 2048}, "invalid_value", "min_tokens"),
-        ({"seed": 2**70}, None, None),
+        ({"seed": 2**70}, "invalid_value", "seed"),
         ({"stop": [""]}, "invalid_value", None),
         ({"messages": []}, "invalid_value", "messages"),
         ({"messages": "hi"}, "invalid_value", "messages"),
@@ -125,7 +124,7 @@ async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: byte
         ({"logit_bias": {"1000000": 1}}, "invalid_value", "logit_bias"),
         ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty"),
         ({"response_format": {"type": "xml"}}, "unsupported_parameter", "response_format"),
-        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
+        ({"reasoning_effort": 5}, "invalid_value", "reasoning_effort"),
         ({"max_tokens": 3000}, "context_length_exceeded", "messages"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "context_length_exceeded", "messages"),
     ],
@@ -136,7 +135,7 @@ async def test_what_is_wrong_is_named(
 ) -> None:
     episode, headers = await gateway.open("bad", mode="eval")
     response = await gateway.chat(headers, **{"model": "demo", "stream": stream, **values})
-    error = error_of(response, 400, code or response.json()["error"]["code"])
+    error = error_of(response, 400, code)
     assert error["type"] == "invalid_request_error"
     if param is not None:
         assert error["param"] == param
@@ -225,8 +224,7 @@ async def test_a_reward_that_is_no_number_is_refused_and_the_episode_stays_open(
 ) -> None:
     episode, _ = await gateway.open("bad")
     response = await gateway.http.post(f"/admin/v1/episodes/{episode}/reward", content=body)
-    assert response.status_code == 400
-    error_of(response, 400, response.json()["error"]["code"])
+    error_of(response, 400, "invalid_value")
     assert (await gateway.admin.episode(episode))["state"] == "open"
     await gateway.admin.reward(episode, 0.5)
 
@@ -275,7 +273,7 @@ async def test_an_episode_that_cannot_be_opened(
     gateway: RunningGateway, body: dict[str, Any], param: str
 ) -> None:
     response = await gateway.http.post("/admin/v1/episodes", json=body)
-    error = error_of(response, 400, response.json()["error"]["code"])
+    error = error_of(response, 400, "unknown_parameter" if param == "taks" else "invalid_value")
     assert error["param"] == param
 
 
@@ -348,4 +346,4 @@ async def test_a_very_deep_body_is_refused(gateway: RunningGateway) -> None:
     deep = b"[" * 20_000 + b"]" * 20_000
     for url in ("/v1/chat/completions", "/admin/v1/episodes"):
         response = await gateway.http.post(url, content=deep, headers=headers)
-        error_of(response, 400, json.loads(response.content)["error"]["code"])
+        error_of(response, 400, "invalid_json" if url.startswith("/v1") else "invalid_value")
