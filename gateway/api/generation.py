@@ -66,6 +66,7 @@ async def admitted(request: Request, gateway: Services) -> Caller:
     """Who calls, once there is a place for one more call of theirs; `leave` gives it back. Raises Busy, and as `identify`."""
     caller = await identify(request, gateway)
     try:
+        gateway.database.check()  # what is sampled could not be recorded
         request.scope[_TICKET] = gateway.limits.admit(caller)
     except Busy:
         body = await request.body()

@@ -29,8 +29,7 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
     """Calls would be served: the process is not being stopped, the store writes, and an engine is open or will be in a moment."""
     if request.app.state.drain.begun:
         raise stopping()
-    if not gateway.database.healthy:
-        raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
+    gateway.database.check()
     if not gateway.database.reachable:
         raise Unavailable(
             "the database does not answer: calls wait for it", retry_after=5.0, code="store_down"

@@ -115,6 +115,7 @@ class Episodes:
 
         Raises Busy after `wait_s`, Conflict if the group takes no more.
         """
+        self._database.check()
         key = "" if asked.opening else key or f"hg-{secrets.token_urlsafe(24)}"
         row = _row(asked, key)
         with self._rooms.entering(asked.model, self._live.values()):

@@ -86,7 +86,7 @@ class StoredLedger:
         """
         if self.broken is not None:
             raise Unavailable(self.broken, retry_after=30.0, code="ledger_broken")
-        self._database.check()  # before the event changes what is in memory
+        self._database.check_write()  # before the event changes what is in memory
         commands = self._decide(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands

@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.errors import Unavailable
 from gateway.store import coordination
-from gateway.store.connections import delays, is_again, is_away, is_broken, is_failed, refusal
+from gateway.store.connections import delays, is_again, is_away, is_broken, is_failed, is_full, refusal
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class Committer:
         self._marks = engine.dialect.name == "postgresql"
         self._stop_at: float | None = None
         self._away_since: float | None = None
+        self.full = False
+        """The database is away because its disk has no room left."""
         self._busy_since: float | None = None
 
     @property
@@ -190,15 +192,17 @@ class Committer:
     def _wait(self, again: _Again, delay: float) -> None:
         if self._stop_at is not None and time.monotonic() > self._stop_at:
             raise _Stopped
+        self.full = is_full(again.error)
         if again.away and self._away_since is None:
             self._away_since = time.monotonic()
-            log.error("the database is away, writes wait for it: %s", _short(again.error))
+            why = "has no room left on its disk" if self.full else "is away"
+            log.error("the database %s, writes wait for it: %s", why, _short(again.error))
         time.sleep(delay)
 
     def _is_back(self) -> None:
         if self._away_since is not None:
             log.warning("the database is back after %.1f s", time.monotonic() - self._away_since)
-            self._away_since = None
+            self._away_since, self.full = None, False
 
     def _drop(self) -> None:
         """Gives the connection up."""

@@ -43,7 +43,11 @@ _AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
 """SQLSTATEs: no connection, no room, shut down, and errors of the server's disk."""
 _AGAIN = ("40001", "40P01", "55P03", "57014")
 """Not serializable, deadlock, lock not available, and a statement that somebody or a time limit of the server ended."""
+_DISK_FULL = "53100"
 _SQLITE_BUSY = (5, 6)
+_SQLITE_FULL = 13
+_SQLITE_AWAY = (10, _SQLITE_FULL)
+"""Errors of the disk, and no room on it."""
 _SQLITE_UNUSABLE = (3, 8, 11, 14, 23, 26)
 """Without permission, read-only, damaged, not to be opened, forbidden, and no database."""
 _UNUSABLE = ("28000", "28P01", "3D000", "42501")
@@ -105,16 +109,27 @@ def is_away(error: BaseException) -> bool:
         if original.sqlstate is None:  # libpq's own: no connection, or one that broke
             return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
         return original.sqlstate.startswith(_AWAY)
-    return error.connection_invalidated
+    return error.connection_invalidated or _sqlite_code(error) in _SQLITE_AWAY
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no room left on the database's disk."""
+    original = getattr(error, "orig", None)
+    return _sqlite_code(error) == _SQLITE_FULL or getattr(original, "sqlstate", None) == _DISK_FULL
+
+
+def _sqlite_code(error: BaseException) -> int | None:
+    """SQLite's primary code; None if it is not SQLite's error."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def is_again(error: BaseException) -> bool:
     """Whether the same transaction may well succeed a moment later."""
     if not isinstance(error, DBAPIError):
         return False
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in _SQLITE_BUSY
+    if (code := _sqlite_code(error)) is not None:
+        return code in _SQLITE_BUSY
     return getattr(error.orig, "sqlstate", None) in _AGAIN
 
 
@@ -122,9 +137,8 @@ def is_unusable(error: BaseException) -> bool:
     """Whether an error says that a database is none, or none that this process may use: trying again is of no use."""
     if not isinstance(error, DBAPIError):
         return False
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in _SQLITE_UNUSABLE
+    if (code := _sqlite_code(error)) is not None:
+        return code in _SQLITE_UNUSABLE
     if isinstance(error.orig, psycopg.Error):
         return error.orig.sqlstate in _UNUSABLE or any(words in str(error.orig) for words in _LET_IN_NOBODY)
     return False

@@ -96,7 +96,17 @@ class Database:
         return self._committer.reachable and not self._unread
 
     def check(self) -> None:
-        """Raises Unavailable if a write would be refused now."""
+        """Before anything new is begun. Raises Unavailable if a write would be refused now, or could not be done at all."""
+        self.check_write()
+        if self._committer.full:
+            raise Unavailable(
+                "the database has no room left on its disk ([store] url): make some; what has begun is recorded then",
+                retry_after=10.0,
+                code="store_full",
+            )
+
+    def check_write(self) -> None:
+        """Raises Unavailable if a write would be refused now. One that was not begun in vain waits for its database."""
         if not self.healthy:
             raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
         if self._waiting >= self._settings.max_pending:
@@ -107,7 +117,7 @@ class Database:
 
         The function runs in the writer's thread, and may run more than once (see commits.py): it must do nothing but write.
         """
-        self.check()
+        self.check_write()
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting += 1
         self._queue.put((write, future))
@@ -212,6 +222,9 @@ class _Fenced(Database):
 
     def check(self) -> None:
         self._database.check()
+
+    def check_write(self) -> None:
+        self._database.check_write()
 
     def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
         def fenced(connection: Connection) -> T:

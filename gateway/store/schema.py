@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import answers
-from gateway.store.connections import connect, delays, is_again, is_away, is_unusable, shown
+from gateway.store.connections import connect, delays, is_again, is_away, is_full, is_unusable, shown
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
@@ -89,6 +89,8 @@ def _first_line(error: DBAPIError) -> str:
 
 def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
     where = f"[store] url = {shown(settings.url)!r}"
+    if is_full(error):
+        return f"{where}: there is no room left on the database's disk ({_first_line(error)}): make some, or name another place"
     if is_away(error):
         return (
             f"{where}: the database cannot be reached (tried for {limit:g} s): {_first_line(error)}."

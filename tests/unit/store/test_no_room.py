@@ -1,0 +1,119 @@
+"""A disk that is full: nothing acknowledged is lost, what waits is written once there is room, and it is said meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event
+
+from gateway.errors import Unavailable
+from gateway.sections import StoreSettings
+from gateway.settings import ConfigError
+from gateway.store import ledger as statements
+from gateway.store.connections import connect
+from gateway.store.database import Database
+from gateway.store.schema import bring_up_to_date
+
+ROOM = 2**31 - 2
+_RAISE = """
+CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'could not extend file "base/1/2"' USING ERRCODE = '53100'; END $$;
+CREATE TRIGGER no_room BEFORE INSERT ON ledger_events EXECUTE FUNCTION no_room()
+"""
+
+
+class Disk:
+    """Of a database: it has room, or none. SQLite's own limit of pages counts as its disk; PostgreSQL is told to say so."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pages = ROOM
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", self._limit)
+            event.listen(engine, "checkout", lambda raw, record, _proxy: self._limit(raw, record))
+
+    def _limit(self, raw: Any, _record: Any) -> None:
+        raw.execute(f"PRAGMA max_page_count={self._pages}")
+
+    def fill(self) -> None:
+        """No page can be added any more."""
+        self._pages = 1  # SQLite takes as many as there are
+        self._tell(_RAISE)
+
+    def make_room(self) -> None:
+        """There is room again."""
+        self._pages = ROOM
+        self._tell("DROP TRIGGER no_room ON ledger_events")
+
+    def _tell(self, statement: str) -> None:
+        if self._engine.dialect.name == "postgresql":
+            with self._engine.begin() as connection:
+                connection.exec_driver_sql(statement)
+
+
+def append(number: int) -> Callable[[Connection], int]:
+    def write(connection: Connection) -> int:
+        statements.insert_event(connection, "m", {"number": number, "text": "x" * 20_000}, [])
+        return number
+
+    return write
+
+
+def numbers(connection: Connection) -> list[int]:
+    return [event["number"] for event in statements.events(connection, "m")]
+
+
+@pytest.fixture
+async def database(store_url: str) -> AsyncIterator[Database]:
+    opened = await Database.open(StoreSettings(url=store_url, read_wait_s=2.0))
+    yield opened
+    await opened.close()
+
+
+async def full(database: Database, disk: Disk, write: Callable[[], asyncio.Future[int]]) -> Any:
+    """Fills the disk while the writer is at work, and answers the write that it met first."""
+    disk.fill()
+    database._committer._drop()  # so that its next connection has the limit
+    waiting = write()
+    async with asyncio.timeout(60):
+        while not database._committer.full:
+            assert not waiting.done(), waiting
+            await asyncio.sleep(0.005)
+    return waiting
+
+
+async def test_what_was_acknowledged_stays_and_what_waits_is_written_once_there_is_room(
+    database: Database,
+) -> None:
+    disk = Disk(database._engine)
+    for number in range(5):
+        assert await database.submit(append(number)) == number
+    first = await full(database, disk, lambda: database.submit(append(5)))
+    with pytest.raises(Unavailable, match=r"no room left on its disk \(\[store\] url\)") as error:
+        database.check()
+    assert (error.value.code, error.value.retry_after) == ("store_full", 10.0)
+    assert not database.reachable
+    assert await database.read(numbers) == [0, 1, 2, 3, 4], "what is there can be read"
+    later = [database.submit(append(number)) for number in (6, 7)]
+    assert not any(one.done() for one in (first, *later))
+    disk.make_room()
+    async with asyncio.timeout(60):
+        assert [await one for one in (first, *later)] == [5, 6, 7]
+    database.check()
+    assert database.reachable
+    assert await database.read(numbers) == list(range(8))
+
+
+def test_a_start_without_room_is_refused_by_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    engine = connect(url, 1)
+    event.listen(engine, "connect", lambda raw, _record: raw.execute("PRAGMA max_page_count=2"))
+    try:
+        with pytest.raises(ConfigError, match=r"\[store\] url.*no room left"):
+            bring_up_to_date(engine, StoreSettings(url=url, read_wait_s=0.1))
+    finally:
+        engine.dispose()
