@@ -347,11 +347,10 @@ async def test_tokens_that_the_engine_never_accounted_for_carry_an_interval_and_
 ) -> None:
     values = two_engines(tiny_model, tmp_path, update={"mode": "keep"}, delay_s=0.03)
     async with run_gateway(values, in_process=False) as gateway:
+        for slot in slots(gateway):
+            await gateway.fake("faults", slot, endless=True)
         episode, headers = await gateway.open(mode="eval")
-        question = long_question(gateway, 90)
-        task = asyncio.create_task(
-            gateway.chat(headers, max_tokens=95, stream=True, messages=question), name="call"
-        )
+        task = asyncio.create_task(gateway.chat(headers, max_tokens=200, stream=True), name="call")
         call = await call_of(gateway, episode)
         slot = gateway.model.pool.slots[call["engine"]]
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)

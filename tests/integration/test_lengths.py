@@ -45,7 +45,8 @@ class Watched:
 
 
 async def talk(gateway: RunningGateway, task: str, text: str, tokens: int, turns: int = 1) -> None:
-    """A conversation; every answer has so many tokens, as the engine is told to go on to the end."""
+    """A conversation; every answer has so many tokens."""
+    await gateway.fake("faults", endless=True)
     episode, headers = await gateway.open(task, group_id=f"{task}-{text[:4]}", group_size=1024)
     messages: list[dict[str, Any]] = []
     for _ in range(turns):

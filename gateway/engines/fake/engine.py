@@ -9,7 +9,8 @@ With a log (`log`) the log-probabilities are marks that name the sampling.
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
 (no token any more), `load_s` (how long a load takes), `fail_load`, `fail_after` (an error event after so many tokens),
-`logprob_noise`, `sick` (`/health` fails), `sleep_s` (how long falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
+`logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_s` (how long falling asleep
+takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
 Asleep it samples nothing, refuses what is asked of it (`refused` counts that), and has forgotten its prefix cache; after level 2
 its weights too, so that it samples what no checkpoint would until one is loaded.
@@ -50,6 +51,7 @@ class Faults:
     fail_load: bool = False
     fail_after: int = 0
     logprob_noise: float = 0.0
+    endless: bool = False
     sick: bool = False
     sleep_s: float = 0.0
     wake_s: float = 0.0
@@ -268,7 +270,7 @@ class FakeEngine:
         if self.block is not None:
             token = self.block.next(context)
             return token, self._logprob(context[-1], token)
-        return _draw(self.weights_id, seen, context[-1], seed, stop)
+        return _draw(self.weights_id, seen, context[-1], seed, () if self.faults.endless else stop)
 
     async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form."""
