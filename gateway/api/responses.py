@@ -21,7 +21,7 @@ from gateway.api.upstream import relay
 from gateway.control.callers import Caller
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
-from gateway.dialects.asked import Asked, Message
+from gateway.dialects.asked import Asked, Message, unsupported
 from gateway.dialects.responses import Item, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.dialects.responses_tools import Toolbox
@@ -82,8 +82,8 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     asked = dialect.parse({**values, **said})
     model = gateway.models.resolve(asked.model, caller.model)
     if isinstance(model, Upstream):
-        message = f"the tokens of {asked.model!r} are counted elsewhere"
-        raise BadRequest(message, code="unsupported_parameter", param="model")
+        instead = "it is upstream, and counts its tokens itself: see `usage` in its answers"
+        raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
     toolbox = Toolbox.of(asked.tools or (), gateway.settings.server.hosted_tools)
@@ -103,8 +103,7 @@ async def response(
     row = await _response(gateway, await identify(request, gateway), response_id)
     for name, refused in (("stream", stream), ("starting_after", starting_after is not None)):
         if refused:
-            message = f"the parameter '{name}' is not supported by this gateway: responses are stored whole"
-            raise BadRequest(message, code="unsupported_parameter", param=name)
+            raise unsupported(name, "this parameter", "responses are stored whole: retrieve it without")
     answer: dict[str, Any] = row["answer"]
     return answer
 
@@ -137,7 +136,10 @@ async def input_items(
 async def cancel_response(response_id: str, request: Request, gateway: Gateway) -> None:
     """Refused: only background responses can be cancelled, and there are none."""
     await _response(gateway, await identify(request, gateway), response_id)
-    raise BadRequest("only background responses can be cancelled", code="invalid_value", param="response_id")
+    message = (
+        "only background responses can be cancelled: to stop one that is in the making, close its connection"
+    )
+    raise BadRequest(message, code="invalid_value", param="response_id")
 
 
 def _left_out(gateway: Services, toolbox: Toolbox) -> dict[str, str]:

@@ -55,7 +55,7 @@ def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
         raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
     param = "prompt" if asked.prompts else "messages"
     if room < 1:  # in these words: there are clients that look for them, and then shorten the conversation
-        message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum"
+        message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum; shorten it"
         raise BadRequest(message, code="context_length_exceeded", param=param)
     wanted = asked.max_tokens or room
     if asked.max_tokens_may_exceed:
@@ -69,7 +69,7 @@ def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
     if wanted > room:
         message = (
             f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"
-            f" and the reply was asked to take up to {wanted}"
+            f" and the reply was asked to take up to {wanted}: ask for at most {room}, or shorten the prompt"
         )
         raise BadRequest(message, code="context_length_exceeded", param=param)
     return wanted

@@ -75,6 +75,9 @@ def choices_of(values: dict[str, Any], most: int = 2048) -> int:
     return min(max(1, asked), most)
 
 
+TEXT_ALONE = "this model reads text: send what it needs to know as text"
+
+
 def check_messages(messages: Sequence[Any]) -> None:
     """Raises BadRequest if a message is none of those that a text model can be given."""
     if not messages:
@@ -87,10 +90,32 @@ def check_tools(tools: Sequence[Any]) -> None:
     """Raises BadRequest if a tool is not a function with a name."""
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(tool, dict) and tool.get("type") == "custom":
+            instead = "offer a function of one string, or the custom tool in /v1/responses"
+            raise unsupported(f"tools.{i}", "a tool of type 'custom'", instead)
         if not isinstance(function, dict) or tool.get("type") != "function" or not _named(function):
             raise BadRequest(
                 "a tool must be a function with a name", code="invalid_value", param=f"tools.{i}"
             )
+
+
+Unsupported = dict[str, tuple[tuple[Any, ...], str]]
+"""Parameters that are known and not supported: the values that ask for nothing, and what to do instead of another."""
+
+
+def take_out(values: dict[str, Any], parameters: Unsupported) -> None:
+    """Takes such parameters out of a body where they ask for nothing. Raises BadRequest where they ask for something."""
+    for name, (neutral, instead) in parameters.items():
+        value = values.pop(name, None)
+        if isinstance(value, dict):
+            value = {key: inner for key, inner in value.items() if inner is not None}
+        if value is not None and value not in neutral:
+            raise unsupported(name, "this parameter", instead)
+
+
+def unsupported(where: str, what: str, instead: str, code: str = "unsupported_parameter") -> BadRequest:
+    """The error for what this gateway cannot do, or this model."""
+    return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -121,8 +146,7 @@ def _check_part(part: Any, where: str) -> None:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return
     if kind != "text" or not isinstance(part.get("text"), str):
-        message = f"a content part of type {kind!r} is not supported: this model reads text"
-        raise BadRequest(message, code="unsupported_content", param=where)
+        raise unsupported(where, f"a content part of type {kind!r}", TEXT_ALONE, "unsupported_content")
 
 
 def _check_tool_calls(calls: Any, where: str) -> None:

@@ -9,7 +9,17 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Effort, ServiceTier, Verbosity, check_messages, check_tools
+from gateway.dialects.asked import (
+    Asked,
+    Effort,
+    ServiceTier,
+    Unsupported,
+    Verbosity,
+    check_messages,
+    check_tools,
+    take_out,
+    unsupported,
+)
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -71,27 +81,21 @@ class ChatRequest(BaseModel):
     prompt_cache_retention: str | None = None
 
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "functions": (None, []),
-    "function_call": (None,),
+_ONLY_TEXT = "this model writes text: leave it out"
+_UNSUPPORTED: Unsupported = {
+    "modalities": ((["text"],), _ONLY_TEXT),
+    "audio": ((), _ONLY_TEXT),
+    "prediction": ((), "leave it out: every token of a reply is sampled"),
+    "web_search_options": ((), "offer a tool that searches, which your client runs"),
+    "functions": (([],), "send them as `tools`"),
+    "function_call": ((), "send `tool_choice`"),
 }
-"""Parameters that are known and not supported, with the values that ask for nothing."""
 _NOT_RECORDED = {"messages", "tools"}
 
 
 def parse(values: dict[str, Any]) -> tuple[ChatRequest, Asked]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
-    for name, neutral in _NEUTRAL.items():
-        if values.pop(name, None) not in neutral:
-            raise BadRequest(
-                f"the parameter '{name}' is not supported by this gateway",
-                code="unsupported_parameter",
-                param=name,
-            )
+    take_out(values, _UNSUPPORTED)
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:
@@ -148,8 +152,10 @@ def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, An
     function = asked.get("function")
     name = function.get("name") if asked.get("type") == "function" and isinstance(function, dict) else None
     if name is None:
-        message = "tool_choice supports 'auto', 'none', 'required' and a named function"
-        raise BadRequest(message, code="unsupported_parameter", param="tool_choice")
+        instead = (
+            "say 'auto', 'none', 'required' or a named function; to allow some tools alone, send no others"
+        )
+        raise unsupported("tool_choice", "this choice", instead)
     if name not in [tool["function"]["name"] for tool in tools]:
         raise BadRequest(
             f"tool_choice names {name!r}, which is none of the tools",
@@ -159,12 +165,16 @@ def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, An
     return f"function:{name}"
 
 
+OTHER_FORMS = (
+    "ask for 'text', 'json_object' or 'json_schema'; say any other form in a message and check the reply"
+)
+
+
 def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     if asked is None or asked.get("type") == "text":
         return None
     if asked.get("type") not in ("json_object", "json_schema"):
-        message = "response_format supports the types 'text', 'json_object' and 'json_schema'"
-        raise BadRequest(message, code="unsupported_parameter", param="response_format")
+        raise unsupported("response_format", f"the type {asked.get('type')!r}", OTHER_FORMS)
     return asked
 
 

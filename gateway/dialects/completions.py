@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked
+from gateway.dialects.asked import Asked, unsupported
 from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, usage_of
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
@@ -61,19 +61,19 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, Asked]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     prompts = _prompts(values.get("prompt"))
     if values.get("suffix"):
-        raise BadRequest(
-            "suffix: this model only continues a text", code="unsupported_parameter", param="suffix"
-        )
+        instead = "this model only continues a text: say what follows the gap in the prompt"
+        raise unsupported("suffix", "filling a gap", instead)
     try:  # the prompts are known to be well-formed, and may be long
         request = CompletionRequest.model_validate({**values, "prompt": ""})
     except ValidationError as error:
         raise validation_error(error.errors()) from error
     if request.best_of is not None and request.best_of != (request.n or 1):
-        message = "best_of: only as many as n are sampled"
-        raise BadRequest(message, code="unsupported_parameter", param="best_of")
+        raise unsupported("best_of", "sampling more than n", "ask for n replies and choose among them")
     if request.echo and request.logprobs is not None:
-        message = "echo: the log-probabilities of a prompt are not known, so it does not go with logprobs"
-        raise BadRequest(message, code="unsupported_parameter", param="echo")
+        instead = (
+            "a prompt's are not known: leave out `logprobs`, or put the prompt before the reply yourself"
+        )
+        raise unsupported("echo", "echo with log-probabilities", instead)
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
     asked = _asked(request, prompts, values)

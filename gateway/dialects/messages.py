@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Tool
+from gateway.dialects.asked import Asked, Tool, Unsupported, take_out, unsupported
 from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
 from gateway.dialects.messages_content import conversation, unknown
 from gateway.errors import BadRequest, validation_error
@@ -65,7 +65,6 @@ class CountRequest(_Strict):
     """The older name of `output_config.format`."""
     context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
-    speed: Literal["standard"] | None = None
     thread: dict[str, Any] | None = None
     """A conversation that the server keeps; refused, so clients send the whole conversation instead."""
 
@@ -95,10 +94,8 @@ def parse(values: dict[str, Any]) -> tuple[MessagesRequest, Asked]:
     request = _validated(MessagesRequest, values)
     asked = _asked(request)
     if asked.messages[-1]["role"] == "assistant":
-        message = (
-            "messages: the last one must not be the assistant's: this model cannot continue a prefilled reply"
-        )
-        raise BadRequest(message, code="unsupported_content", param="messages")
+        instead = "end with the user's message, and say there how the reply shall begin"
+        raise unsupported("messages", "a last message by the assistant", instead, "unsupported_content")
     asked.stream = bool(request.stream)
     asked.temperature, asked.top_p, asked.top_k = request.temperature, request.top_p, request.top_k or 0
     asked.max_tokens, asked.max_tokens_may_exceed = request.max_tokens, True
@@ -114,6 +111,7 @@ def parse_count(values: dict[str, Any]) -> Asked:
 
 def _validated(form: type[R], values: dict[str, Any]) -> R:
     try:
+        take_out(values, _UNSUPPORTED)
         request = form.model_validate(values)
     except ValidationError as error:
         raise validation_error(error.errors()) from error
@@ -144,7 +142,8 @@ def _asked(request: CountRequest) -> Asked:
 def _check_edits(asked: ContextManagement | None) -> None:
     for i, edit in enumerate((asked.edits if asked else None) or ()):
         if edit.get("type") not in _HARMLESS_EDITS:
-            raise _unsupported(f"context_management.edits.{i}", f"the edit {edit.get('type')!r}")
+            instead = "edit the messages before you send them"
+            raise unsupported(f"context_management.edits.{i}", f"the edit {edit.get('type')!r}", instead)
 
 
 def _check_thinking(asked: Thinking | None) -> None:
@@ -162,6 +161,13 @@ _TOOL_KEYS = {
     "strict",
     "eager_input_streaming",
 }
+_OWN_TOOLS = "offer one with a name and an input_schema, which your client runs"
+_UNSUPPORTED: Unsupported = {
+    "container": ((), "run code in a tool of your own"),
+    "fallbacks": ((), "ask another model yourself when this one fails"),
+    "mcp_servers": ((), "connect to them in your client, and offer their tools as your own"),
+    "speed": (("standard",), "leave it out: there is one speed"),
+}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "defer_loading": (False,),
     "allowed_callers": (["direct"],),
@@ -174,7 +180,7 @@ def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(tool, dict):
         raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
     if tool.get("type") not in (None, "custom"):
-        raise _unsupported(where, f"the tool {tool['type']!r}, which is not the client's own,")
+        raise unsupported(where, f"the tool {tool['type']!r}, which is not the client's own,", _OWN_TOOLS)
     asking = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
     unknown(asking, _TOOL_KEYS, where)
     name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
@@ -207,12 +213,7 @@ def _response_format(request: CountRequest) -> dict[str, Any] | None:
     if asked is None:
         return None
     if asked.get("type") != "json_schema" or not isinstance(asked.get("schema"), dict):
-        raise _unsupported("output_config.format", "a format other than a json_schema")
+        instead = "send a json_schema, or say the form in a message and check the reply"
+        raise unsupported("output_config.format", f"the format {asked.get('type')!r}", instead)
     schema = {"name": "output", "schema": asked["schema"], "strict": True}
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _unsupported(where: str, what: str) -> BadRequest:
-    return BadRequest(
-        f"{where}: {what} is not supported by this gateway", code="unsupported_parameter", param=where
-    )

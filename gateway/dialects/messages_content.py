@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.asked import Message
+from gateway.dialects.asked import TEXT_ALONE, Message, unsupported
 from gateway.errors import BadRequest
 
 Block = dict[str, Any]
@@ -98,8 +98,7 @@ def _blocks(role: str, content: Any, where: str) -> list[Block]:
 def _check(role: str, block: Any, where: str) -> None:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind not in _KINDS[role]:
-        message = f"{where}: a block of type {kind!r} is not supported here: this model reads text"
-        raise BadRequest(message, code="unsupported_content", param=where)
+        raise unsupported(where, f"a block of type {kind!r}", TEXT_ALONE, "unsupported_content")
     for name, form in _NEEDED[kind].items():
         if not isinstance(block.get(name), form):
             param = f"{where}.{name}"

@@ -13,8 +13,19 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Effort, Message, ServiceTier, Verbosity, check_arguments
-from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, Metadata, tool_choice
+from gateway.dialects.asked import (
+    TEXT_ALONE,
+    Asked,
+    Effort,
+    Message,
+    ServiceTier,
+    Unsupported,
+    Verbosity,
+    check_arguments,
+    take_out,
+    unsupported,
+)
+from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, OTHER_FORMS, Metadata, tool_choice
 from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
 
@@ -94,38 +105,31 @@ class ResponsesRequest(BaseModel):
         return (self.text or {}).get("format") or {"type": "text"}
 
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "access_programs": (None,),
-    "background": (None, False),
-    "background_options": (None,),
-    "context_management": (None, []),
-    "conversation": (None,),
-    "image": (None,),
-    "max_tool_calls": (None,),
-    "moderation": (None,),
-    "prompt": (None,),
-    "prompt_cache_options": (None,),
+_UNSUPPORTED: Unsupported = {
+    "access_programs": ((), "leave it out: it is OpenAI's own"),
+    "background": ((False,), "stream the response, or wait for it"),
+    "background_options": (({},), "stream the response, or wait for it"),
+    "context_management": (([],), "shorten the conversation before you send it"),
+    "conversation": ((), "go on by previous_response_id, or send the whole conversation as `input`"),
+    "image": ((), "this model writes text: leave it out"),
+    "max_tool_calls": ((), "count the calls where your client runs the tools"),
+    "moderation": ((), "have the texts moderated before and after the call"),
+    "prompt": ((), "send its text as `instructions` and `input`"),
+    "prompt_cache_options": ((), "leave it out: what prompts have in common is cached by itself"),
 }
-"""Parameters that are known and not supported, with the values that ask for nothing."""
 _NOT_RECORDED = {"input", "instructions", "tools"}
 
 
 def parse(values: dict[str, Any]) -> ResponsesRequest:
     """A request's body, but for its items. Raises BadRequest that names what is wrong or not supported."""
-    for name, neutral in _NEUTRAL.items():
-        value = values.pop(name, None)
-        if isinstance(value, dict):
-            value = {key: inner for key, inner in value.items() if inner is not None}
-        if value not in neutral:
-            raise _refused(name)
+    take_out(values, _UNSUPPORTED)
     try:
         request = ResponsesRequest.model_validate(values)
     except ValidationError as error:
         raise validation_error(error.errors()) from error
     for name in request.include or ():
         if name not in _INCLUDABLE:
-            message = f"include: {name!r} is not supported; there are {', '.join(_INCLUDABLE)}"
-            raise BadRequest(message, code="unsupported_parameter", param="include")
+            raise unsupported("include", repr(name), f"leave it out; there are {', '.join(_INCLUDABLE)}")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest(
             f"top_logprobs needs include: {LOGPROBS!r}", code="invalid_value", param="top_logprobs"
@@ -292,8 +296,8 @@ def _item(item: Any, where: str) -> Item:
     if kind == "item_reference":
         _need(item, ("id",), where)
         return shown
-    message = f"{where}: an item of type {kind!r} is not supported"
-    raise BadRequest(message, code="unsupported_content", param=where)
+    instead = "leave it out, or say what the model needs to know of it in a message"
+    raise unsupported(where, f"an item of type {kind!r}", instead, "unsupported_content")
 
 
 def _said(item: Item, where: str) -> Item:
@@ -327,8 +331,8 @@ def _parts(given: Any, kinds: Sequence[str], where: str) -> list[dict[str, Any]]
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds:
-            message = f"{where}.{i}: a part of type {kind!r} is not supported: this model reads text"
-            raise BadRequest(message, code="unsupported_content", param=f"{where}.{i}")
+            what = f"a part of type {kind!r}"
+            raise unsupported(f"{where}.{i}", what, TEXT_ALONE, "unsupported_content")
         name = "refusal" if kind == "refusal" else "text"
         _need(part, (name,), f"{where}.{i}")
         found.append({"type": kind, name: part[name]})
@@ -366,8 +370,7 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
     if kind == "json_object":
         return {"type": kind}
     if kind != "json_schema":
-        message = "text.format supports the types 'text', 'json_object' and 'json_schema'"
-        raise BadRequest(message, code="unsupported_parameter", param="text.format")
+        raise unsupported("text.format", f"the type {kind!r}", OTHER_FORMS)
     _need(given, ("name",), "text.format")
     if not isinstance(given.get("schema"), dict):
         raise _wrong("schema must be an object", "text.format")
@@ -377,9 +380,3 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
 
 def _wrong(message: str, where: str) -> BadRequest:
     return BadRequest(f"{where}: {message}", code="invalid_value", param=where)
-
-
-def _refused(name: str) -> BadRequest:
-    return BadRequest(
-        f"the parameter '{name}' is not supported by this gateway", code="unsupported_parameter", param=name
-    )

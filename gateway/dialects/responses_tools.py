@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.dialects.asked import Tool, check_tools
+from gateway.dialects.asked import Tool, check_tools, unsupported
 from gateway.errors import BadRequest
 
 Hosted = Literal["drop", "refuse"]
@@ -158,22 +158,12 @@ def _input(arguments: str) -> str:
 def _check_format(given: Any, where: str) -> None:
     kind = given.get("type") if isinstance(given, dict) else None
     if given is not None and kind != "text":
-        message = (
-            f"{where}: a reply cannot be held to the grammar of a custom tool: send the tool with the format"
-            " 'text', say the form in its description and check the input where the tool runs"
-        )
-        raise BadRequest(message, code="unsupported_parameter", param=where)
+        instead = "send the format 'text', say the form in the tool's description and check what it is given"
+        raise unsupported(where, "a grammar of a custom tool", instead)
 
 
 def _unsupported(kind: Any, where: str) -> BadRequest:
+    instead = "offer tools of type 'function', 'custom' or 'namespace', which your client runs"
     if kind in _HOSTED:
-        message = (
-            f"{where}: tools of type {kind!r} are not run here: leave it out, offer a function that your client"
-            ' runs, or have them left out by the setting [server] hosted_tools = "drop"'
-        )
-    else:
-        message = (
-            f"{where}: a tool of type {kind!r} is not known here: offer tools of type 'function', 'custom' or"
-            " 'namespace', which your client runs"
-        )
-    return BadRequest(message, code="unsupported_parameter", param=where)
+        instead += '; the setting [server] hosted_tools = "drop" leaves such tools out'
+    return unsupported(where, f"a tool of type {kind!r}", instead)

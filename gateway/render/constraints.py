@@ -121,7 +121,12 @@ def _calls(renderer: ChatRenderer, tools: Sequence[Tool], many: bool, param: str
     if write is None:
         means = "demand a call" if param == "tool_choice" else "leave the choice between JSON and a call"
         name = f"{renderer.family}, {form.name}" if form is not None else renderer.family
-        message = f"{param} cannot {means} here: no grammar is known for the calls of this family ({name})"
+        instead = (
+            "say 'auto', and ask for the call in a message"
+            if param == "tool_choice"
+            else "leave out one of the two"
+        )
+        message = f"{param} cannot {means} here: no grammar is known for the calls of this family ({name}): {instead}"
         raise BadRequest(message, code="unsupported_parameter", param=param)
     return write(renderer, tools, many)
 

@@ -47,14 +47,14 @@ KNOWN: tuple[Known, ...] = (
     Known(
         _OWN,
         "",
-        "the parameter 'access_programs'",
+        "access_programs: this parameter",
         "The tests send every parameter at once; `access_programs` is OpenAI's own.",
     ),
     Known(
         _OWN,
         "",
-        "the parameter 'reasoning_effort'",
-        "The tests send every parameter at once; local models know no `reasoning_effort`.",
+        "audio: this parameter",
+        "The tests send every parameter at once; local models write text, and know no `audio`.",
     ),
     Known(
         _OWN,
@@ -65,7 +65,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         _OWN,
         "",
-        "the parameter 'conversation'",
+        "conversation: this parameter",
         "The tests send every parameter at once; conversations are not stored as objects.",
     ),
     Known(

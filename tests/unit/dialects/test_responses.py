@@ -12,7 +12,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from gateway.dialects.responses import (
-    _NEUTRAL,
+    _UNSUPPORTED,
     ResponsesRequest,
     answer_of,
     asked,
@@ -263,7 +263,9 @@ JSON: Any = st.recursive(
 
 
 @given_by(
-    st.dictionaries(st.sampled_from(sorted({*ResponsesRequest.model_fields, *_NEUTRAL})), JSON, max_size=4)
+    st.dictionaries(
+        st.sampled_from(sorted({*ResponsesRequest.model_fields, *_UNSUPPORTED})), JSON, max_size=4
+    )
 )
 def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> None:
     with contextlib.suppress(BadRequest):

@@ -85,7 +85,7 @@ def test_the_output_of_a_custom_tool_is_a_tools_message() -> None:
 @pytest.mark.parametrize(
     ("tools", "param", "what_to_do"),
     [
-        ([SEARCH], "tools.0", "hosted_tools"),
+        ([SEARCH], "tools.0", "your client runs; the setting .server. hosted_tools"),
         ([ADD, {"type": "telepathy"}], "tools.1", "'function', 'custom'"),
         ([{**AGENTS, "tools": [AGENTS]}], "tools.0.tools.0", "'function', 'custom'"),
         ([{"type": "namespace", "name": "n"}], "tools.0", "list of tools"),

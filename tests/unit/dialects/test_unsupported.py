@@ -1,0 +1,102 @@
+"""What is not supported, in every dialect: the error names it, and says what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects import chat, completions, messages, responses
+from gateway.dialects.responses_tools import Toolbox
+from gateway.errors import BadRequest
+
+HI = {"role": "user", "content": "hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+PDF = {"type": "document", "source": {}}
+
+
+def ask_chat(**values: Any) -> None:
+    chat.parse({"model": "m", "messages": [HI], **values})
+
+
+def ask_responses(**values: Any) -> None:
+    made = responses.parse({"model": "m", "input": "hi", **values})
+    found = responses.messages(responses.items(made.input))
+    responses.asked(made, Toolbox.of(made.tools or (), "refuse"), found, values)
+
+
+def ask_messages(**values: Any) -> None:
+    messages.parse({"model": "m", "max_tokens": 9, "messages": [HI], **values})
+
+
+def complete(**values: Any) -> None:
+    completions.parse({"model": "m", "prompt": "hi", **values})
+
+
+@pytest.mark.parametrize(
+    ("ask", "values", "param", "instead"),
+    [
+        (ask_chat, {"functions": [{"name": "f"}]}, "functions", "send them as `tools`"),
+        (ask_chat, {"function_call": "auto"}, "function_call", "send `tool_choice`"),
+        (ask_chat, {"modalities": ["audio"]}, "modalities", "writes text"),
+        (ask_chat, {"audio": {"voice": "v"}}, "audio", "writes text"),
+        (ask_chat, {"prediction": {"type": "content"}}, "prediction", "leave it out"),
+        (ask_chat, {"web_search_options": {"a": 1}}, "web_search_options", "offer a tool"),
+        (ask_chat, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0", "as text"),
+        (ask_chat, {"tools": [{"type": "custom"}]}, "tools.0", "offer a function"),
+        (ask_chat, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "send no others"),
+        (ask_chat, {"response_format": {"type": "grammar"}}, "response_format", "'json_schema'"),
+        (ask_responses, {"background": True}, "background", "stream"),
+        (ask_responses, {"conversation": "c"}, "conversation", "previous_response_id"),
+        (ask_responses, {"context_management": [{}]}, "context_management", "shorten"),
+        (ask_responses, {"prompt": {"id": "p"}}, "prompt", "`instructions`"),
+        (ask_responses, {"max_tool_calls": 1}, "max_tool_calls", "count the calls"),
+        (ask_responses, {"include": ["x"]}, "include", "leave it out"),
+        (ask_responses, {"input": [{"type": "compaction"}]}, "input.0", "leave it out"),
+        (ask_responses, {"input": [{**HI, "content": [IMAGE]}]}, "input.0.content.0", "as text"),
+        (ask_responses, {"tools": [{"type": "web_search"}]}, "tools.0", "your client runs"),
+        (ask_responses, {"tool_choice": {"type": "mcp"}}, "tool_choice", "a named function"),
+        (ask_responses, {"text": {"format": {"type": "regex"}}}, "text.format", "'json_schema'"),
+        (ask_messages, {"mcp_servers": [{"url": "u"}]}, "mcp_servers", "in your client"),
+        (ask_messages, {"container": "c"}, "container", "a tool of your own"),
+        (ask_messages, {"speed": "fast"}, "speed", "leave it out"),
+        (ask_messages, {"messages": [{**HI, "content": [PDF]}]}, "messages.0.content.0", "as text"),
+        (ask_messages, {"tools": [{"type": "bash_20250124"}]}, "tools.0", "input_schema"),
+        (ask_messages, {"messages": [HI, {**HI, "role": "assistant"}]}, "messages", "end with the user's"),
+        (ask_messages, {"thread": {"type": "create"}}, "thread", "send all messages"),
+        (
+            ask_messages,
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits.0",
+            "before you send",
+        ),
+        (
+            ask_messages,
+            {"output_config": {"format": {"type": "regex"}}},
+            "output_config.format",
+            "send a json_schema",
+        ),
+        (complete, {"suffix": "x"}, "suffix", "in the prompt"),
+        (complete, {"best_of": 3}, "best_of", "choose among them"),
+        (complete, {"echo": True, "logprobs": 1}, "echo", "leave out `logprobs`"),
+    ],
+)
+def test_the_error_says_what_to_do(ask: Any, values: dict[str, Any], param: str, instead: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        ask(**values)
+    assert (refused.value.code or "").startswith("unsupported_")
+    assert refused.value.param == param
+    told, _, advice = refused.value.message.partition(" here: ")
+    assert told.startswith(f"{param}: ")
+    assert instead in advice
+
+
+@pytest.mark.parametrize("unsupported", [chat._UNSUPPORTED, responses._UNSUPPORTED, messages._UNSUPPORTED])
+def test_what_asks_for_nothing_is_taken_out(unsupported: dict[str, Any]) -> None:
+    for name, (neutral, instead) in unsupported.items():
+        assert instead
+        ask = {id(chat._UNSUPPORTED): ask_chat, id(messages._UNSUPPORTED): ask_messages}.get(
+            id(unsupported), ask_responses
+        )
+        for value in (None, *neutral):
+            ask(**{name: value})
