@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +19,7 @@ from gateway.dialects.asked import (
     take_out,
     unsupported,
 )
+from gateway.dialects.shares import Share, Shares, entries
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -185,6 +185,7 @@ class ChatAnswer:
         self._choices = choices
         self._request = request
         self._renderer = renderer
+        self._shares = [Shares(renderer) for _ in choices.replies] if request.logprobs else []
         self._tool_calls_sent = [0] * len(choices.replies)
         self._begun = [False] * len(choices.replies)
         first = choices.replies[0]
@@ -194,14 +195,13 @@ class ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        entries: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
+        said: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
-            if self._request.logprobs:
-                for index, delivery in news:
-                    entries[index] += self._logprobs(delivery)
-        choices = [
-            self._choice(index, reply, entries[index]) for index, reply in enumerate(self._choices.replies)
-        ]
+            for index, delivery in news if self._request.logprobs else ():
+                said[index] += self._entries(self._shares[index].take(delivery))
+        for index, shares in enumerate(self._shares):
+            said[index] += self._entries(shares.end())
+        choices = [self._choice(i, reply, said[i]) for i, reply in enumerate(self._choices.replies)]
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
     def _choice(self, index: int, reply: Reply, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -216,9 +216,7 @@ class ChatAnswer:
         """The answer as server-sent events, each a `data:` line; what has come together is yielded together."""
         async for news in self._choices:
             yield b"".join([self._events(index, delivery) for index, delivery in news])
-        last = [
-            self._event(i, {}, finish=reply.finish_reason) for i, reply in enumerate(self._choices.replies)
-        ]
+        last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]
         options = self._request.stream_options
         if options is not None and options.include_usage:
             usage = orjson.dumps({"choices": [], "usage": self._usage()})
@@ -236,7 +234,7 @@ class ChatAnswer:
                 b"%b%b%d%b%b%b" % (self._head, _BEFORE_INDEX, index, _BEFORE_TEXT, text, _AFTER_TEXT)
             )
             return b"".join(events)
-        logprobs = self._logprobs(delivery) if self._request.logprobs else None
+        logprobs = self._entries(self._shares[index].take(delivery)) if self._request.logprobs else None
         for delta in self._deltas(index, delivery) or ([{}] if logprobs else []):
             events.append(self._event(index, delta, logprobs))
             logprobs = None
@@ -270,8 +268,12 @@ class ChatAnswer:
                 deltas.append({name: piece.text})
         return deltas
 
-    def _logprobs(self, delivery: Delivery) -> list[dict[str, Any]]:
-        return logprob_entries(delivery, self._renderer, self._request.top_logprobs or 0)
+    def _last_event(self, index: int, reply: Reply) -> bytes:
+        left = self._entries(self._shares[index].end()) if self._request.logprobs else []
+        return self._event(index, {}, left or None, reply.finish_reason)
+
+    def _entries(self, shares: Sequence[Share]) -> list[dict[str, Any]]:
+        return entries(shares, self._renderer, self._request.top_logprobs or 0)
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(self._choices.prompt_tokens, self._choices.completion_tokens)
@@ -289,20 +291,3 @@ def usage_of(prompt: int, completion: int) -> dict[str, int]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
-
-
-def logprob_entries(delivery: Delivery, renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
-    """One per token, in the precision in which they are recorded, so that they are the same when the record answers."""
-    recorded = np.asarray(delivery.logprobs, np.float32).tolist()
-    entries = []
-    for i, (token, logprob) in enumerate(zip(delivery.ids, recorded, strict=True)):
-        entry = _entry(renderer, token, logprob)
-        others = delivery.top[i][:top] if delivery.top and top else ()
-        entry["top_logprobs"] = [_entry(renderer, *other) for other in others]
-        entries.append(entry)
-    return entries
-
-
-def _entry(renderer: ChatRenderer, token: int, logprob: float) -> dict[str, Any]:
-    text = renderer.decode([token])
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

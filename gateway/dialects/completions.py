@@ -6,16 +6,15 @@ text here). So a prompt and its reply, sent back together, go on where that repl
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.asked import Asked, unsupported
 from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, usage_of
+from gateway.dialects.shares import Share, Shares
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -138,8 +137,7 @@ class CompletionAnswer:
         self._request = request
         self._asked = asked
         self._renderer = renderer
-        self._offsets = [0] * len(choices.replies)
-        """Characters of each choice's tokens so far."""
+        self._shares = [Shares(renderer) for _ in choices.replies] if asked.logprobs else []
         self._begun = [not request.echo] * len(choices.replies)
         first = choices.replies[0]
         self._whole_head = {
@@ -157,7 +155,12 @@ class CompletionAnswer:
             for index, delivery in news:
                 deliveries[index].append(delivery)
         choices = [
-            self._choice(i, self._echoed(i) + _text(deliveries[i]), deliveries[i], reply.finish_reason)
+            self._choice(
+                i,
+                self._echoed(i) + _text(deliveries[i]),
+                self._all_shares(i, deliveries[i]),
+                reply.finish_reason,
+            )
             for i, reply in enumerate(self._choices.replies)
         ]
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
@@ -187,19 +190,24 @@ class CompletionAnswer:
                 orjson.dumps(text),
                 _END,
             )
-        return self._chunk(self._choice(index, text, [delivery], None))
+        return self._chunk(self._choice(index, text, self._shares[index].take(delivery), None))
 
     def _end(self, index: int, reply: Reply) -> bytes:
-        return self._chunk(self._choice(index, "", [], reply.finish_reason))
+        left = self._shares[index].end() if self._asked.logprobs else []
+        return self._chunk(self._choice(index, "", left, reply.finish_reason))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._head + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
 
-    def _choice(
-        self, index: int, text: str, deliveries: Sequence[Delivery], finish: str | None
-    ) -> dict[str, Any]:
-        logprobs = self._logprobs(index, deliveries) if self._asked.logprobs and deliveries else None
+    def _choice(self, index: int, text: str, shares: Sequence[Share], finish: str | None) -> dict[str, Any]:
+        logprobs = self._logprobs(shares) if shares else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _all_shares(self, index: int, deliveries: Sequence[Delivery]) -> list[Share]:
+        if not self._asked.logprobs:
+            return []
+        shares = self._shares[index]
+        return [share for delivery in deliveries for share in shares.take(delivery)] + shares.end()
 
     def _echoed(self, index: int) -> str:
         """What stands before a choice's own text."""
@@ -208,22 +216,22 @@ class CompletionAnswer:
         prompt = self._asked.prompts[index // self._asked.n]
         return prompt if isinstance(prompt, str) else self._renderer.decode(prompt)
 
-    def _logprobs(self, index: int, deliveries: Sequence[Delivery]) -> dict[str, Any]:
-        """In the precision in which they are recorded, so that they are the same when the record answers."""
-        decode, most = self._renderer.decode, self._asked.top_logprobs
-        tokens: list[str] = []
-        logprobs: list[float] = []
-        top: list[dict[str, float]] = []
-        for delivery in deliveries:
-            likeliest = delivery.top or itertools.repeat(())
-            recorded = np.asarray(delivery.logprobs, np.float32).tolist()
-            for token, logprob, others in zip(delivery.ids, recorded, likeliest, strict=False):
-                tokens.append(decode([token]))
-                logprobs.append(logprob)
-                top.append({**{decode([i]): x for i, x in others[:most]}, tokens[-1]: logprob})
-        offsets = list(itertools.accumulate(map(len, tokens), initial=self._offsets[index]))
-        self._offsets[index] = offsets.pop()
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+    def _logprobs(self, shares: Sequence[Share]) -> dict[str, Any]:
+        most = self._asked.top_logprobs
+        tokens = [self._named(share.token) for share in shares]
+        tops = [
+            {**{self._named(i): x for i, x in share.others[:most]}, token: share.logprob}
+            for token, share in zip(tokens, shares, strict=True)
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [share.logprob for share in shares],
+            "top_logprobs": tops,
+            "text_offset": [share.offset for share in shares],
+        }
+
+    def _named(self, token: int) -> str:
+        return self._renderer.token_bytes(token).decode(errors="replace")
 
     def _usage(self) -> dict[str, Any]:
         prompt = sum(reply.prompt_tokens for reply in self._choices.replies[:: self._asked.n])

@@ -7,15 +7,15 @@ whoever has seen the end can come back for it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
 
-from gateway.dialects.chat import logprob_entries
 from gateway.dialects.responses import ResponsesRequest, item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
+from gateway.dialects.shares import Share, Shares, entries
 from gateway.errors import GatewayError
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
@@ -46,6 +46,7 @@ class ResponsesAnswer:
         self._items: list[OutputItem] = []
         self._calls = 0
         self._sequence = 0
+        self._shares = Shares(renderer)
         self._entries: list[dict[str, Any]] = []
         """Log-probabilities that are not in an item yet."""
         self._text_follows: bool | None = None
@@ -141,7 +142,9 @@ class ResponsesAnswer:
     def _events(self, delivery: Delivery) -> bytes:
         """What a delivery adds, and the events that say so."""
         if self._request.logprobs:
-            self._log(delivery)
+            if self._text_follows is None:
+                self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
+            self._log(self._shares.take(delivery))
         return b"".join([self._piece(piece) for piece in delivery.pieces])
 
     def _piece(self, piece: Piece) -> bytes:
@@ -154,8 +157,8 @@ class ResponsesAnswer:
         item = self._items[-1]
         item.texts.append(piece.text)
         if kind == "message" and self._request.logprobs:
-            entries = self._take_entries(item)
-            event = self._event(_DELTA[kind], **item.place, delta=piece.text, logprobs=entries)
+            taken = self._take_entries(item)
+            event = self._event(_DELTA[kind], **item.place, delta=piece.text, logprobs=taken)
             return begun + event
         text = orjson.dumps(piece.text)
         for head in item.heads:  # nearly every event of nearly every stream
@@ -223,23 +226,23 @@ class ResponsesAnswer:
     def _end(self) -> bytes:
         """What is left to say of the items. A reply without a word is an empty message."""
         begun = b"" if self._sequence else self._begun()
+        if self._request.logprobs:
+            self._log(self._shares.end())
         return begun + (b"" if self._items else self._open("message")) + self._close(self._status)
 
-    def _log(self, delivery: Delivery) -> None:
+    def _log(self, shares: Sequence[Share]) -> None:
         """Keeps the log-probabilities of messages: neither of reasoning, nor of anything from a tool call on."""
         marks = self._renderer.marks
-        if self._text_follows is None:
-            self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
-        entries = logprob_entries(delivery, self._renderer, self._request.top_logprobs or 0)
-        for token, entry in zip(delivery.ids, entries, strict=True):
-            if token == marks.think_end:
+        top = self._request.top_logprobs or 0
+        for share in shares:
+            if share.token == marks.think_end:
                 self._text_follows = True
-            elif token in marks.stop:
+            elif share.token in marks.stop:
                 self._text_follows = False
-            elif token == marks.tool_start:
+            elif share.token == marks.tool_start:
                 self._called = True
             elif self._text_follows and not self._called:
-                self._entries.append(entry)
+                self._entries += entries([share], self._renderer, top)
 
     def _take_entries(self, item: OutputItem) -> list[dict[str, Any]]:
         taken, self._entries = self._entries, []

@@ -204,6 +204,10 @@ class ChatRenderer:
         """Text of tokens, marks included."""
         return cast(str, self.backend.decode(list(ids), skip_special_tokens=False))
 
+    def token_bytes(self, token: int) -> bytes:
+        """A token's own bytes, which may be a part of a character."""
+        return self.texts.of(token) if self.texts.independent else self.decode([token]).encode()
+
     def encode(self, text: str) -> list[int]:
         """Token ids of text, control tokens included and nothing added."""
         return encode(self.backend, text, False)

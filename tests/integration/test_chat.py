@@ -227,6 +227,21 @@ async def test_streamed_tool_calls(scripted: Scripted) -> None:
     assert text_of(chunks) == ""
 
 
+@pytest.mark.parametrize("stop", [None, " STOP"])
+async def test_the_bytes_of_log_probabilities_are_the_text(scripted: Scripted, stop: str | None) -> None:
+    """Every token is one byte here, so characters are split."""
+    text = "é日🙂 so"
+    reply = f"{text}{stop or ''}"
+    answer = await whole(scripted, reply, logprobs=True, stop=stop)
+    chunks = await streamed(scripted, reply, logprobs=True, stop=stop)
+    said = [
+        entry for c in chunks for choice in c.choices if choice.logprobs for entry in choice.logprobs.content
+    ]
+    for entries in (answer.choices[0].logprobs.content, said):
+        assert b"".join(bytes(entry.bytes) for entry in entries) == text.encode()
+    assert [entry.bytes for entry in said[:2]] == [[0xC3], [0xA9]]
+
+
 async def test_tools_are_in_the_prompt_unless_the_choice_is_none(scripted: Scripted) -> None:
     gateway, engine = scripted
     assert (await whole(scripted, TOOL_CALL, tools=TOOLS, tool_choice="none")).choices[
