@@ -20,7 +20,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
 from gateway.sections import EngineSettings
-from gateway.settings import Settings
+from gateway.settings import ConfigError, Settings
 from scheduler.cluster.local import LocalProcess
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import Command
@@ -90,7 +90,14 @@ class ControlHost:
         path = settings.control.recording
         limit_mb = settings.control.recording_mb
         on_full = partial(_report_full, path, limit_mb)
-        self._recording = Recording.open(path, whole, int(limit_mb * 1e6), on_full) if path else None
+        self._recording = None
+        if path is not None:
+            on_lost = partial(_report_lost, path)
+            try:
+                self._recording = Recording.open(path, whole, int(limit_mb * 1e6), on_full, on_lost)
+            except OSError as error:
+                message = f"[control] recording = {str(path)!r} cannot be written: {error.strerror}; name another file"
+                raise ConfigError(message) from error
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
@@ -376,6 +383,10 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
 def lending_settings(settings: Settings) -> dict[str, Any]:
     """What the control program is told of lending."""
     return settings.lending.model_dump(exclude={"pinned_s"})
+
+
+def _report_lost(path: Path, error: OSError) -> None:
+    log.error("the recording %s ends here: %s ([control] recording)", path, error.strerror)
 
 
 def _report_full(path: Path | None, limit_mb: float) -> None:

@@ -212,15 +212,19 @@ class Recording:
         settings: dict[str, Any],
         limit: int | None = None,
         on_full: Callable[[], None] = lambda: None,
+        on_lost: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
         self._file = file
+        self._whole = file.seek(0, os.SEEK_END)
+        """So much of the file has whole tags."""
         self._settings = settings
         self._limit = limit
         self._on_full = on_full
+        self._on_lost = on_lost
         self._size = 0
         self._last: Tag | None = None
         self.full = False
-        """Whether it ended because it was long enough."""
+        """Whether it ended before its run: it was long enough, or could not be written any more."""
 
     @classmethod
     def open(
@@ -229,41 +233,55 @@ class Recording:
         settings: dict[str, Any],
         limit: int | None = None,
         on_full: Callable[[], None] = lambda: None,
+        on_lost: Callable[[OSError], None] = lambda _error: None,
     ) -> Recording:
         """Appends to `path`, and makes its folder. `settings` are what rebuilds the program; they must be JSON.
 
-        With the tag at which a run has written `limit` bytes or more its recording ends, and `on_full` is called.
+        With the tag at which a run has written `limit` bytes or more its recording ends, and `on_full` is called. With one that
+        cannot be written (the disk is full) it ends too, and `on_lost` is called: a program goes on without being recorded.
         """
         json.dumps(settings)
         path.parent.mkdir(parents=True, exist_ok=True)
         file = FileIO(path, "a+")
         if file.seek(0, os.SEEK_END) and not _ends_whole(file):
             file.write(b"\n")
-        return cls(file, settings, limit, on_full)
+        return cls(file, settings, limit, on_full, on_lost)
 
     def begin(self, program: Program, start: int) -> None:
         """See `Recorder`."""
-        header = Header(program.name, self._settings, program.digest(), start)
-        self._save([line(header)])
+        self._try([line(Header(program.name, self._settings, program.digest(), start))])
 
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
         """See `Recorder`."""
         self._last = tag
         if lines:
-            self._save(lines)
+            self._try(lines)
         if self._limit is not None and self._size >= self._limit and not self.full:
-            self._save([line(Full(tag, self._size))])
-            self.full = True
-            self._on_full()
+            self._try([line(Full(tag, self._size))])
+            if not self.full:
+                self.full = True
+                self._on_full()
         return not self.full
 
     def close(self) -> None:
         """Says that the run ended here, and closes the file. A second call does nothing."""
         if self._file.closed:
             return
-        if self._last is not None and not self.full:
-            self._save([line(End(self._last))])
+        if self._last is not None:
+            self._try([line(End(self._last))])
         self._file.close()
+
+    def _try(self, lines: Sequence[str]) -> None:
+        """Saves lines, unless it has ended; or ends it with what was whole before."""
+        if self.full:
+            return
+        try:
+            self._save(lines)
+            self._whole = self._file.tell()
+        except OSError as error:
+            self.full = True
+            self._file.truncate(self._whole)
+            self._on_lost(error)
 
     def _save(self, lines: Sequence[str]) -> None:
         left = memoryview(("\n".join(lines) + "\n").encode())

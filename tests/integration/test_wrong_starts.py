@@ -32,8 +32,20 @@ def of_model(**changed: Any) -> dict[str, Any]:
         ({"store": {"url": "sqlite:////proc/no/store.db"}}, ("[store] url", "/proc/no", "written")),
         ({"store": {"url": "sqlite:///gateway.toml"}}, ("[store] url", "not a database", "own")),
         ({"store": {"url": "sqlite:///empty"}}, ("[store] url", "unable to open")),
+        ({"control": {"recording": "/proc/no/r"}}, ("[control] recording", "/proc/no/r", "another file")),
     ],
-    ids=["python", "vllm", "model", "family", "mysql", "no url", "no folder", "no database", "a folder"],
+    ids=[
+        "python",
+        "vllm",
+        "model",
+        "family",
+        "mysql",
+        "no url",
+        "no folder",
+        "no database",
+        "a folder",
+        "recording",
+    ],
 )
 async def test_what_is_wrong_is_said_in_one_sentence(
     tiny_model: Path,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import zlib
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -315,6 +318,39 @@ def test_a_recording_ends_at_its_limit_and_the_program_goes_on(tmp_path: Path) -
     assert report.runs[0].run.full
     assert isinstance(report.runs[0].run.entries[-1], Full)
     assert not replay_lines([*lines[:-2], lines[-1]]).equal, "up to its end nothing may be missing"
+
+
+class FullDisk(FileIO):
+    """Takes so many bytes, and then the beginning of a write."""
+
+    room = 1000
+
+    def write(self, data: Any) -> int:
+        """See `FileIO`."""
+        if self.tell() >= self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(bytes(data)[: self.room - self.tell()])
+
+
+def test_a_program_goes_on_when_its_recording_cannot_be_written(tmp_path: Path) -> None:
+    """The disk is full: what is recorded is whole up to some tag, and replays."""
+    path, lost, seen = tmp_path / "r", list[OSError](), list[Any]()
+    program = toy({})
+    fleet, log = program.reactors
+    assert isinstance(fleet, Fleet) and isinstance(log, Log)
+    recording = Recording(FullDisk(path, "a+"), {}, on_lost=lost.append)
+    runtime = Runtime(program, VirtualClock(), recording)
+    runtime.observe(log.count, lambda _, value: seen.append(value))
+    runtime.start()
+    for number in range(30):
+        runtime.inject(fleet.lost, Lost(f"e{number}"))
+        runtime.run_until(number * SECOND)
+    recording.close()
+    assert [error.errno for error in lost] == [errno.ENOSPC]
+    assert (seen, recording.full) == (limited(tmp_path / "whole", 10**9, 30)[0], True)
+    assert 0 < path.stat().st_size <= FullDisk.room
+    assert path.read_bytes().endswith(b"}\n")
+    assert replay(path, toy).equal
 
 
 def test_every_run_of_a_file_has_the_limit_for_itself(tmp_path: Path) -> None:
