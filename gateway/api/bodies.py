@@ -1,4 +1,4 @@
-"""Bodies of requests: how large they may be, and what a client hears that was never asked for its body."""
+"""Bodies of requests: how large they may be, and connections on which nobody can tell where one ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from gateway.errors import BadRequest
 class BodyLimit:
     """Refuses bodies over a limit before anything parses them. Pure ASGI.
 
-    A client that waits to be asked for its body (`Expect: 100-continue`) and is answered instead may send it or not, and the next
-    bytes on its connection may be either: so that connection is closed.
+    Two kinds of requests have their connections closed once they are answered, as their bodies could be taken for the next one:
+    - the client waits to be asked for its body (`Expect: 100-continue`) and is answered instead, so it may send it or not;
+    - the client asks for another protocol (`Upgrade`), and uvicorn's parser takes the head for the whole request.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -25,11 +26,11 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        size, asked = 0, b"expect" not in headers
+        size, upgrades, awaited = 0, b"upgrade" in headers, b"expect" in headers
 
         async def limited() -> Message:
-            nonlocal size, asked
-            asked = True
+            nonlocal size, awaited
+            awaited = False
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limit:
@@ -37,16 +38,27 @@ class BodyLimit:
             return message
 
         async def closing(message: Message) -> None:
-            if not asked and message["type"] == "http.response.start":
+            if (upgrades or awaited) and message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
-        answer = send if asked else closing
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._limit:
-            await error_response(self._refusal(), scope["path"])(scope, receive, answer)
+        answer = closing if upgrades or awaited else send
+        if refusal := self._refused(headers):
+            await error_response(refusal, scope["path"])(scope, receive, answer)
             return
         await self._app(scope, limited, answer)
+
+    def _refused(self, headers: dict[bytes, bytes]) -> BadRequest | None:
+        """What is wrong with a body, as far as its request's head tells."""
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit:
+            return self._refusal()
+        if b"upgrade" in headers and (declared != b"0" or b"transfer-encoding" in headers):
+            message = (
+                "a request with a body cannot ask for another protocol (`Upgrade`): send it as HTTP/1.1 alone"
+            )
+            return BadRequest(message, code="upgrade_with_body")
+        return None
 
     def _refusal(self) -> BadRequest:
         message = f"the body is over {self._limit} bytes ([server] body_limit_bytes)"

@@ -25,6 +25,8 @@ _CONNECTION = frozenset({
 """Headers of one connection, in requests and in answers."""
 _REQUEST = _CONNECTION | {b"content-length", b"expect", b"host", FORWARDED}
 """In a request also those that the client library or this process writes. Whoever expects to be asked for the body was asked."""
+_KEYS = frozenset({b"authorization", b"x-api-key"})
+"""What `Connection` cannot name: the key that was checked here is the one that goes on."""
 _LIBRARY = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """What aiohttp would say where the client has said nothing."""
 
@@ -32,14 +34,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def end_to_end(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers for whoever is at the far end: without `dropped`, and without those that `Connection` names."""
+    """The headers for whoever is at the far end: without `dropped`, and without those that `Connection` names, but for keys."""
     named = {
         token.strip().lower()
         for name, value in headers
         if name.lower() == b"connection"
         for token in value.split(b",")
     }
-    return [(name.lower(), value) for name, value in headers if name.lower() not in dropped | named]
+    return [(name.lower(), value) for name, value in headers if name.lower() not in dropped | (named - _KEYS)]
 
 
 class Hop:

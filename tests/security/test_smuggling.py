@@ -170,8 +170,10 @@ async def test_nothing_is_sent_on_before_its_key_is_checked(hops: Hops) -> None:
 
 
 async def test_headers_of_a_connection_stay_with_it(hops: Hops) -> None:
+    """The key is not the connection's, whatever is said: the one that was checked goes on."""
     found, back = hops
-    own = "Connection: close, X-Mine, Content-Length\r\nX-Mine: a\r\nKeep-Alive: 5\r\nTE: trailers\r\nProxy-Connection: b\r\n"
+    named = "Connection: close, X-Mine, Content-Length, Authorization\r\n"
+    own = f"{named}X-Mine: a\r\nKeep-Alive: 5\r\nTE: trailers\r\nProxy-Connection: b\r\n"
     body = f"X-Headgate-Forwarded: a-guess\r\nX-Yours: c\r\nContent-Length: {len(HIDDEN)}\r\n"
     assert status(await found.say(request("PUT", ADMIN, ROOT, own + body, HIDDEN))) == 200
     (heard,) = back.heard
@@ -256,18 +258,24 @@ async def test_what_comes_after_a_body_is_a_request_of_the_same_client(hops: Hop
     assert [heard["path"] for heard in back.heard] == told
 
 
-@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
-async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, upgrade: str) -> None:
+@pytest.mark.parametrize("cut", [False, True])
+async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, cut: bool) -> None:
+    """uvicorn's parser takes such a head for the whole request, and what comes in the next packet for the next one."""
     found, back = hops
-    head = f"Connection: Upgrade\r\nUpgrade: {upgrade}\r\nContent-Length: {len(HIDDEN)}\r\n"
-    await found.say(request("POST", ADMIN, ROOT, head, HIDDEN), HIDDEN, end=True)
+    for method in METHODS:
+        head = request(method, ADMIN, ROOT, long(HIDDEN, "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
+        reader, writer = await found.connect()
+        writer.write(head if cut else head + HIDDEN)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.write(HIDDEN if cut else b"")
+        rest = await reader.read()
+        writer.close()
+        assert status(answer) == 400 and b"connection: close" in answer
+        assert b"HTTP/1.1 2" not in rest and (method == "HEAD" or b"upgrade_with_body" in rest)
+    alone = await found.say(request("GET", ADMIN, ROOT, "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
+    assert status(alone) == 200
     await found.ask("next")
-    told = [(heard["path"], heard["body"].encode()) for heard in back.heard]
-    assert told in (
-        [("/admin/v1/next", b"")],
-        [(ADMIN, HIDDEN), ("/admin/v1/next", b"")],
-        [(ADMIN, HIDDEN), ("/admin/v1/hidden", b""), ("/admin/v1/next", b"")],
-    )
+    assert [heard["path"] for heard in back.heard] == [ADMIN, "/admin/v1/next"]
 
 
 @asynccontextmanager
