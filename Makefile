@@ -16,7 +16,7 @@ TESTS = $(BIN)/python -m pytest tests
 AT_ONCE := -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short \
+.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
@@ -88,6 +88,9 @@ chaos: setup engine ## that crashes lose and double nothing: 15 minutes of kill 
 
 chaos-short: setup ## one minute of that, with fake engines alone
 	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3
+
+fuzz-seam: setup ## that no answer reaches another request: 10 minutes of raw sockets against two gateways
+	nice $(BIN)/python -m tests.seam
 
 bench: setup engine litellm ## the gateway beside LiteLLM's proxy, a pass-through and the engine alone
 	$(BIN)/python -m bench.gateway

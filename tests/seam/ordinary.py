@@ -1,0 +1,97 @@
+"""Clients that know HTTP: each makes one request after the other, under its own key, and knows its answers by their tags."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+
+from tests.seam.checker import Report, tag
+
+PATIENCE_S = 30.0
+
+
+class Client:
+    """One caller, on connections of its own."""
+
+    def __init__(self, owner: str, kind: str, key: str, url: str, report: Report) -> None:
+        """`kind`: root, agent, episode or nobody."""
+        self._owner = owner
+        self._kind = kind
+        self._report = report
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S)
+        self._number = 0
+
+    async def run(self, seed: str, over: Callable[[], bool]) -> None:
+        """Until it is `over`."""
+        rng = random.Random(seed)
+        acts: dict[str, tuple[Callable[[str], Awaitable[None]], ...]] = {
+            "root": (self._no_episode, self._no_route, self._no_reward, self._no_deletion, self._life),
+            "agent": (self._no_model, self._no_answer, self._respond, self._stream),
+            "episode": (self._respond, self._stream, self._no_answer),
+            "nobody": (self._refused,),
+        }
+        async with self._http:
+            while not over():
+                self._number += 1
+                await rng.choice(acts[self._kind])(tag(self._owner, self._number))
+
+    async def _ask(
+        self, own: str, method: str, path: str, *statuses: int, told: bool = True, **more: Any
+    ) -> httpx.Response | None:
+        """`told`: the answer repeats the tag."""
+        kind = f"{self._kind} {method} {path.replace(own, 'TAG')}"
+        try:
+            answer = await self._http.request(method, path, **more)
+        except httpx.HTTPError as error:
+            self._report.unanswered(kind, own, repr(error))
+            return None
+        content = answer.content if told else answer.content + own.encode()
+        self._report.ordinary(kind, own, statuses, answer.status_code, content)
+        return answer
+
+    async def _no_episode(self, own: str) -> None:
+        await self._ask(own, "GET", f"/admin/v1/episodes/{own}", 404)
+
+    async def _no_route(self, own: str) -> None:
+        await self._ask(own, "GET", f"/admin/v1/{own}", 404)
+
+    async def _no_reward(self, own: str) -> None:
+        await self._ask(own, "POST", f"/admin/v1/episodes/{own}/reward", 404, json={"reward": 1.0})
+
+    async def _no_deletion(self, own: str) -> None:
+        await self._ask(own, "DELETE", f"/admin/v1/episodes/{own}", 404)
+
+    async def _life(self, own: str) -> None:
+        """What opening answers names no tag; but the episode that it names does."""
+        path, asked = "/admin/v1/episodes", {"task_id": own, "mode": "eval"}
+        opened = await self._ask(own, "POST", path, 200, told=False, json=asked)
+        if opened is None or "episode_id" not in (found := opened.json()):
+            return
+        path = f"{path}/{found['episode_id']}"
+        try:
+            shown = await self._http.get(path)
+            self._report.ordinary("root GET an episode", own, (200,), shown.status_code, shown.content)
+            await self._http.post(f"{path}/abandon", json={"reason": own})
+        except httpx.HTTPError as error:
+            self._report.unanswered("root GET an episode", own, repr(error))
+
+    async def _no_model(self, own: str) -> None:
+        asked = {"model": own, "messages": [{"role": "user", "content": "hi"}]}
+        await self._ask(own, "POST", "/v1/chat/completions", 404, json=asked)
+
+    async def _no_answer(self, own: str) -> None:
+        await self._ask(own, "GET", f"/v1/responses/{own}", 404)
+
+    async def _respond(self, own: str, **more: Any) -> None:
+        asked = {"model": "demo", "input": "hi", "metadata": {"own": own}, "max_output_tokens": 4, **more}
+        await self._ask(own, "POST", "/v1/responses", 200, json=asked)
+
+    async def _stream(self, own: str) -> None:
+        await self._respond(own, stream=True)
+
+    async def _refused(self, own: str) -> None:
+        await self._ask(own, "GET", f"/admin/v1/episodes/{own}", 401)
