@@ -277,7 +277,14 @@ class Engines:
 
     def published(self, version: int) -> None:
         """It is the newest from now on."""
-        self.newest = max(self.newest, version)
+        self._set_newest(max(self.newest, version))
+
+    def withdrawn(self, version: int) -> None:
+        """Newer versions are of no use: it is the newest again."""
+        self._set_newest(version)
+
+    def _set_newest(self, version: int) -> None:
+        self.newest = version
         if self.choice.weighs:
             for engine in self.open.values():
                 self._weigh(engine)

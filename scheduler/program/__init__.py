@@ -62,9 +62,13 @@ class ControlProgram(Program):
             self.connect(fleet.gone, update.gone)
             self.connect(update.failed, fleet.failed, after=0)
             self.connect(update.target, fleet.target, after=0)
+            self.connect(update.opened, fleet.opened, after=0)
+            self.connect(update.ended, fleet.ended, after=0)
+            self.connect(fleet.verdict, update.verdict)
             placement = self.placements[name]
             self.connect(update.target, placement.target)
             self.connect(fleet.gone, placement.gone)
+            self.connect(fleet.verdict, placement.verdict)
             self.connect(placement.pull, update.pull, after=0)
             self.connect(fleet.gone, self.lending.gone[name])
             self.connect(fleet.asleep, self.lending.asleep[name])

@@ -116,6 +116,8 @@ class Failed:
 
     engine: str
     reason: str
+    version: int = -1
+    """That may be why; -1: none can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,18 @@ class Target:
     """The version that every engine shall come to."""
 
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of a version on trial (`trial.py`)."""
+
+    version: int
+    kind: Literal["doubted", "tried", "bad"]
+    """doubted: an engine failed with it and goes back, and no other tries; tried: others do, after all; bad: none ever does."""
+    live: int
+    """The version that engines go back to."""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +176,5 @@ class Ended:
     version: int
     live: bool
     failures: tuple[str, ...] = ()
+    bad: str = ""
+    """Why the version is bad: engines have left it, and none will try it again."""

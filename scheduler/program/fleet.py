@@ -9,6 +9,7 @@ which says what it runs. Invariants:
   right;
 - an engine that is not wanted awake (`lending.py`) sleeps, or has no process, within `sleep_s` and `stop_s`: one that does not go
   to sleep is stopped. It is neither launched, woken nor given up before it is wanted again;
+- no version on trial (`trial.py`) costs an engine one of its restarts, and engines leave one that is found to be bad;
 - an engine that is removed is forgotten within `drain_s` and `stop_s`, and only then can another have its name.
 """
 
@@ -18,12 +19,14 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from scheduler.program.calls import Opened
 from scheduler.program.events import (
     Added,
     Again,
     Begun,
     Do,
     Done,
+    Ended,
     Failed,
     Fresh,
     Gone,
@@ -32,9 +35,11 @@ from scheduler.program.events import (
     Removed,
     Step,
     Target,
+    Verdict,
 )
 from scheduler.program.nodes import Asleep, Wanted
 from scheduler.program.outbox import Outbox
+from scheduler.program.trial import Trial
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
@@ -71,6 +76,8 @@ class _Life:
     """It was launched, and has not been stopped since: asleep, it needs only to be woken."""
     version: int = 0
     """That its last step is about."""
+    started: int = -1
+    """The version that its process was started with."""
     serial: int = 0
     """Of what was decided last; no two are alike, in this life or in a later one of the same name."""
 
@@ -86,6 +93,13 @@ class Fleet(Reactor):
         """Engines that shall sleep, also such as are not there yet."""
         self._asleep: list[Asleep] = []
         self._version = 0
+        """The newest that is not bad."""
+        self._live = 0
+        """The newest that an engine was open with."""
+        self._bad: int | None = None
+        """The version that was found to be bad last."""
+        self._trial: Trial | None = None
+        self._doubted = False
         self._serials = itertools.count(1)
         self._outbox = Outbox()
         self.begun = self.physical("begun", Begun)
@@ -97,13 +111,18 @@ class Fleet(Reactor):
         self.late = self.logical("late", Late)
         self.failed = self.input("failed", tuple[Failed, ...])
         self.target = self.input("target", Target)
+        self.opened = self.input("opened", Opened)
+        self.ended = self.input("ended", Ended)
         self.wanted = self.input("wanted", tuple[Wanted, ...])
         self.commands = self.output("commands", tuple[Do, ...])
         self.fresh = self.output("fresh", Fresh)
         self.gone = self.output("gone", tuple[Gone, ...])
         self.asleep = self.output("asleep", tuple[Asleep, ...])
+        self.verdict = self.output("verdict", Verdict)
         self.reaction(self._on_begun, on=[self.begun])
         self.reaction(self._on_target, on=[self.target], writes=[self.late])
+        self.reaction(self._on_ended, on=[self.ended])
+        self.reaction(self._on_opened, on=[self.opened], writes=[self.late])
         self.reaction(self._on_wanted, on=[self.wanted], writes=[self.late])
         self.reaction(self._on_added, on=[self.added], writes=[self.late])
         self.reaction(self._on_done, on=[self.done], writes=[self.fresh, self.again, self.late])
@@ -114,6 +133,8 @@ class Fleet(Reactor):
         self.reaction(self._on_removed, on=[self.removed], writes=[self.late])
         every: list[Source[Any]] = [
             self.target,
+            self.ended,
+            self.opened,
             self.wanted,
             self.added,
             self.done,
@@ -123,18 +144,48 @@ class Fleet(Reactor):
             self.lost,
             self.removed,
         ]
-        self.reaction(self._tell, on=every, writes=[self.commands, self.gone, self.asleep])
+        self.reaction(self._tell, on=every, writes=[self.commands, self.gone, self.asleep, self.verdict])
 
     def _on_begun(self, now: Context) -> None:
-        self._version = now[self.begun].version
+        self._version = self._live = now[self.begun].version
 
     def _on_target(self, now: Context) -> None:
         """New weights: engines that were given up get another chance."""
-        self._version = now[self.target].version
+        self._version = version = now[self.target].version
+        self._trial = Trial(version, self._live, now.tag.time) if version > self._live else None
+        self._bad = None
         for engine, life in self._lives.items():
             if life.phase == "down":
                 life.restarts.clear()
                 self._stop(now, engine, f"version {self._version} may do better")
+
+    def _on_ended(self, now: Context) -> None:
+        """A version may be live without any engine, while all sleep."""
+        ended = now[self.ended]
+        if ended.live:
+            self._acquit(ended.version)
+
+    def _on_opened(self, now: Context) -> None:
+        opened, trial = now[self.opened], self._trial
+        if trial is None:
+            return
+        if opened.version == trial.version:
+            self._acquit(opened.version)
+        elif trial.opens(opened.engine, opened.version):
+            self._condemn(now, trial)
+
+    def _acquit(self, version: int) -> None:
+        self._live = max(self._live, version)
+        if self._trial is not None and self._trial.version <= version:
+            self._trial = None
+
+    def _condemn(self, now: Context, trial: Trial) -> None:
+        """Engines leave the version, and what they were restarted for while it was on trial is forgotten."""
+        self._bad, self._version = trial.version, trial.live
+        for engine, life in self._lives.items():
+            life.restarts = [at for at in life.restarts if at < trial.began]
+            if life.phase in ("launching", "waking") and life.version == trial.version:
+                self._start_over(now, engine, f"version {trial.version} is bad", trial.version)
 
     def _on_added(self, now: Context) -> None:
         engine = now[self.added].engine
@@ -162,6 +213,7 @@ class Fleet(Reactor):
 
     def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
         """What is awake goes to sleep; what is about to be, or is of no use, is stopped."""
+        self._give_no_evidence(engine)
         self._outbox.gone.append(Gone(engine, final=True, asleep=True))
         match life.phase:
             case "up" | "waking":
@@ -183,12 +235,12 @@ class Fleet(Reactor):
                 life.phase, life.was_up, life.warm = "up", True, True
                 now.set(self.fresh, Fresh(done.engine, done.version), why="its process answers")
             case "launching", "launch":
-                self._trouble(now, done.engine, done.detail)
+                self._trouble(now, done.engine, done.detail, life.version)
             case "waking", "wake" if done.ok:
                 life.phase = "up"
                 now.set(self.fresh, Fresh(done.engine, done.version), why="it is awake")
             case "waking", "wake":
-                self._trouble(now, done.engine, done.detail)
+                self._trouble(now, done.engine, done.detail, life.version)
             case "falling", "sleep" if done.ok:
                 self._rest(done.engine)
                 if done.engine not in self._unwanted:
@@ -225,9 +277,8 @@ class Fleet(Reactor):
         if life is None or life.serial != late.serial:
             return
         if life.phase in ("launching", "waking"):
-            self._trouble(
-                now, late.engine, f"step '{late.step}' was not done within {self._settings.start_s:g} s"
-            )
+            reason = f"step '{late.step}' was not done within {self._settings.start_s:g} s"
+            self._trouble(now, late.engine, reason, life.version)
         elif life.phase == "falling":
             reason = f"step 'sleep' was not done within {self._settings.sleep_s:g} s"
             self._stop(now, late.engine, reason)
@@ -252,17 +303,20 @@ class Fleet(Reactor):
 
     def _on_failed(self, now: Context) -> None:
         for failed in now[self.failed]:
-            self._trouble(now, failed.engine, failed.reason)
+            self._trouble(now, failed.engine, failed.reason, failed.version)
 
     def _on_lost(self, now: Context) -> None:
         lost = now[self.lost]
-        self._trouble(now, lost.engine, lost.reason)
+        life = self._lives.get(lost.engine)
+        starting = life is not None and life.phase in ("launching", "waking")
+        self._trouble(now, lost.engine, lost.reason, life.version if life is not None and starting else -1)
 
     def _on_removed(self, now: Context) -> None:
         engine = now[self.removed].engine
         life = self._lives.get(engine)
         if life is None or life.phase in ("draining", "ending"):
             return
+        self._give_no_evidence(engine)
         self._outbox.gone.append(Gone(engine, final=True, removed=True))
         if life.phase == "stopping":
             life.phase = "ending"  # the stop that was begun is the last: it holds no request to drain
@@ -276,14 +330,33 @@ class Fleet(Reactor):
             why = "; ".join(f"{a.engine} {'sleeps' if a.warm else 'has no process'}" for a in self._asleep)
             now.set(self.asleep, tuple(self._asleep), why=why)
         self._asleep = []
+        self._tell_verdict(now)
 
-    def _trouble(self, now: Context, engine: str, reason: str) -> None:
-        """An engine that is up, or was to be, is of no use as it is."""
+    def _tell_verdict(self, now: Context) -> None:
+        trial = self._trial
+        doubted = trial is not None and bool(trial.failed)
+        if trial is not None and trial.version == self._bad:
+            self._trial, doubted = None, False
+            verdict = Verdict(trial.version, "bad", trial.live, trial.why)
+            now.set(self.verdict, verdict, why=f"version {trial.version} is bad: {trial.why}")
+        elif trial is not None and doubted != self._doubted:
+            why = "; ".join(f"{engine}: {reason}" for engine, reason in trial.failed.items())
+            verdict = Verdict(trial.version, "doubted" if doubted else "tried", trial.live, why)
+            now.set(self.verdict, verdict, why=why or "whoever failed with it is at fault")
+        self._doubted = doubted
+
+    def _trouble(self, now: Context, engine: str, reason: str, version: int) -> None:
+        """An engine that is up, or was to be, is of no use as it is. `version`: what it failed with; -1: nobody knows."""
         life = self._lives.get(engine)
         if life is not None and (life.phase == "falling" or (life.phase == "asleep" and life.warm)):
             self._stop(now, engine, reason)
             return
         if life is None or life.phase not in ("up", "launching", "waking"):
+            return
+        trial = self._trial
+        finding = "engine" if trial is None else trial.fails(engine, reason, version, life.started)
+        if finding != "engine" or version == self._bad:
+            self._start_over(now, engine, reason, version)
             return
         since = now.tag.time - int(self._settings.window_s * SECOND)
         life.restarts = [at for at in life.restarts if at > since]
@@ -293,11 +366,20 @@ class Fleet(Reactor):
             self._give_up(now, engine, f"{reason} (no restart is left of [engine] max_restarts)")
         else:
             life.restarts.append(now.tag.time)
-            self._outbox.gone.append(Gone(engine, final=False))
-            self._stop(now, engine, reason)
+            self._start_over(now, engine, reason)
+
+    def _start_over(self, now: Context, engine: str, reason: str, version: int | None = None) -> None:
+        """Its process is stopped, and launched with what engines are launched with now."""
+        self._outbox.gone.append(Gone(engine, final=False))
+        self._stop(now, engine, reason, version)
+
+    def _give_no_evidence(self, engine: str) -> None:
+        if self._trial is not None:
+            self._trial.leaves(engine)
 
     def _give_up(self, now: Context, engine: str, reason: str) -> None:
         life = self._lives[engine]
+        self._give_no_evidence(engine)
         life.phase = "down"
         life.serial = next(self._serials)
         self._outbox.gone.append(Gone(engine, final=True))
@@ -306,13 +388,15 @@ class Fleet(Reactor):
             after = int(self._settings.revive_s * SECOND)
             now.schedule(self.again, Again(engine, life.serial), after=after)
 
-    def _stop(self, now: Context, engine: str, reason: str) -> None:
+    def _stop(self, now: Context, engine: str, reason: str, version: int | None = None) -> None:
         self._lives[engine].phase = "stopping"
-        self._do(now, engine, "stop", reason, self._settings.stop_s)
+        self._do(now, engine, "stop", reason, self._settings.stop_s, version)
 
     def _launch(self, now: Context, engine: str, reason: str) -> None:
-        self._lives[engine].phase = "launching"
+        life = self._lives[engine]
+        life.phase = "launching"
         self._do(now, engine, "launch", reason, self._settings.start_s)
+        life.started = life.version
 
     def _fall(self, now: Context, engine: str, reason: str) -> None:
         self._lives[engine].phase = "falling"
@@ -336,10 +420,21 @@ class Fleet(Reactor):
         self._unwanted.discard(engine)
         self._asleep.append(Asleep(engine, warm=False))
 
-    def _do(self, now: Context, engine: str, step: Step, reason: str, deadline_s: float) -> None:
+    def _do(
+        self,
+        now: Context,
+        engine: str,
+        step: Step,
+        reason: str,
+        deadline_s: float,
+        version: int | None = None,
+    ) -> None:
+        """`version`: what the step is about, if it is not what engines are launched with."""
+        if version is None:
+            version = self._version if self._trial is None else self._trial.launched
         life = self._lives[engine]
-        life.version, life.serial = self._version, next(self._serials)
-        self._outbox.commands.append(Do(engine, step, self._version, reason))
+        life.version, life.serial = version, next(self._serials)
+        self._outbox.commands.append(Do(engine, step, version, reason))
         now.schedule(self.late, Late(engine, step, life.serial), after=int(deadline_s * SECOND))
 
     def _backoff(self, life: _Life) -> int:

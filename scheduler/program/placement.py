@@ -24,7 +24,7 @@ from scheduler.policies.tails import Expected, divide
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall, Wish
 from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Move, Opened, Placed, Seen
-from scheduler.program.events import Begun, Gone, Target
+from scheduler.program.events import Begun, Gone, Target, Verdict
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
@@ -100,12 +100,14 @@ class Placement(Reactor):
         self.fitted = self.physical("fitted", Fitted)
         self.target = self.input("target", Target)
         self.gone = self.input("gone", tuple[Gone, ...])
+        self.verdict = self.input("verdict", Verdict)
         self.placed = self.output("placed", tuple[Placed, ...])
         self.moves = self.output("moves", tuple[Move, ...])
         self.pull = self.output("pull", tuple[str, ...])
         self.reaction(self._on_begun, on=[self.begun])
         self.reaction(self._on_gone, on=[self.gone])
         self.reaction(self._on_target, on=[self.target])
+        self.reaction(self._on_verdict, on=[self.verdict])
         self.reaction(self._on_fitted, on=[self.fitted])
         self.reaction(self._on_closed, on=[self.closed])
         self.reaction(self._on_opened, on=[self.opened])
@@ -129,6 +131,14 @@ class Placement(Reactor):
         self._target = now[self.target].version
         self._engines.published(self._target)
         self._told.clear()
+
+    def _on_verdict(self, now: Context) -> None:
+        """A bad version is not the newest any more."""
+        verdict = now[self.verdict]
+        if verdict.kind == "bad" and verdict.version == self._target:
+            self._target = verdict.live
+            self._engines.withdrawn(verdict.live)
+            self._told.clear()
 
     def _on_gone(self, now: Context) -> None:
         for gone in now[self.gone]:

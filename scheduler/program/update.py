@@ -9,6 +9,8 @@
   when it is told to pull (`placement.py`), for the newest version that there is then. One engine is on its way in any case;
 - versions are taken in the order in which they were published, each to its end; one that is older than the last fails at once,
   and one that failed is live after all when an engine comes back with it;
+- no engine leaves for a version that an engine's own process failed with, unless that engine is at fault (`trial.py`); the update
+  to a version that is found to be bad is over, and whoever is on its way there is handed to the fleet;
 - every step has a deadline; an engine that misses one, or fails, is handed to the fleet;
 - an engine that sleeps is not waited for; a version is live without any engine if some sleep and none has failed with it.
 """
@@ -32,12 +34,15 @@ from scheduler.program.events import (
     Published,
     Step,
     Target,
+    Verdict,
 )
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Effect, Source
 
 Mode = Literal["abort", "keep"]
 Order = Literal["rolling", "together", "pull"]
+_WITH_WEIGHTS = ("load", "label", "resume", "probe", "open")
+"""Steps that may fail because of the version."""
 _ALONE_S = 1.0
 """With `pull`: when nobody has named an engine for so long, and none runs the version, one pulls unasked."""
 
@@ -107,6 +112,9 @@ class WeightUpdate(Reactor):
         """The last update failed, and no engine has come to its version since."""
         self._contradicted = False
         """An engine has failed with the newest version, since its update began."""
+        self._doubted = False
+        """Nobody leaves for the newest version until it is known whether it is bad."""
+        self._bad: Verdict | None = None
         self._serials = itertools.count(1)
         self._commands: list[Do] = []
         self._failed: list[Failed] = []
@@ -120,6 +128,7 @@ class WeightUpdate(Reactor):
         self.pull = self.input("pull", tuple[str, ...])
         self.fresh = self.input("fresh", Fresh)
         self.gone = self.input("gone", tuple[Gone, ...])
+        self.verdict = self.input("verdict", Verdict)
         self.commands = self.output("commands", tuple[Do, ...])
         self.failed = self.output("failed", tuple[Failed, ...])
         self.target = self.output("target", Target)
@@ -131,10 +140,11 @@ class WeightUpdate(Reactor):
         self.reaction(self._on_done, on=[self.done], writes=[self.late, self.opened])
         self.reaction(self._on_late, on=[self.late])
         self.reaction(self._on_gone, on=[self.gone])
+        self.reaction(self._on_verdict, on=[self.verdict])
         self.reaction(self._on_pull, on=[self.pull], writes=[self.late])
         self.reaction(self._on_alone, on=[self.alone], writes=[self.late, self.alone])
         every: list[Source[Any]] = [self.published, self.fresh, self.done, self.late, self.gone, self.turn]
-        every += [self.pull, self.alone]
+        every += [self.pull, self.alone, self.verdict]
         told: list[Effect[Any]] = [self.commands, self.failed, self.target, self.ended, self.late, self.turn]
         told.append(self.alone)
         self.reaction(self._go_on, on=every, writes=told)
@@ -168,6 +178,7 @@ class WeightUpdate(Reactor):
             self._do(now, done.engine, step, f"'{done.step}' is done")
             return
         way.step, way.confirmed = None, way.to
+        self._doubted &= way.to != self._target
         now.set(self.opened, Opened(done.engine, way.to), why="its probe has passed")
 
     def _after(self, way: _Way, step: Step) -> Step | None:
@@ -196,6 +207,11 @@ class WeightUpdate(Reactor):
             if gone.removed:
                 del self._ways[gone.engine]
 
+    def _on_verdict(self, now: Context) -> None:
+        verdict = now[self.verdict]
+        self._doubted = verdict.kind == "doubted"
+        self._bad = verdict if verdict.kind == "bad" else None
+
     def _on_pull(self, now: Context) -> None:
         """Engines leave the version that they run; what is on its way already, or not open, is left alone."""
         for engine in now[self.pull]:
@@ -213,6 +229,8 @@ class WeightUpdate(Reactor):
 
     def _leave(self, now: Context, engine: str, reason: str) -> None:
         way = self._ways.get(engine)
+        if self._doubted:
+            return
         if way is not None and way.up and way.step is None and 0 <= way.confirmed < self._target:
             way.to = self._target
             self._do(now, engine, "hold", reason)
@@ -220,7 +238,9 @@ class WeightUpdate(Reactor):
     def _go_on(self, now: Context) -> None:
         """What follows from the present state: engines to begin with, the end of an update, the beginning of the next."""
         self._todo = [engine for engine in self._todo if not self._arrived(engine)]
-        if self._running and self._over():
+        if self._bad is not None:
+            self._leave_bad(now, self._bad)
+        elif self._running and self._over():
             self._end(now)
         elif not self._running and self._queue:
             self._begin(now)
@@ -248,6 +268,7 @@ class WeightUpdate(Reactor):
             now.set(self.ended, Ended(version, live=False), why=f"version {self._target} is newer")
             return
         self._target, self._running, self._failed_version = version, True, None
+        self._doubted = False
         in_order = sorted(self._ways, key=lambda engine: not self._ways[engine].up)
         self._todo = [engine for engine in in_order if not self._arrived(engine)]
         self._failures, self._contradicted = [], False
@@ -273,6 +294,17 @@ class WeightUpdate(Reactor):
         why = "every engine runs it, sleeps or was given up" if live else "no engine runs it"
         now.set(self.ended, Ended(self._target, live, tuple(self._failures)), why=why)
 
+    def _leave_bad(self, now: Context, verdict: Verdict) -> None:
+        """Engines on their way to a bad version are of no use as they are; the others are where they should be."""
+        for engine, way in self._ways.items():
+            if way.step is not None and way.to == verdict.version:
+                way.step, way.up, way.confirmed = None, False, -1
+                self._failed.append(Failed(engine, f"version {verdict.version} is bad", verdict.version))
+        self._bad, self._target = None, verdict.live
+        self._running, self._failed_version, self._todo = False, None, []
+        ended = Ended(verdict.version, live=False, bad=verdict.why)
+        now.set(self.ended, ended, why=f"it is bad: {verdict.why}")
+
     def _revive(self, now: Context, version: int) -> None:
         self._failed_version = None
         now.set(self.ended, Ended(version, live=True), why="it had failed, and an engine runs it after all")
@@ -287,8 +319,9 @@ class WeightUpdate(Reactor):
     def _fail(self, engine: str, reason: str) -> None:
         way = self._ways[engine]
         self._contradicted |= way.to == self._target and way.step in ("load", "probe")
+        blames = way.to if way.step in _WITH_WEIGHTS else -1
         way.step, way.up, way.confirmed = None, False, -1
-        self._failed.append(Failed(engine, reason))
+        self._failed.append(Failed(engine, reason, blames))
 
     def _do(self, now: Context, engine: str, step: Step, reason: str) -> None:
         way = self._ways[engine]

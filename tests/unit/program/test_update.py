@@ -144,7 +144,7 @@ def test_a_version_that_no_engine_comes_to_fails_and_can_be_published_again() ->
 
 
 def test_a_failed_version_whose_engine_came_back_meanwhile_is_live_at_once_when_published_again() -> None:
-    world = fleet_of("a")
+    world = World(fleet={"max_restarts": 0}).add("a").run(10)
     world.answer = but(lambda do: do.step == "probe" and world.now < 40, Answer(ok=False))
     world.publish(1).run(90)
     assert world.watch.engines["a"].runs == 1
@@ -234,8 +234,8 @@ def test_an_engine_that_dies_of_the_new_weights_is_back_before_the_next_is_held(
 
 def test_an_engine_that_is_tried_again_meanwhile_is_waited_for() -> None:
     """The other one is given up at 44, when this one, given up at 11, is on its way again."""
-    world = World(fleet={"max_restarts": 0, "revive_s": 30}, update={"load_s": 30}).add("a", "b").run(10)
-    world.answer = but(lambda do: do.engine == "b" and do.step == "load", Answer(after_s=None))
+    world = World(fleet={"max_restarts": 0, "revive_s": 30}, update={"hold_s": 31}).add("a", "b").run(10)
+    world.answer = but(lambda do: do.engine == "b" and do.step == "settle", Answer(after_s=None))
     story = world.publish(1).run(1).lose("a").run(50).story()
     assert story[-6:] == [
         "42 a launch 1",

@@ -14,6 +14,8 @@ from scheduler.program.nodes import RoleIs, Wanted
 FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 _REST = ("load", "label", "resume", "probe", "open")
 _FRESH = ("launch", "label", "probe", "open")
+_WITH_WEIGHTS = ("launch", "wake", *_REST)
+"""Steps in which an engine has to do with the weights that it comes to."""
 _ROUTES = {
     ("abort", False): ("hold", "abort", "settle", *_REST),
     ("abort", True): ("hold", "handback", "freeze", *_REST),
@@ -43,6 +45,8 @@ class _Engine:
     """Steps that have ended since the last launch or hold."""
     to: int = -1
     pinned: bool = False
+    started: int = -1
+    """The version that its process was started with."""
     runs: int = -1
     """The version it is open at; -1: it is not open."""
     asked: Step | None = None
@@ -94,6 +98,14 @@ class Watch:
         self._limits: dict[str, int] = {**fleet, **update}
         self._update = update
         self._newest = 0
+        self._live = 0
+        """The newest version that any engine was open at, or that was live while all slept."""
+        self._doubters: list[str] = []
+        """Engines whose own process failed with the newest version while nobody was open at it; not such as failed with the live
+        one as well."""
+        self._bad = -1
+        self._excused: set[str] = set()
+        """Engines that may be stopped at no cost: they failed with a version on trial, or are on their way to a bad one."""
         self._began = -1
         self._up_at_begin: set[str] = set()
         self._open_at_begin = 0
@@ -113,6 +125,7 @@ class Watch:
         """See `passed`."""
         found = self.engines.get(engine)
         self.failures += 1
+        self._no_doubter(engine)
         if found is not None and found.removed is None:
             found.removed, found.runs = now, -1
             self._moving.discard(engine)
@@ -120,8 +133,10 @@ class Watch:
     def lost(self, now: int, engine: str) -> None:
         """It may be restarted for that."""
         self.failures += 1
-        if engine in self.engines:
-            self.engines[engine].lost = now
+        if (found := self.engines.get(engine)) is not None:
+            found.lost = now
+            if found.asked in ("launch", "wake"):
+                self._fails(engine, found, found.asked, found.to)
 
     def wanted(self, now: int, wanted: Wanted) -> None:
         """Whether an engine shall sleep."""
@@ -133,6 +148,7 @@ class Watch:
         if not wanted.awake and not engine.unwanted:
             engine.sleeps, engine.runs, engine.given_up = True, -1, None
             self._moving.discard(wanted.engine)
+            self._no_doubter(wanted.engine)
         if engine.unwanted is wanted.awake:
             engine.unwanted, engine.told = not wanted.awake, now
 
@@ -159,6 +175,8 @@ class Watch:
         assert (engine.asked, engine.to) == (done.step, done.version)
         engine.asked = None
         self.failures += not done.ok
+        if not done.ok:
+            self._fails(done.engine, engine, done.step, done.version)
         self._contradicted |= not done.ok and done.step in ("load", "probe") and done.version == self._newest
         if done.step == "stop":
             engine.process, engine.stopped = "stopped", now
@@ -178,11 +196,14 @@ class Watch:
             if done.step == "open":
                 engine.runs = done.version
                 self._moving.discard(done.engine)
+                self._opens(done.engine, done.version)
 
     def target(self, now: int, target: Target) -> None:
         """An update begins: the last one has ended, and engines that were given up get another chance."""
         assert target.version == self.published[len(self.ends)]
         self._newest, self._began, self._contradicted = target.version, now, False
+        self._bad = -1
+        self._doubters, self._excused = [], set()
         self._moving = set()
         self._up_at_begin = {name for name, engine in self.engines.items() if engine.process == "up"}
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
@@ -190,9 +211,12 @@ class Watch:
 
     def ended(self, ended: Ended) -> None:
         """Once for each version, in order; and then nobody is left behind. A failed version may be live after all."""
+        self._live = max(self._live, ended.version) if ended.live else self._live
+        assert bool(ended.bad) == (ended.version == self._bad)
         if len(self.ends) == len(self.published):
             last = max(i for i, known in enumerate(self.ends) if known.version == ended.version)
-            assert (self.ends[last].live, ended.live, ended.version) == (False, True, self._newest)
+            assert (self.ends[last].live, ended.version) == (False, self._newest)
+            assert ended.live or ended.bad
             self.ends[last] = ended
         else:
             assert ended.version == self.published[len(self.ends)]
@@ -201,7 +225,10 @@ class Watch:
         runs = any(engine.runs == ended.version for engine in left)
         sleeps = any(engine.sleeps for engine in left) and not self._contradicted
         # an older one fails at once, also where engines that were not told to pull run it
-        assert ended.live == (ended.version == self._newest and (runs or sleeps))
+        assert ended.live == (ended.version == self._newest and not ended.bad and (runs or sleeps))
+        if ended.bad:
+            assert not runs
+            return
         for engine in left:
             comes = engine.process in ("launching", "up") and engine.to >= ended.version
             comes = comes or engine.sleeps or engine.process in ("stopping", "stopped")
@@ -232,6 +259,49 @@ class Watch:
                 longest = self._limits["drain_s"] + self._limits["stop_s"]
                 assert now < engine.removed + longest, f"{name} is still there"
 
+    # Versions on trial: published, and nobody was open at them yet
+
+    @property
+    def _on_trial(self) -> bool:
+        return self._newest > self._live and self._newest != self._bad
+
+    @property
+    def _given(self) -> int:
+        """What engines are to be launched with."""
+        return self._newest if self._newest != self._bad and not self._doubters else self._live
+
+    def _fails(self, name: str, engine: _Engine, step: Step, version: int) -> None:
+        """An engine cannot do a step, in time."""
+        if not self._on_trial or step not in _WITH_WEIGHTS:
+            return
+        if version == self._live:
+            self._no_doubter(name)
+        if version == self._newest:
+            self._excused.add(name)
+            if engine.started == version and name not in self._doubters:
+                self._doubters.append(name)
+
+    def _opens(self, name: str, version: int) -> None:
+        if self._on_trial and version == self._live and name in self._doubters:
+            self._found_bad()
+        elif version == self._newest != self._bad:
+            self._live, self._doubters, self._excused = version, [], set()
+
+    def _found_bad(self) -> None:
+        self._bad = self._newest
+        self._doubters = []
+        for engine in self.engines.values():
+            engine.restarts = [at for at in engine.restarts if at < self._began]
+        self._excused |= {
+            name
+            for name, engine in self.engines.items()
+            if engine.asked not in (None, "stop") and engine.to == self._bad
+        }
+
+    def _no_doubter(self, name: str) -> None:
+        if name in self._doubters:
+            self._doubters.remove(name)
+
     # What is decided
 
     def do(self, now: int, do: Do) -> None:
@@ -245,19 +315,20 @@ class Watch:
             assert do.step in ("drain", "stop", "quarantine", *at_once)  # `passed`: which was the last
         match do.step:
             case "launch":
-                assert do.version == self._newest
+                assert do.version == self._given
                 self._check_free(now, do.engine)
                 self._launch(now, engine)
+                engine.started = do.version
             case "wake":
                 assert engine.process == "asleep"
-                assert do.version == self._newest
+                assert do.version == self._given
                 self._check_free(now, do.engine)
                 engine.process, engine.way = "waking", ()
             case "sleep":
                 assert engine.process in ("none", "up", "waking")
                 engine.process, engine.way, engine.runs = "falling", (), -1
             case "stop":
-                self._stop(now, engine)
+                self._stop(now, do.engine, engine)
             case "quarantine":
                 self._quarantine(now, do.engine, engine)
             case "drain":
@@ -276,6 +347,8 @@ class Watch:
             self.failures += 1
             limit = f"step '{engine.asked}' was not done within {self._limit(engine.asked)} s"
             unwanted = engine.unwanted and engine.told == now
+            if limit in do.reason:
+                self._fails(do.engine, engine, engine.asked, engine.to)
             assert limit in do.reason or engine.lost == now or unwanted
 
     def _check_free(self, now: int, engine: str) -> None:
@@ -291,7 +364,7 @@ class Watch:
             assert now == engine.stopped + wait
         engine.process, engine.way, engine.runs = "launching", (), -1
 
-    def _stop(self, now: int, engine: _Engine) -> None:
+    def _stop(self, now: int, name: str, engine: _Engine) -> None:
         if engine.removed is None and (engine.unwanted or engine.process in ("falling", "asleep")):
             engine.down, engine.given_up = False, None
         elif engine.removed is None:
@@ -303,12 +376,15 @@ class Watch:
                     engine.restarts.clear()
                     engine.given_up = None
                 engine.down = False
+            elif name in self._excused:
+                engine.sleeps = False
             else:
                 self._prune(now, engine)
                 assert engine.was_up
                 assert len(engine.restarts) < self._limits["max_restarts"]
                 engine.restarts.append(now)
                 engine.sleeps = False  # it was to be awake
+        self._excused.discard(name)
         engine.process, engine.way, engine.runs = "stopping", (), -1
 
     def _quarantine(self, now: int, name: str, engine: _Engine) -> None:
@@ -324,12 +400,15 @@ class Watch:
             assert not engine.was_up or len(engine.restarts) >= self._limits["max_restarts"]
         engine.given_up, engine.down, engine.runs, engine.asked = now, True, -1, None
         self._moving.discard(name)
+        self._no_doubter(name)
 
     def _update_step(self, do: Do, engine: _Engine) -> None:
         assert engine.process == "up"
         if do.step == "hold":
             assert engine.asked is None
             assert 0 <= engine.runs < do.version
+            assert not self._doubters, "nobody tries what another is going back from"
+            assert do.version != self._bad
             engine.way, engine.runs, engine.to = (), -1, do.version
             self._moving.add(do.engine)
             if self._update["order"] == "rolling":

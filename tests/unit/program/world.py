@@ -335,9 +335,8 @@ class World:
 
     def _on_ended(self, _tag: Tag, ended: Ended) -> None:
         failures = f" ({', '.join(ended.failures)} given up)" if ended.failures else ""
-        self.lines.append(
-            f"{self.now} version {ended.version} {'live' if ended.live else 'failed'}{failures}"
-        )
+        became = "live" if ended.live else "bad" if ended.bad else "failed"
+        self.lines.append(f"{self.now} version {ended.version} {became}{failures}")
         self.watch.ended(ended)
 
 

@@ -1,0 +1,58 @@
+"""Is a version at fault, or the engine that fails with it? (docs/decisions, "A bad version"). Pure, and the fleet's own.
+
+A published version is on trial until the first engine has opened with it. Meanwhile:
+- an engine that fails to load it in place is started anew with it: reloads go wrong that starts do not;
+- an engine whose own process fails with it goes back to the version that was live, and until that is known to go well or not, no
+  other engine is sent on its way;
+- the version is bad once such an engine is open at the version that was live;
+- an engine that fails with the version that was live, too, is itself at fault. So are all, where all do: then nothing is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Finding = Literal["engine", "again", "back"]
+"""What a failure means: the engine is at fault; its process is to be started with the version; it goes back."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Of one version, against the one that was live when it was published."""
+
+    version: int
+    live: int
+    began: int
+    """When (ns)."""
+    why: str = ""
+    """Why the version is bad, once it is."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Engines whose own process failed with the version, and how; without those that turned out to be at fault."""
+
+    @property
+    def launched(self) -> int:
+        """The version that engines are launched with."""
+        return self.live if self.failed else self.version
+
+    def fails(self, engine: str, reason: str, version: int, started: int) -> Finding:
+        """An engine fails at `version`, with a process that was started with the weights of `started`."""
+        if version != self.version:
+            if version == self.live:
+                self.failed.pop(engine, None)
+            return "engine"
+        if started != self.version:
+            return "again"
+        self.failed[engine] = reason
+        return "back"
+
+    def opens(self, engine: str, version: int) -> bool:
+        """An engine is open at `version`; answers whether that makes the version on trial a bad one."""
+        if version != self.live or engine not in self.failed:
+            return False
+        self.why = f"{engine}: {self.failed[engine]} (with version {self.live} it works)"
+        return True
+
+    def leaves(self, engine: str) -> None:
+        """Nobody will know whether the engine is at fault."""
+        self.failed.pop(engine, None)
