@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
+
+from tests.tiny import tensors
 
 
 def publish(
@@ -30,7 +33,15 @@ def write_manifest(directory: Path, version: int, parent: int | None, probe: dic
 
 
 def fake_weights(directory: Path, content: str) -> Path:
-    """A checkpoint for the fake engine: its identity is the content of one file."""
+    """A checkpoint for the fake engine: zeros under the names of the tiny model; its identity is the content of one file."""
     directory.mkdir(parents=True)
-    (directory / "model.safetensors").write_text(content)
+    header: dict[str, Any] = {"__metadata__": {"content": content}}
+    end = 0
+    for name, shape in tensors().items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(header).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
     return directory

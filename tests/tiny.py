@@ -28,6 +28,24 @@ def save_tokenizer(directory: Path) -> None:
     fast.save_pretrained(directory)
 
 
+_HIDDEN, _INNER, _LAYERS, _HEADS, _HEAD_DIM = 128, 256, 2, 2, 64
+
+
+def tensors() -> dict[str, list[int]]:
+    """The names and shapes of the model's tensors."""
+    inside = _HEADS * _HEAD_DIM
+    found = {"model.embed_tokens.weight": [VOCABULARY, _HIDDEN], "lm_head.weight": [VOCABULARY, _HIDDEN]}
+    for i in range(_LAYERS):
+        layer = f"model.layers.{i}"
+        found |= {f"{layer}.{name}_layernorm.weight": [_HIDDEN] for name in ("input", "post_attention")}
+        found |= {f"{layer}.self_attn.{name}_norm.weight": [_HEAD_DIM] for name in "qk"}
+        found |= {f"{layer}.self_attn.{name}_proj.weight": [inside, _HIDDEN] for name in "qkv"}
+        found |= {f"{layer}.mlp.{name}_proj.weight": [_INNER, _HIDDEN] for name in ("gate", "up")}
+        found[f"{layer}.self_attn.o_proj.weight"] = [_HIDDEN, inside]
+        found[f"{layer}.mlp.down_proj.weight"] = [_HIDDEN, _INNER]
+    return {**found, "model.norm.weight": [_HIDDEN]}
+
+
 def save_model(directory: Path, seed: int, *, tied: bool = False, scale: float = 3.0) -> None:
     """Random weights; `scale` makes the distribution clearly not uniform."""
     import torch
@@ -37,12 +55,12 @@ def save_model(directory: Path, seed: int, *, tied: bool = False, scale: float =
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
+        hidden_size=_HIDDEN,
+        intermediate_size=_INNER,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        num_key_value_heads=_HEADS,
+        head_dim=_HEAD_DIM,
         max_position_embeddings=2048,
         tie_word_embeddings=tied,
         eos_token_id=258,

@@ -33,14 +33,14 @@ class PublishBody(BaseModel):
 async def publish(
     body: PublishBody, access: Admin, wait: Annotated[float, Query(ge=0, le=3600)] = 0.0
 ) -> dict[str, Any]:
-    """Checks the manifest and updates the engines; answers the version's record."""
+    """Checks the manifest and every tensor, and updates the engines; answers the version's record."""
     versions = access.one(body.model).versions
     return await versions.publish(body.version, await asyncio.to_thread(_folder, access, body.path), wait)
 
 
 @router.get("/weights/{version}")
 async def get_version(version: Number, access: Admin, model: str | None = None) -> dict[str, Any]:
-    """A version's state, parent, path, and what each step of its update took."""
+    """A version's state, parent, path, what each step of its update took, whether it is bad, and why it is not live."""
     return await access.one(model).versions.version(version)
 
 
@@ -48,7 +48,7 @@ async def get_version(version: Number, access: Admin, model: str | None = None) 
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     """A trained model's newest version and the ledger's buffers; every engine, and totals."""
     gateway, reach, found = access.gateway, access.reach, access.trained(model)
-    newest = await found.versions.newest()
+    newest, bad = await found.versions.newest(), await found.versions.bad()
     ledger, pools = found.ledger.ledger, [m.pool for m in access.models]
     of = None if reach.everything else reach.models
     return {
@@ -58,6 +58,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "newest_version": newest,
         "weights": found.versions.current.path,
         "orphaned_versions": sorted(found.versions.orphans),
+        "bad_versions": [{"version": number, "why": why} for number, why in bad.items()],
         "consumed": ledger.consumed,
         "free_slots": ledger.free_slots(),
         "buffers": [asdict(row) for row in ledger.buffers()],

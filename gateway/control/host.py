@@ -46,8 +46,8 @@ class ModelEngines:
     steps: EngineSteps
     settings: EngineSettings
     ended: dict[int, asyncio.Future[Ended]] = field(default_factory=dict)
-    on_revival: Callable[[int], None] = lambda _version: None
-    """Called with a version that had failed, once an engine runs it after all."""
+    on_late_end: Callable[[Ended], None] = lambda _ended: None
+    """Called for a version that had failed, once an engine runs it after all, or it is found to be bad."""
     tasks: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
     """The present step of each engine, and earlier ones that were cancelled and have not ended."""
     suspected: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -255,8 +255,8 @@ class ControlHost:
             future = self.models[name].ended.pop(ended.version, None)
             if future is not None and not future.done():
                 future.set_result(ended)
-            elif ended.live:
-                self.models[name].on_revival(ended.version)
+            elif ended.live or ended.bad:
+                self.models[name].on_late_end(ended)
 
         return tell
 

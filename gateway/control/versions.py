@@ -1,7 +1,8 @@
 """One model's versions: which weights its engines run, how a new one is published, and which count as ancestors.
 
 Invariants: a version number is used once, ever; a version is live once every engine that is left runs it and has passed its
-probe; what the engines do on the way is decided by the control program (`host`), here is only what is true afterwards.
+probe; one that is bad stays so, and no engine is sent to it again. What the engines do on the way is decided by the control
+program (`host`), here is only what is true afterwards.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gateway.store import ledger as statements
 from gateway.store.database import Database
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
+from scheduler.program.events import Ended
 
 _SETTLED = ("open", "asleep")
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ class Versions:
         self, model: str, path: Path, database: Database, host: ControlHost, ledger: StoredLedger | None
     ) -> None:
         self.model = model
+        self._base = path
+        """The first version's checkpoint, which says which tensors there are."""
         self.current = Weights(0, str(path.resolve()))
         self.orphans: frozenset[int] = frozenset()
         """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
@@ -47,8 +51,8 @@ class Versions:
         self._ledger = ledger
         self._publishing = asyncio.Lock()
         self._updates: dict[int, asyncio.Task[None]] = {}
-        self._revivals: dict[int, asyncio.Task[None]] = {}
-        self._engines.on_revival = self._on_revival
+        self._late_ends: dict[int, asyncio.Task[None]] = {}
+        self._engines.on_late_end = self._on_late_end
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
         """Starts the engines with the newest live version. `wait`: until they are open or sleep, or raises EngineError if one
@@ -103,7 +107,7 @@ class Versions:
 
     async def close(self) -> None:
         """Ends updates that still run; a version that was not live by then is published again by its trainer."""
-        tasks = [*self._updates.values(), *self._revivals.values()]
+        tasks = [*self._updates.values(), *self._late_ends.values()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -112,7 +116,8 @@ class Versions:
     async def publish(self, version: int, path: Path, wait_s: float) -> dict[str, Any]:
         """Checks version `version` in `path` and updates the engines; waits up to `wait_s` for the end of that.
 
-        The same version from the same path may be published again: it is answered from the record, or tried anew if not live.
+        The same version from the same path may be published again: it is answered from the record, or tried anew if no engine
+        has come to it. A bad one is not.
         Raises Unprocessable for weights that cannot be used, Conflict for a number that was used otherwise.
         """
         if self._ledger is None:
@@ -120,7 +125,7 @@ class Versions:
                 f"the model {self.model!r} is frozen ([models.{self.model}] train = false)",
                 code="model_frozen",
             )
-        weights = await asyncio.to_thread(read_weights, path, version)
+        weights = await asyncio.to_thread(read_weights, path, version, self._base)
         async with self._publishing:
             await self._begin(weights)
         if (running := self._updates.get(version)) and wait_s > 0:
@@ -140,7 +145,8 @@ class Versions:
             )
         if row is None:
             await self._insert(weights)
-        if (row is None or row["state"] in ("updating", "failed")) and version not in self._updates:
+        over = row is not None and (row["state"] == "live" or row["bad"])
+        if not over and version not in self._updates:
             task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
             task.add_done_callback(lambda _: self._updates.pop(version, None))
             self._updates[version] = task
@@ -166,12 +172,20 @@ class Versions:
         row = await self._database.read(lambda c: statements.newest_version(c, self.model))
         return row["version"] if row is not None else self.current.version
 
+    async def bad(self) -> dict[int, str]:
+        """The versions that no engine may run, and why."""
+        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
+
     async def version(self, number: int) -> dict[str, Any]:
-        """One version's record. Raises NotFound."""
+        """One version's record. `why`: why it is not live, in one sentence. Raises NotFound."""
         row = await self._database.read(lambda c: statements.version(c, self.model, number))
         if row is None:
             raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
-        return row
+        failures = [
+            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
+        ]
+        why = row["bad"] or ("; ".join(failures) or "no engine came to it") * (row["state"] == "failed")
+        return {**row, "bad": bool(row["bad"]), "why": why}
 
     async def _update(self, weights: Weights) -> None:
         number = weights.version
@@ -184,23 +198,37 @@ class Versions:
             self.updates += 1
             self.streams_across_updates += sum(r.streams for r in reports)
             return
-        log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
-        await self._database.submit(lambda c: statements.set_version(c, self.model, number, "failed", report))
+        if ended.bad:
+            log.error("version %d of %s is bad: %s", number, self.model, ended.bad)
+        else:
+            log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
+        await self._set_failed(number, report, ended.bad)
 
-    def _on_revival(self, number: int) -> None:
-        """An engine that was given up has come back with a version that had failed."""
-        if number not in self._revivals:
-            task = asyncio.create_task(self._revive(number), name=f"{self.model}-revives-{number}")
-            self._revivals[number] = task
-            task.add_done_callback(lambda _: self._revivals.pop(number, None))
+    def _on_late_end(self, ended: Ended) -> None:
+        """An engine that was given up has come back, with a version that had failed or because it is bad."""
+        number = ended.version
+        if number not in self._late_ends:
+            task = asyncio.create_task(self._end_late(ended), name=f"{self.model}-ends-{number}")
+            self._late_ends[number] = task
+            task.add_done_callback(lambda _: self._late_ends.pop(number, None))
 
-    async def _revive(self, number: int) -> None:
+    async def _end_late(self, ended: Ended) -> None:
+        number = ended.version
         if running := self._updates.get(number):
             await asyncio.wait({running})
         row = await self.version(number)
-        if row["state"] == "failed" and (weights := self._engines.steps.weights(number)):
+        if row["state"] != "failed":
+            return
+        if ended.bad:
+            log.error("version %d of %s is bad: %s", number, self.model, ended.bad)
+            await self._set_failed(number, row["report"], ended.bad)
+        elif weights := self._engines.steps.weights(number):
             log.warning("version %d of %s is live after all", number, self.model)
             await self._set_live(weights, row["report"])
+
+    async def _set_failed(self, number: int, report: list[dict[str, Any]], bad: str) -> None:
+        values = self.model, number, "failed", report, bad
+        await self._database.submit(lambda c: statements.set_version(c, *values))
 
     async def _set_live(self, weights: Weights, report: list[dict[str, Any]]) -> None:
         number = weights.version

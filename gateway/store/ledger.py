@@ -77,11 +77,23 @@ def insert_version(connection: Connection, values: dict[str, Any]) -> None:
 
 
 def set_version(
-    connection: Connection, model: str, version: int, state: str, report: list[dict[str, Any]]
+    connection: Connection,
+    model: str,
+    version: int,
+    state: str,
+    report: list[dict[str, Any]],
+    bad: str = "",
 ) -> None:
-    """Stores how a version's update ended."""
+    """Stores how a version's update ended; `bad`: why no engine may run it."""
     where = (VersionRow.model == model, VersionRow.version == version)
-    connection.execute(update(VersionRow).where(*where).values(state=state, report=report))
+    connection.execute(update(VersionRow).where(*where).values(state=state, report=report, bad=bad))
+
+
+def bad_versions(connection: Connection, model: str) -> dict[int, str]:
+    """The versions that no engine may run, and why."""
+    where = (VersionRow.model == model, VersionRow.bad != "")
+    query = select(VersionRow.version, VersionRow.bad).where(*where).order_by(VersionRow.version)
+    return {row.version: row.bad for row in connection.execute(query)}
 
 
 def version(connection: Connection, model: str, number: int) -> dict[str, Any] | None:

@@ -281,6 +281,8 @@ class VersionRow(Base):
     state: Mapped[str] = mapped_column(Words(16))
     report: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
+    bad: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
+    """Why no engine may run it; empty: it is not known to be bad."""
 
 
 class CoordinatorRow(Base):

@@ -301,7 +301,8 @@ async def test_a_truncated_directory_of_weights(gateway: RunningGateway, sound: 
 
 
 async def test_weights_with_a_wrong_sha256(gateway: RunningGateway, sound: Path) -> None:
-    (sound / "model.safetensors").write_text("0ne")
+    file = sound / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
     await refused(gateway, 422, "wrong_sha256", version=1, path=str(sound))
 
 

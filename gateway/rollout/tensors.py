@@ -1,0 +1,203 @@
+"""safetensors files as the gateway reads them: names, shapes, kinds of numbers, whether all numbers are finite, and whether two
+checkpoints have the same tensors.
+
+Numbers are looked at as bits, so that those that numpy does not know (bfloat16) need no library: a number is not finite where
+every bit of its exponent is one. A file is read once, for that and for its SHA-256 together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_PIECE = 2**20
+_LONGEST_HEADER = 100_000_000
+"""As the safetensors library has it."""
+_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+"""Of one number. Others are not looked into."""
+_EXPONENT = {
+    "F64": 0x7FF0_0000_0000_0000,
+    "F32": 0x7F80_0000,
+    "F16": 0x7C00,
+    "BF16": 0x7F80,
+    "F8_E5M2": 0x7C,
+    "F8_E4M3": 0x7F,  # it has no infinity, and NaN alone has these bits
+}
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+"""Engines turn each of them into what they compute with."""
+_HEAD = "lm_head.weight"
+_COMPUTED = "rotary_emb.inv_freq"
+"""A buffer that old checkpoints have, and that nobody loads."""
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class Malformed(ValueError):
+    """What should be a safetensors file is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor in a file."""
+
+    dtype: str
+    """As safetensors names it, such as BF16."""
+    shape: tuple[int, ...]
+    start: int
+    """Where its bytes begin, counted from the end of the header."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one pass over a file has found."""
+
+    sha256: str
+    tensors: dict[str, Tensor]
+    not_finite: tuple[str, ...] = ()
+    """Tensors with a NaN or an infinity."""
+    malformed: str = ""
+    """Why it is no safetensors file; it has no tensors then."""
+
+
+def scan(path: Path) -> Scan:
+    """Reads every byte of a file, so call it in a thread. Raises OSError."""
+    with path.open("rb") as file:
+        try:
+            tensors, begin = _header(file)
+        except Malformed as error:
+            file.seek(0)
+            return Scan(hashlib.file_digest(file, "sha256").hexdigest(), {}, malformed=str(error))
+        file.seek(0)
+        digest = hashlib.sha256(file.read(begin))
+        buffer = np.empty(_PIECE, np.uint8)
+        found = [name for name, tensor in tensors.items() if not _finite(file, tensor, digest, buffer)]
+        digest.update(file.read())
+    return Scan(digest.hexdigest(), tensors, tuple(found))
+
+
+def _finite(file: BinaryIO, tensor: Tensor, digest: hashlib._Hash, buffer: NDArray[np.uint8]) -> bool:
+    """Reads and hashes a tensor's bytes; answers whether all of its numbers are finite."""
+    left, greatest = tensor.end - tensor.start, 0
+    exponent = _EXPONENT.get(tensor.dtype)
+    while left and (count := file.readinto(buffer[: min(left, _PIECE)].data)):
+        digest.update(buffer[:count])
+        if exponent is not None:
+            bits = buffer[:count].view(_UNSIGNED[_BYTES[tensor.dtype]])
+            greatest = max(greatest, int((bits & bits.dtype.type(exponent)).max()))
+        left -= count
+    return exponent is None or greatest < exponent
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face checkpoint, in one file or in several; none, if it has them in another form.
+
+    Raises Malformed, with the file, and OSError.
+    """
+    index = folder / INDEX
+    files: Iterable[Path] = sorted(folder.glob("*.safetensors"))
+    if index.is_file():
+        files = [folder / name for name in sorted(set(weight_map(index).values()))]
+    elif (folder / _WHOLE).is_file():
+        files = [folder / _WHOLE]
+    found: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                found |= _header(file)[0]
+        except Malformed as error:
+            raise Malformed(f"{path}: {error}") from error
+    return found
+
+
+def misfit(
+    base: Mapping[str, Tensor], found: Mapping[str, Tensor], unchanged: Collection[str], *, tied: bool
+) -> str:
+    """What is wrong with the first tensor that does not fit, and how many others do not; empty: all fit.
+
+    `unchanged`: tensors that the version may leave out. `tied`: the output head is the embedding, and may be stored or not.
+    """
+    wrong = list(_misfits(base, found, unchanged, tied))
+    others = f" (and {len(wrong) - 1} other tensors do not fit)" if len(wrong) > 1 else ""
+    return f"{wrong[0]}{others}" if wrong else ""
+
+
+def _misfits(
+    base: Mapping[str, Tensor], found: Mapping[str, Tensor], unchanged: Collection[str], tied: bool
+) -> Iterator[str]:
+    for name, tensor in found.items():
+        if name not in base:
+            if not (tied and name.endswith(_HEAD)):
+                yield f"tensor {name!r} is not one of the first version's checkpoint"
+            continue
+        expected = base[name]
+        if tensor.shape != expected.shape:
+            yield f"tensor {name!r} has the shape {list(tensor.shape)}, the first version's has {list(expected.shape)}"
+        elif tensor.dtype != expected.dtype and not {tensor.dtype, expected.dtype} <= _FLOATS:
+            yield f"tensor {name!r} is of {tensor.dtype}, the first version's of {expected.dtype}"
+    for name in sorted(base.keys() - found.keys() - set(unchanged)):
+        if not (tied and name.endswith(_HEAD)) and not name.endswith(_COMPUTED):
+            yield f"tensor {name!r} is missing, and the manifest does not name it in `unchanged`"
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """In which file each tensor of a checkpoint in several files is. Raises Malformed."""
+    try:
+        found = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Malformed(f"{index} has no weight_map") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise Malformed(f"{index}: its weight_map is not of names and files")
+    return found
+
+
+def _header(file: BinaryIO) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a file in the order of their bytes, and where those begin."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+        raise Malformed("it is no safetensors file")
+    try:
+        header = json.loads(file.read(length))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        tensors = {name: _tensor(name, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Malformed(f"its safetensors header cannot be read: {error}") from error
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
+    end = 0
+    for name, tensor in ordered.items():
+        if tensor.start != end:
+            raise Malformed(f"the bytes of tensor {name!r} do not follow those of the one before")
+        end = tensor.end
+    if 8 + length + end != size:
+        raise Malformed(f"it has {size} bytes, its header says {8 + length + end}")
+    return ordered, 8 + length
+
+
+def _tensor(name: str, entry: dict[str, object]) -> Tensor:
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+    if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise Malformed(f"tensor {name!r} has no type, shape or place")
+    start, end = offsets  # type: ignore[misc]
+    tensor = Tensor(dtype, tuple(shape), start, end)  # type: ignore[arg-type]
+    if dtype in _BYTES and math.prod(tensor.shape) * _BYTES[dtype] != end - start:
+        raise Malformed(f"tensor {name!r} has {end - start} bytes, which are not its shape's")
+    if end < start:
+        raise Malformed(f"tensor {name!r} ends before it begins")
+    return tensor
