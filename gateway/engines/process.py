@@ -5,12 +5,14 @@ An engine that is started (vLLM's server, or the fake one) listens on a free por
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import Callable
 
 from gateway.engines.base import Engine
+from gateway.engines.last_words import last_words
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
@@ -93,7 +95,7 @@ class EngineProcess:
     ) -> EngineProcess:
         """Starts an engine with the checkpoint in `weights` and waits until it answers.
 
-        Raises ChildDied or TimeoutError, with the engine's last lines.
+        Raises ChildDied, with the line of the engine's log that says why it ended, or TimeoutError.
         """
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
@@ -106,6 +108,8 @@ class EngineProcess:
             await process.stop(0)
             if isinstance(error, ChildDied) and _NO_VLLM in process.tail():
                 raise ChildDied(f"{name} ended: {_python_of(settings)} has no vLLM{_OTHERWISE}") from error
+            if isinstance(error, ChildDied):
+                raise ChildDied(await asyncio.to_thread(_why, process)) from error
             raise
         return cls(process, engine, url)
 
@@ -115,6 +119,12 @@ class EngineProcess:
             await self.engine.close()
         finally:  # also when this is cancelled: nobody else would stop the process
             await self.process.stop(grace_s)
+
+
+def _why(process: LocalProcess) -> str:
+    status = process.returncode or 0
+    ended = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+    return f"its process {ended} at its start: {last_words(process.said())} ({process.log})"
 
 
 def _vllm_command(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _AGAIN_S = 0.2
 _LEVELS: dict[str, Level] = {"level1": 1, "level2": 2}
 _REMEMBERED = 256
+_NO_NUMBERS = ("not JSON compliant", "JSON encodable")
+"""What Python's JSON says of NaN and infinity."""
 
 
 @dataclass(slots=True)
@@ -276,7 +279,7 @@ class EngineSteps:
         if weights.probe is None:
             return
         engine, probe = _engine(slot), weights.probe
-        measured = [await engine.score(sequence) for sequence in probe.sequences]
+        measured = [await self._scores(engine, sequence, weights) for sequence in probe.sequences]
         report = judge(
             [x for row in measured for x in row],
             [x for row in probe.new_logprobs for x in row],
@@ -292,6 +295,22 @@ class EngineSteps:
                 f" nats off ({parent} off its parent's)",
                 code="probe_failed",
             )
+
+    @staticmethod
+    async def _scores(engine: Engine, sequence: Sequence[int], weights: Weights) -> list[float]:
+        """Raises ProbeFailed where the engine computes no numbers; servers cannot put such into JSON, and fail in other words."""
+        try:
+            found = await engine.score(sequence)
+        except EngineError as error:
+            if not any(words in error.message for words in _NO_NUMBERS):
+                raise
+            found = [math.nan]
+        if all(map(math.isfinite, found)):
+            return found
+        raise ProbeFailed(
+            f"with version {weights.version}, {engine.name} computes log-probabilities that are no numbers (NaN or infinite)",
+            code="probe_failed",
+        )
 
     async def _open(self, slot: Slot, weights: Weights) -> None:
         if slot.state == "quarantined":

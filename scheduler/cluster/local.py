@@ -24,6 +24,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _RANDOM = random.SystemRandom()
 """Not seeded by anybody: processes that were forked must not choose alike."""
 _HELD: deque[socket.socket] = deque()
+_MOST_READ = 2**20
 _MOST_HELD = 64
 """Ports that were given away last, and are held until so many more were."""
 
@@ -35,10 +36,14 @@ class ChildDied(Exception):
 class LocalProcess:
     """One child process. Start it with `LocalProcess.start`."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path | None) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, log: Path | None, begun_at: int = 0
+    ) -> None:
+        """`begun_at`: how long the log was before."""
         self.name = name
         self.log = log
         self._process = process
+        self._begun_at = begun_at
 
     @classmethod
     async def start(
@@ -47,6 +52,7 @@ class LocalProcess:
         """Starts `argv` with its output appended to `log`; `env` is added to this process's environment. Raises ChildDied."""
         try:
             with _output(log) as output:
+                begun_at = output.tell() if output is not None else 0
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -59,7 +65,7 @@ class LocalProcess:
         except OSError as error:
             what = error.filename or argv[0]
             raise ChildDied(f"{name} cannot be started: {what}: {error.strerror or error}") from error
-        return cls(name, process, log)
+        return cls(name, process, log, begun_at)
 
     @property
     def pid(self) -> int:
@@ -98,6 +104,16 @@ class LocalProcess:
             if self.log is None:
                 return ""
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def said(self) -> str:
+        """What it has written to its log, up to a megabyte."""
+        with contextlib.suppress(OSError):
+            if self.log is None:
+                return ""
+            with self.log.open("rb") as log:
+                log.seek(self._begun_at)
+                return log.read(_MOST_READ).decode(errors="replace")
         return ""
 
     async def stop(self, grace_s: float = 10.0) -> None:

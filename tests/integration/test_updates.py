@@ -134,19 +134,39 @@ async def test_a_whole_reply_crosses_an_update_too(
         assert await check_everything(gateway, versions, agents) >= 1
 
 
-async def test_a_stale_engine_that_cannot_be_restarted_serves_nobody(
+async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_before(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = settings_for(tiny_model, tmp_path, queue={"max_wait_s": 0.5})
-    async with run_gateway(values) as gateway:
+    """Nobody can restart this engine: it says that it has loaded the weights, twice, and has not."""
+    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await faults(gateway, stale_reload=True)
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        assert record["state"] == "failed"
+        assert (record["state"], record["bad"]) == ("failed", True)
+        assert "does not run version 1" in record["why"]
         assert record["report"][0]["probe"]["verdict"] == "failed"
         status = await gateway.admin.status()
         assert status["version"] == 0
+        assert (status["engines"][0]["state"], status["engines"][0]["version"]) == ("open", 0)
+        assert (await gateway.http.get("/readyz")).status_code == 200
+        episode, headers = await gateway.open("goes on")
+        assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
+        nodes = await nodes_of(gateway, episode)
+        check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
+
+
+async def test_an_engine_that_can_load_nothing_serves_nobody_until_it_can(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+) -> None:
+    """Not even the version before: so nothing is known against the new one."""
+    values = settings_for(tiny_model, tmp_path, queue={"max_wait_s": 0.5}, engine={"max_restarts": 1})
+    async with run_gateway(values) as gateway:
+        await faults(gateway, fail_load=True)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+        assert (record["state"], record["bad"]) == ("failed", False)
+        assert "load failed (fault)" in record["why"]
+        status = await gateway.admin.status()
+        assert status["version"] == 0
         assert status["engines"][0]["state"] == "quarantined"
-        assert "does not run version 1" in status["engines"][0]["reason"]
         episode, headers = await gateway.open("waits")
         for stream in (False, True):
             answer = await gateway.chat(headers, stream=stream)
@@ -157,7 +177,7 @@ async def test_a_stale_engine_that_cannot_be_restarted_serves_nobody(
         assert (await gateway.http.get("/readyz")).status_code == 503
         assert (await gateway.http.get("/healthz")).status_code == 200
 
-        await faults(gateway, stale_reload=False)
+        await faults(gateway, fail_load=False)
         assert (await gateway.admin.publish(1, str(versions[1]), wait_s=30))["state"] == "live"
         assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
         nodes = await nodes_of(gateway, episode)

@@ -4,6 +4,7 @@ What it samples is a pure function (`next_token`) of the weights' identity, all 
 without this server which token must follow exactly this context, with which log-probability, under which version. Its weights are
 a directory; their identity is the sha256 of `model.safetensors`, or of the path where there is none.
 A directory with a `block.json` samples the tokens of its block alone (`blocks`): such weights name themselves in every token.
+One with an `illness.json` cannot be loaded (`illness`).
 With a log (`log`) the log-probabilities are marks that name the sampling.
 
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.engines.fake.blocks import Block
+from gateway.engines.fake.illness import catch
 from gateway.engines.fake.log import SampleLog
 
 VOCABULARY = 256
@@ -294,6 +296,7 @@ class FakeEngine:
         return token_logprob(self.weights_id, previous, token)
 
     def _take(self, weights: str) -> None:
+        catch(weights)
         self.weights_id = identity(weights)
         self.block = Block.read(weights)
         if self._log is not None:

@@ -1,0 +1,27 @@
+"""Weights that make whoever loads them ill: a directory with an `illness.json`, such as `{"loading": "fails"}`.
+
+`fails`: an error; `hangs`: the process does nothing any more, as if it were stopped; `dies`: it is killed, as for want of memory.
+The latter two take the whole process, so they are for engines in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import orjson
+
+
+def catch(weights: str) -> None:
+    """Falls ill of a checkpoint directory, unless it is sound."""
+    file = Path(weights) / "illness.json"
+    if not file.exists():
+        return
+    match orjson.loads(file.read_bytes())["loading"]:
+        case "hangs":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case _:
+            raise RuntimeError("these weights cannot be loaded (fault)")
