@@ -9,6 +9,7 @@ TrainerError
 |- LeaseLost            the gateway no longer grants the lease that is being trained
 |- FeedBroken           the gateway gave a group twice
 |- PublishFailed        the engines could not be brought to the published version
+|  `- VersionRejected   nor ever will: its weights are bad
 `- StepTimeout          a step of the loop missed its deadline; the message names the step
 """
 
@@ -49,6 +50,10 @@ class FeedBroken(TrainerError):
 
 class PublishFailed(TrainerError):
     """The engines could not be brought to the published version."""
+
+
+class VersionRejected(PublishFailed):
+    """The gateway takes a version's weights no more: its tensors are wrong, or an engine failed with them."""
 
 
 class StepTimeout(TrainerError):

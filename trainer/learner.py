@@ -81,13 +81,16 @@ class Learner:
             self.probe = replace(self.probe, parent_logprobs=self.probe.new_logprobs)
 
     def save_checkpoint(self) -> Path:
-        """Writes the state as a checkpoint, atomically, and removes those beyond `[checkpoint] keep`."""
+        """Writes the state as a checkpoint, atomically."""
         every = self.settings.checkpoint.every
         said = checkpoint.Said(self.version, self.parent, self.steps, self.probe, every)
         path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer)
         self.saved = said
-        checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
         return path
+
+    def prune_checkpoints(self) -> None:
+        """Removes those beyond `[checkpoint] keep`. Only once the newest is of a version that engines run."""
+        checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
 
     def begin(self) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""

@@ -21,6 +21,7 @@ from trainer.errors import ConfigError
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
+_HEAD = "lm_head.weight"
 _NOT_OF_THE_MODEL = {"manifest.json", "warmstart.json", "config.json"}
 
 
@@ -64,6 +65,23 @@ def holds(directory: Path, model: Any) -> bool:
             return whole and all(_same_bits(file.get_tensor(name), mine[name].cpu()) for name in names)
     except SafetensorError as error:
         raise OSError(f"{directory}: {error}") from error
+
+
+def untrained(base: Path, directory: Path) -> list[str]:
+    """Tensors of a checkpoint that the model class knows nothing of, such as a draft head's, so that `save` left them out.
+
+    A tied output head is no such tensor: it is the embedding.
+    """
+    left_out = _names(base) - _names(directory)
+    return sorted(name for name in left_out if not name.endswith(_HEAD))
+
+
+def _names(directory: Path) -> set[str]:
+    found: set[str] = set()
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found |= set(file.keys())
+    return found
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:

@@ -54,6 +54,8 @@ async def _check_line(
     if saved is None or used - saved.version >= max(saved.every, learner.settings.checkpoint.every):
         raise Impossible("a checkpoint after it is missing")
     for version in range(saved.version + 1, used + 1):
+        if (why := weights.rejected(version)) is not None:
+            raise Impossible(f"version {version} was rejected ({why})")
         parent = await feed.parent(version) if version <= published else weights.parent(version)
         if parent != version - 1:
             raise Impossible(f"version {version} was made of version {parent}")

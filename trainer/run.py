@@ -26,6 +26,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.client import GatewayClient, GatewayRefused
@@ -34,7 +35,7 @@ from trainer import checkpoint, feed, replay
 from trainer.algorithms import create, learns_from_one
 from trainer.batch import Batch
 from trainer.cluster import Watched, gateway_process, rollout_log, rollout_process, watch
-from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError
+from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError, VersionRejected
 from trainer.feed import Feed
 from trainer.learner import Learner
 from trainer.metrics import Metrics, Span
@@ -43,6 +44,8 @@ from trainer.settings import Settings
 from trainer.weights.filesystem import WeightsDirectory
 
 T = TypeVar("T")
+_REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
+"""The gateway's codes for weights that will never do."""
 
 
 async def run(settings: Settings) -> None:
@@ -118,7 +121,12 @@ class Trainer:
         return Watched("renewal of the claim", self.nodes.keep())
 
     async def check_versions(self) -> None:
-        """Comes to the newest number that was used, by replay or by a new line. Raises GatewayAhead if there is no checkpoint."""
+        """Comes to the newest number that was used, by replay or by a new line.
+
+        Raises GatewayAhead if there is no checkpoint, and VersionRejected if the newest is of weights that the gateway refused.
+        """
+        if (why := self.weights.rejected(self.learner.version)) is not None:
+            raise self._rejected(why)
         published = (await self.feed.status())["newest_version"]
         used = max(published, self.weights.newest())
         if used > self.learner.version:
@@ -260,11 +268,38 @@ class Trainer:
             if time.monotonic() > deadline:
                 raise StepTimeout("publish", limit, f"version {version} is still updating")
             # Publishing the same version again is safe, and goes on where a gateway was restarted in the middle.
-            record = await self.feed.publish(version, str(path))
+            record = await self._offer(version, path)
         if record["state"] == "failed":
-            raise PublishFailed(f"version {version}: {record}")
-        keep = self.settings.weights.keep
-        await _thread(self.weights.prune, keep, version, self.learner.parent)
+            raise PublishFailed(
+                f"no engine came to version {version}: {record['why']}; start the trainer again once engines work"
+            )
+        await _thread(self.weights.prune, self.settings.weights.keep, version, self.learner.parent)
+        await _thread(self.learner.prune_checkpoints)
+
+    async def _offer(self, version: int, path: Path) -> dict[str, Any]:
+        """The gateway's record of a version. Raises VersionRejected, and leaves a note of it for the next start."""
+        try:
+            record = await self.feed.publish(version, str(path))
+        except GatewayRefused as refusal:
+            if refusal.code not in _REJECTIONS:
+                raise
+            why = refusal.message
+        else:
+            if not record["bad"]:
+                return record
+            why = record["why"]
+        await _thread(self.weights.reject, version, why)
+        raise self._rejected(why)
+
+    def _rejected(self, why: str) -> VersionRejected:
+        """With what to do about it."""
+        version, saved = self.learner.version, self.learner.saved
+        if saved is not None and saved.version == version:
+            mine = self.learner.checkpoints / checkpoint.name_of(version)
+            way = f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before"
+        else:
+            way = "the next start goes on from the newest checkpoint"
+        return VersionRejected(f"version {version} is bad: {why}; engines keep the version before; {way}")
 
     async def ack(self) -> None:
         """Says that the buffer was trained: the newest checkpoint, with the recorded batches since, gives its effect again."""

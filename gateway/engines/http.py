@@ -136,7 +136,7 @@ class EngineHTTP:
         return _Translated(f"engine {self._name}, {path}")
 
     def _refusal(self, path: str, status: int, body: bytes) -> EngineError:
-        text, quoted = f"engine {self._name}, {path}: {status}", body[:500].decode(errors="replace")
+        text, quoted = f"engine {self._name}, {path}: {status}", _message(body)[:500]
         if status == 503:
             return EngineUnreachable(text, quoted=quoted)
         kind = EngineRefused if status in _BLAMES_THE_REQUEST else EngineError
@@ -162,6 +162,18 @@ def failure(error: Mapping[str, Any]) -> EngineError:
     """What an event with an `error` means, which comes instead of tokens or in the middle of them."""
     kind = EngineRefused if error.get("code") in _BLAMES_THE_REQUEST else EngineError
     return kind("the engine failed a generation", quoted=str(error.get("message")))
+
+
+def _message(body: bytes) -> str:
+    """What an answer says, without the JSON around it."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    return found if isinstance(found, str) else body.decode(errors="replace")
 
 
 class _Translated:

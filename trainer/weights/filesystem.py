@@ -1,6 +1,7 @@
 """Published weights as directories; `docs/weights.md` is the form.
 
-Owns `DIR/v000007`. Invariants: a directory of that name is whole and never written again; a version is never written twice.
+Owns `DIR/v000007`, and beside it `v000007.rejected`, which says why the gateway does not take the version. Invariants: a
+directory of that name is whole and never written again; a version is never written twice.
 `Aside` is the one way in which this package writes a directory, and `remove` how it removes one, checkpoints included.
 """
 
@@ -96,6 +97,7 @@ class WeightsDirectory:
                     if file.is_file()
                 },
                 "probe": probe.to_json() if probe else None,
+                "unchanged": models.untrained(self.companions, aside),
             }  # fmt: skip
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
         return self.path(version)
@@ -105,6 +107,21 @@ class WeightsDirectory:
         manifest: dict[str, Any] = json.loads((self.path(version) / "manifest.json").read_text())
         parent: int | None = manifest["parent"]
         return parent
+
+    def reject(self, version: int, why: str) -> None:
+        """Keeps why the gateway does not take a version."""
+        self._rejection(version).write_text(why)
+
+    def rejected(self, version: int) -> str | None:
+        """Why the gateway does not take a version; None: it did not say so."""
+        try:
+            return self._rejection(version).read_text()
+        except FileNotFoundError:
+            return None
+
+    def _rejection(self, version: int) -> Path:
+        path = self.path(version)
+        return path.with_name(f"{path.name}.rejected")
 
     def newest(self) -> int:
         """The greatest number that was ever written here; 0 if none."""

@@ -1,0 +1,149 @@
+"""Versions that the gateway does not take: the trainer stops with one sentence, and says how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.gateways import RunningGateway
+from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.test_run import settings_of, train_one, trainer_of
+from trainer.errors import PublishFailed, VersionRejected
+from trainer.run import Clock, Trainer
+from trainer.settings import Settings
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+def kept_once(settings: Settings) -> Settings:
+    """With no checkpoint more than needed."""
+    return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"keep": 1})})
+
+
+async def train_badly(trainer: Trainer) -> None:
+    """A step that ends in one NaN in a layer."""
+    await trainer.feed.lease()
+    trainer.learner.step(await trainer.stream(Clock()))
+    with torch.no_grad():
+        dict(trainer.learner.model.named_parameters())[NAME][3, 4] = float("nan")
+    if trainer._is_due:
+        await trainer.checkpoint()
+    await trainer.publish()
+
+
+async def test_a_nan_in_a_layer_stops_the_training_and_the_last_good_checkpoint_stays(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = kept_once(settings_of(gateway, tiny_model, tmp_path))
+    async with episodes(gateway), asyncio.timeout(120):
+        async with trainer_of(gateway, settings) as trainer:
+            await train_one(trainer)
+            with pytest.raises(VersionRejected) as stopped:
+                await train_badly(trainer)
+        message = str(stopped.value)
+        assert f"tensor '{NAME}' has numbers that are not finite" in message
+        assert str(trainer.learner.checkpoints / "v000002") in message
+        assert "\n" not in message
+        assert sorted(p.name for p in trainer.learner.checkpoints.iterdir()) == ["v000001", "v000002"]
+        assert (await gateway.admin.status())["newest_version"] == 1
+
+        with pytest.raises(
+            VersionRejected
+        ) as again:  # the next start, before anything is published or leased
+            async with trainer_of(gateway, settings):
+                pass
+        assert str(again.value) == message
+        assert (await gateway.admin.status())["newest_version"] == 1
+
+        shutil.rmtree(trainer.learner.checkpoints / "v000002")
+        async with trainer_of(gateway, settings) as trainer:
+            assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 1, 1)
+            await trainer.train()
+    assert (await gateway.admin.status())["version"] == 4
+
+
+async def test_with_fewer_checkpoints_the_next_start_goes_on_from_the_newest(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=3, steps=5)
+    async with episodes(gateway), asyncio.timeout(120):
+        async with trainer_of(gateway, settings) as trainer:
+            with pytest.raises(VersionRejected, match="the next start goes on from the newest checkpoint"):
+                await train_badly(trainer)
+        async with trainer_of(gateway, settings) as trainer:
+            assert (trainer.learner.version, trainer.learner.steps) == (2, 0)
+    assert (await gateway.admin.status())["version"] == 2
+
+
+async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engines_words(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    ill = tmp_path / "ill"
+    shutil.copytree(tiny_model, ill)
+    (ill / "illness.json").write_text('{"loading": "fails"}')  # whatever is published from here has it too
+    settings = settings_of(gateway, ill, tmp_path)
+    async with episodes(gateway), asyncio.timeout(120):
+        async with trainer_of(gateway, settings) as trainer:
+            with pytest.raises(VersionRejected) as stopped:
+                await train_one(trainer)
+        assert "version 1 is bad: demo-0: " in str(stopped.value)
+        assert "these weights cannot be loaded (fault)" in str(stopped.value)
+        status = await gateway.admin.status()
+        assert [bad["version"] for bad in status["bad_versions"]] == [1]
+        assert (status["engines"][0]["state"], status["version"]) == ("open", 0)
+        with pytest.raises(VersionRejected):
+            async with trainer_of(gateway, settings):
+                pass
+
+
+async def test_a_version_that_no_engine_comes_to_may_be_published_again(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    async with episodes(gateway), asyncio.timeout(120):
+        async with trainer_of(gateway, settings) as trainer:
+            await trainer.feed.lease()
+            trainer.learner.step(await trainer.stream(Clock()))
+            await trainer.checkpoint()
+            await gateway.fake("faults", fail_load=True)
+            with pytest.raises(PublishFailed) as failed:
+                await trainer.publish()
+        assert not isinstance(failed.value, VersionRejected)
+        assert "no engine came to version 1: demo-0: " in str(failed.value)
+        assert "load failed (fault)" in str(failed.value)
+        assert "{" not in str(failed.value), "it is a sentence"
+        await gateway.fake("faults", fail_load=False)
+        async with trainer_of(gateway, settings) as trainer:
+            await trainer.train()
+    assert (await gateway.admin.status())["version"] == 1
+
+
+def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Such as a draft head's: Transformers leaves them out of what it saves."""
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    tensors: dict[str, Any] = load_file(base / "model.safetensors")
+    save_file({**tensors, "mtp.head.weight": torch.ones(2)}, base / "model.safetensors", {"format": "pt"})
+    settings = Settings.parse({
+        "run": {"dir": tmp_path / "run", "steps": 1, "device": "cpu"},
+        "gateway": {"url": "http://x"},
+        "model": {"path": base},
+        "optimizer": {"lr": 1e-3},
+    })  # fmt: skip
+    from gateway.rollout.weights import read_weights
+    from trainer.learner import Learner
+    from trainer.weights.filesystem import WeightsDirectory
+
+    learner = Learner.open(settings)
+    path = WeightsDirectory(tmp_path / "weights", base).write(1, 0, learner.model, None)
+    assert json.loads((path / "manifest.json").read_text())["unchanged"] == ["mtp.head.weight"]
+    assert read_weights(path, 1, base).version == 1
