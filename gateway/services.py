@@ -35,6 +35,7 @@ from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
+from gateway.engines.tied import stale_heads
 from gateway.errors import Fenced
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
@@ -77,6 +78,8 @@ async def check_start(settings: Settings) -> None:
             check_model(name, model)
             check_launch(settings.engine_of(name))
     await check_engines(settings)
+    for warning in await stale_heads(settings):
+        log.warning("%s", warning)
     database = await Database.open(settings.store)
     try:
         for name, model in settings.models.items():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.engines.tied import ties_embeddings
 from gateway.errors import Unprocessable
 from gateway.rollout.tensors import INDEX, Malformed, Scan, misfit, scan, tensors_of, weight_map
 from gateway.types import Probe
@@ -124,15 +125,3 @@ def _check_tensors(path: Path, base: Path, shards: dict[str, Scan], manifest: di
     unchanged = manifest.get("unchanged", [])
     if expected and (wrong := misfit(expected, tensors, unchanged, tied=ties_embeddings(base))):
         raise Unprocessable(f"{path}: {wrong}", code="wrong_tensors")
-
-
-def ties_embeddings(checkpoint: Path) -> bool:
-    """Whether a checkpoint's output head is its embedding, as its config says."""
-    try:
-        config = json.loads((checkpoint / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False  # whoever loads it says what is wrong
-    if not isinstance(config, dict):
-        return False
-    inner = config.get("text_config")
-    return any(isinstance(part, dict) and part.get("tie_word_embeddings") is True for part in (config, inner))

@@ -1,0 +1,132 @@
+"""Weights that are wrong, on real vLLM: those that are refused reach no engine, and those that only an engine can tell leave it
+with the version before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gateway.engines.vllm import VLLMEngine
+from gateway.rollout.weights import read_weights
+from tests.acceptance.engines import vllm_settings
+from tests.acceptance.test_updates import probe_of
+from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.published import publish, write_manifest
+from tests.tiny import save_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+Tensors = dict[str, torch.Tensor]
+NORM, EMBEDDING, UP = "model.norm.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+def with_nan(tensors: Tensors, name: str, row: int) -> None:
+    tensors[name][row, 0] = float("nan")
+
+
+CHANGES: dict[str, tuple[Callable[[Tensors], Any], str]] = {
+    "extra": (lambda t: t.update({"model.extra.weight": torch.ones(4)}), "model.extra.weight"),
+    "shape": (lambda t: t.update({UP: torch.ones(255, 128)}), UP),
+    "missing": (lambda t: t.pop(UP), UP),
+    "unused row": (lambda t: with_nan(t, EMBEDDING, 271), EMBEDDING),
+    "layer": (lambda t: with_nan(t, UP, 3), UP),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two that have nothing in common."""
+    root = tmp_path_factory.mktemp("models")
+    found = [root / "a", root / "b"]
+    for seed, path in enumerate(found):
+        save_model(path, seed)
+    return found
+
+
+@pytest.fixture(scope="module")
+async def gateway(
+    models: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningGateway]:
+    work = tmp_path_factory.mktemp("work")
+    engine = vllm_settings(work / "engine.log") | {"max_restarts": 1, "start_s": 240}
+    values = settings_for(models[0], work, engine=engine, update={"load_s": 20})
+    async with run_gateway(values, in_process=False) as running:
+        yield running
+
+
+def version(tmp_path: Path, models: list[Path], number: int, change: str = "") -> Path:
+    """The second model as a version of the first, maybe with something wrong."""
+    folder = publish(models[1], tmp_path / f"v{number}", number, 0)
+    if change:
+        tensors = load_file(folder / "model.safetensors")
+        CHANGES[change][0](tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    write_manifest(folder, number, 0, probe_of(models[1], models[0]))
+    return folder
+
+
+async def test_what_does_not_fit_the_first_version_is_refused_and_no_engine_hears_of_it(
+    gateway: RunningGateway, models: list[Path], tmp_path: Path
+) -> None:
+    before = (await gateway.admin.status())["engines"]
+    for number, (change, (_, tensor)) in enumerate(CHANGES.items(), 1):
+        path = version(tmp_path, models, number, change)
+        answer = await gateway.http.post("/admin/v1/weights", json={"version": number, "path": str(path)})
+        assert answer.status_code == 422, change
+        assert tensor in answer.json()["error"]["message"]
+    assert (await gateway.admin.status())["engines"] == before
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "said"),
+    [(11, "extra", "model.extra"), (12, "layer", "log-probabilities that are no numbers")],
+)
+async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
+    gateway: RunningGateway,
+    models: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    change: str,
+    said: str,
+) -> None:
+    """As if the tensors had not been looked at."""
+    monkeypatch.setattr("gateway.control.versions.read_weights", lambda path, v, _base: read_weights(path, v))
+    path = version(tmp_path, models, number, change)
+    record = await gateway.admin.publish(number, str(path), wait_s=600)
+    print(record["why"])
+    assert (record["state"], record["bad"]) == ("failed", True)
+    assert said in record["why"]
+    assert "Traceback" not in record["why"] and "\n" not in record["why"]
+    (engine,) = (await gateway.admin.status())["engines"]
+    assert (engine["state"], engine["version"]) == ("open", 0)
+    assert (await gateway.http.get("/readyz")).status_code == 200
+    _, headers = await gateway.open("goes on", mode="eval")
+    assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
+
+
+async def test_an_engine_that_is_stopped_while_it_loads_is_at_fault_and_not_the_version(
+    gateway: RunningGateway, models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (before,) = (await gateway.admin.status())["engines"]
+    load = VLLMEngine.load
+
+    async def stopped(self: VLLMEngine, path: str) -> None:
+        os.killpg(before["pid"], signal.SIGSTOP)
+        await load(self, path)
+
+    monkeypatch.setattr(VLLMEngine, "load", stopped)
+    path = version(tmp_path, models, 20)
+    record = await gateway.admin.publish(20, str(path), wait_s=600)
+    assert record["state"] == "live"
+    assert "step 'load' was not done within 20 s" in record["report"][0]["failure"]
+    (engine,) = (await gateway.admin.status())["engines"]
+    assert (engine["state"], engine["version"]) == ("open", 20)
+    assert engine["pid"] != before["pid"]
