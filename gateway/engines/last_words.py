@@ -9,7 +9,7 @@ _LOGGED = re.compile(r"^(?:\([^()]*\) )?(?:(?:ERROR|CRITICAL|FATAL)\b[^\[\]]*(?:
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Killed|Exit)\b: \S")
 _ELSEWHERE = ("root cause above", "Engine core initialization failed")
 """What the parent of the process that failed says of it."""
-_LONGEST = 500
+_LONGEST = 300
 
 
 def last_words(said: str) -> str:

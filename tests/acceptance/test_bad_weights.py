@@ -86,7 +86,10 @@ async def test_what_does_not_fit_the_first_version_is_refused_and_no_engine_hear
 
 @pytest.mark.parametrize(
     ("number", "change", "said"),
-    [(11, "extra", "model.extra"), (12, "layer", "log-probabilities that are no numbers")],
+    [
+        (11, "extra", "There is no module or parameter named 'extra'"),
+        (12, "layer", "log-probabilities that are no numbers"),
+    ],
 )
 async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
     gateway: RunningGateway,

@@ -30,7 +30,7 @@ USAGE = "api_server: error: unrecognized arguments: --x"
         (VLLM, "ValueError: There is no module or parameter named 'extra'"),
         (f"Traceback (most recent call last):\n  File\n{MEMORY}\n", MEMORY),
         (f"usage: api_server\n{USAGE}\n\n", USAGE),
-        ("RuntimeError: " + "x" * 9000, "RuntimeError: " + "x" * 486),
+        ("RuntimeError: " + "x" * 9000, "RuntimeError: " + "x" * 286),
         ("", "it said nothing"),
     ],
 )
