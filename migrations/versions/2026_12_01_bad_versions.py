@@ -1,6 +1,6 @@
 """Why a version of weights is bad.
 
-Revision: 0010, after 0009; created 2026-11-22 21:40:00.
+Revision: 0011, after 0010; created 2026-11-22 21:40:00.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0010"
-down_revision = "0009"
+revision = "0011"
+down_revision = "0010"
 branch_labels = None
 depends_on = None
 
