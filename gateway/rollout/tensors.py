@@ -12,8 +12,9 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,12 +91,12 @@ def scan(path: Path) -> Scan:
     return Scan(digest.hexdigest(), tensors, tuple(found))
 
 
-def _finite(file: BinaryIO, tensor: Tensor, digest: hashlib._Hash, buffer: NDArray[np.uint8]) -> bool:
+def _finite(file: BufferedReader, tensor: Tensor, digest: hashlib._Hash, buffer: NDArray[np.uint8]) -> bool:
     """Reads and hashes a tensor's bytes; answers whether all of its numbers are finite."""
     left, greatest = tensor.end - tensor.start, 0
     exponent = _EXPONENT.get(tensor.dtype)
     while left and (count := file.readinto(buffer[: min(left, _PIECE)].data)):
-        digest.update(buffer[:count])
+        digest.update(buffer[:count].data)
         if exponent is not None:
             bits = buffer[:count].view(_UNSIGNED[_BYTES[tensor.dtype]])
             greatest = max(greatest, int((bits & bits.dtype.type(exponent)).max()))
@@ -165,7 +166,7 @@ def weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _header(file: BinaryIO) -> tuple[dict[str, Tensor], int]:
+def _header(file: BufferedReader) -> tuple[dict[str, Tensor], int]:
     """The tensors of a file in the order of their bytes, and where those begin."""
     size = file.seek(0, 2)
     file.seek(0)
@@ -194,8 +195,8 @@ def _tensor(name: str, entry: dict[str, object]) -> Tensor:
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in numbers):
         raise Malformed(f"tensor {name!r} has no type, shape or place")
-    start, end = offsets  # type: ignore[misc]
-    tensor = Tensor(dtype, tuple(shape), start, end)  # type: ignore[arg-type]
+    start, end = cast(list[int], offsets)
+    tensor = Tensor(dtype, tuple(cast(list[int], shape)), start, end)
     if dtype in _BYTES and math.prod(tensor.shape) * _BYTES[dtype] != end - start:
         raise Malformed(f"tensor {name!r} has {end - start} bytes, which are not its shape's")
     if end < start:
