@@ -99,12 +99,12 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
 async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    """One engine samples two calls at a time and has six; then another opens."""
+    """One engine samples two calls at a time and has six, none of which ends; then another opens."""
     routing = {"migrate": True, "waiting_above": 0}
     values = two_engines(tiny_model, tmp_path, 0.02, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:
         first, second = slots(gateway)
-        await gateway.fake("faults", first, slots=2)
+        await gateway.fake("faults", first, slots=2, delay_s=1.0)
         second.state = "held"
         gateway.model.pool.notify()
         agents, done = start_agents(gateway, 6)
@@ -112,6 +112,7 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
         second.confirm(second.version)
         gateway.model.pool.notify()
         await until(lambda: second.streams >= 2, "calls have moved", 30)
+        await gateway.fake("faults", first, delay_s=0.02)
         results = await finished(agents, done)
         await check_everything(gateway, versions, results)
         calls = [c for episode, _ in results for c in (await gateway.admin.episode(episode))["calls"]]
