@@ -182,14 +182,19 @@ class EpisodeRunner:
             if refused.status < _SERVER_ERRORS and refused.status != _CONFLICT:
                 raise RunStopped(f"the gateway will not open any episode: {refused}") from refused
             return EpisodeOutcome(task_id, job.group_id, None, None, error=f"open: {refused}")
-        started = time.monotonic()
-        crashes: list[Crash] = []
         try:
-            reward = await self._attempt(job.task, opened, crashes)
+            return await self._solve(job, opened)
         except asyncio.CancelledError:
             if self._stopped:
                 await self._leave(opened.episode_id)
             raise
+
+    async def _solve(self, job: _Job, opened: EpisodeOpened) -> EpisodeOutcome:
+        """From the agent's start to the end of its episode."""
+        started = time.monotonic()
+        crashes: list[Crash] = []
+        try:
+            reward = await self._attempt(job.task, opened, crashes)
         except _Failed:
             ended = await self._give_up(opened.episode_id, AGENT_FAILED, crashes[-1].said, crashes[-1].report)
             attempts = len(crashes)
@@ -197,7 +202,7 @@ class EpisodeRunner:
             ended = await self._end(opened.episode_id, reward)
             attempts = len(crashes) + 1
         return EpisodeOutcome(
-            task_id,
+            job.task.task_id,
             job.group_id,
             opened.episode_id,
             ended.reward.reward if ended.reward else None,
@@ -225,6 +230,12 @@ class EpisodeRunner:
         with suppress(GatewayRefused, httpx.TransportError, TimeoutError):
             async with asyncio.timeout(_STOP_GRACE_S):
                 await self._client.abandon(episode_id, DRIVER_STOPPED)
+
+    async def _leave_once_open(self, opening: asyncio.Future[EpisodeOpened]) -> None:
+        """The same for an episode that the gateway may be opening just now."""
+        await asyncio.wait({opening}, timeout=_STOP_GRACE_S)
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            await self._leave(opening.result().episode_id)
 
     async def _open(self, job: _Job, stop: asyncio.Event) -> EpisodeOpened:
         again = secrets.token_hex(16)
@@ -255,6 +266,10 @@ class EpisodeRunner:
             if not opening.done():
                 raise Stopped
             return opening.result()
+        except asyncio.CancelledError:
+            if self._stopped:
+                await self._leave_once_open(opening)
+            raise
         finally:
             stopping.cancel()
             opening.cancel()

@@ -36,19 +36,23 @@ def in_a_line(error: str) -> str:
 
 
 class Share:
-    """The share of the last episodes that failed; `most` is what a run goes on with, 1 whatever happens."""
+    """The share of the last episodes that failed; `most` is what a run goes on with, 1 whatever happens.
+
+    All agents that run at once may fail for one passing reason: that alone stops no run.
+    """
 
     def __init__(self, most: float, concurrency: int) -> None:
         if not 0 <= most <= 1:
             raise ValueError(f"max_failures is a share, from 0 to 1, not {most}")
         self._most = most
+        self._least = max(LEAST, 2 * concurrency)
         self._failed: deque[bool] = deque(maxlen=max(_WINDOW, 4 * concurrency))
 
     def add(self, error: str | None) -> None:
         """One more episode has ended; `error`: how it failed. Raises RunStopped if too many of the last did."""
         self._failed.append(error is not None)
         ended, failed = len(self._failed), sum(self._failed)
-        if error is not None and ended >= LEAST and failed > self._most * ended:
+        if error is not None and ended >= self._least and failed > self._most * ended:
             raise RunStopped(
                 f"stopped, because {failed} of the last {ended} episodes failed, and max_failures is {self._most:g};"
                 f" the last error: {in_a_line(error)}"

@@ -67,6 +67,11 @@ def test_a_run_is_stopped_by_a_share_of_its_last_episodes_and_not_by_its_first_f
     for _ in range(200):
         half.add(None)
         half.add("boom")
+    many = Share(0.5, 64)
+    for _ in range(64):
+        many.add("an engine was away")
+    for _ in range(64):
+        many.add(None)
     late = Share(0.5, 8)
     for _ in range(1000):
         late.add(None)

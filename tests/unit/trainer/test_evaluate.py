@@ -74,6 +74,6 @@ def test_a_wrong_configuration_is_one_message_without_a_trace(tmp_path: Path) ->
     (tmp_path / "t.toml").write_text("[run]\nstep = 1\n")
     command = [sys.executable, "-m", "trainer.cli", "run", str(tmp_path / "t.toml")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "run.step" in done.stderr
     assert "Traceback" not in done.stderr
