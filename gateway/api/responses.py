@@ -50,7 +50,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
     asked = dialect.parse(values)
-    toolbox = Toolbox.of(asked.tools or (), gateway.settings.server.hosted_tools)
+    toolbox = _toolbox(gateway, asked)
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input))
     new = dialect.messages(items)
@@ -86,7 +86,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
-    toolbox = Toolbox.of(asked.tools or (), gateway.settings.server.hosted_tools)
+    toolbox = _toolbox(gateway, asked)
     whole = dialect.asked(asked, toolbox, [*history, *dialect.messages(items)], values)
     return await prompt_tokens(caller, model, whole)
 
@@ -140,6 +140,11 @@ async def cancel_response(response_id: str, request: Request, gateway: Gateway) 
         "only background responses can be cancelled: to stop one that is in the making, close its connection"
     )
     raise BadRequest(message, code="invalid_value", param="response_id")
+
+
+def _toolbox(gateway: Services, asked: ResponsesRequest) -> Toolbox:
+    server = gateway.settings.server
+    return Toolbox.of(asked.tools or (), server.hosted_tools, server.tool_grammars)
 
 
 def _left_out(gateway: Services, toolbox: Toolbox) -> dict[str, str]:

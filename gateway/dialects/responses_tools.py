@@ -17,6 +17,8 @@ from gateway.errors import BadRequest
 
 Hosted = Literal["drop", "refuse"]
 """What becomes of tools that OpenAI would run."""
+Grammars = Literal["refuse", "describe"]
+"""What becomes of a grammar that the input of a custom tool is to follow."""
 _HOSTED = (
     "apply_patch",
     "code_interpreter",
@@ -64,11 +66,12 @@ class Toolbox:
     """Types of hosted tools that were dropped."""
     sources: dict[str, Source] = field(default_factory=dict)
     """By the function's name."""
+    grammars: Grammars = "refuse"
 
     @classmethod
-    def of(cls, tools: Sequence[Any], hosted: Hosted) -> Toolbox:
-        """Raises BadRequest for tools that no function can stand for, and for hosted ones if they are to be refused."""
-        box = cls()
+    def of(cls, tools: Sequence[Any], hosted: Hosted, grammars: Grammars = "refuse") -> Toolbox:
+        """Raises BadRequest for tools that no function can stand for, and for those that are to be refused."""
+        box = cls(grammars=grammars)
         for i, tool in enumerate(tools):
             kind = tool.get("type") if isinstance(tool, dict) else None
             if kind in _HOSTED and hosted == "drop":
@@ -107,19 +110,33 @@ class Toolbox:
         name = tool.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}: a tool needs a name", code="invalid_value", param=where)
-        if kind == "custom":
-            _check_format(tool.get("format"), f"{where}.format")
         source = Source(name, namespace, kind == "custom")
         function = {key: tool[key] for key in _KNOWN[kind] if tool.get(key) is not None}
         function["name"] = function_name(name, namespace)
-        if about:
-            function["description"] = "\n\n".join(filter(None, [about, str(function.get("description", ""))]))
+        grammar = ""
         if source.custom:
             function["parameters"] = _FREE_TEXT
+            grammar = self._grammar(tool.get("format"), f"{where}.format")
+        if about or grammar:
+            said = (about, str(function.get("description", "")), grammar)
+            function["description"] = "\n\n".join(filter(None, said))
         if self.sources.setdefault(function["name"], source) != source:
             message = f"{where}: two tools are called {function['name']!r} here: rename one of them"
             raise BadRequest(message, code="invalid_value", param=where)
         self.functions.append({"type": "function", "function": function})
+
+    def _grammar(self, given: Any, where: str) -> str:
+        """What the model is told of the form of a custom tool's input; empty: any text will do."""
+        if given is None or (isinstance(given, dict) and given.get("type") == "text"):
+            return ""
+        definition = given.get("definition") if isinstance(given, dict) else None
+        if self.grammars == "describe" and isinstance(definition, str):
+            return f"`{_INPUT}` must follow this {given.get('syntax')} grammar:\n{definition}"
+        instead = (
+            "send the format 'text' and check what the tool is given; the setting [server] tool_grammars ="
+            ' "describe" tells the model of the grammar, and holds it to nothing'
+        )
+        raise unsupported(where, "a grammar of a custom tool", instead)
 
 
 _KNOWN = {"function": ("name", "description", "parameters", "strict"), "custom": ("name", "description")}
@@ -153,13 +170,6 @@ def _input(arguments: str) -> str:
     if isinstance(said, dict) and said.keys() == {_INPUT} and isinstance(said[_INPUT], str):
         return str(said[_INPUT])
     return arguments
-
-
-def _check_format(given: Any, where: str) -> None:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if given is not None and kind != "text":
-        instead = "send the format 'text', say the form in the tool's description and check what it is given"
-        raise unsupported(where, "a grammar of a custom tool", instead)
 
 
 def _unsupported(kind: Any, where: str) -> BadRequest:

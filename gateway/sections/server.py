@@ -24,6 +24,9 @@ class ServerSettings(Section):
     hosted_tools: Literal["drop", "refuse"] = "drop"
     """What becomes of tools that OpenAI would run (`web_search`, ...) in `/v1/responses`: the model is not told of them, and a
     header and a counter say so; or the request is refused."""
+    tool_grammars: Literal["refuse", "describe"] = "refuse"
+    """What becomes of a custom tool with a grammar (Codex's `apply_patch`) in `/v1/responses`: the request is refused; or the
+    model is told the grammar in the tool's description, and nothing holds it to that."""
 
     @property
     def url(self) -> str:

@@ -77,6 +77,14 @@ def test_the_tool_that_must_be_called(choice: dict[str, Any], expected: str) -> 
     assert asked(request, box, [], {}).tool_choice == expected
 
 
+def test_a_grammar_is_told_to_the_model_where_the_setting_says_so() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    box = Toolbox.of([{**PATCH, "format": grammar}], "drop", "describe")
+    (tool,) = box.functions
+    assert tool["function"]["description"] == "Patches.\n\n`input` must follow this lark grammar:\nstart: /a/"
+    assert box.call(call_of("patch", '{"input": "a"}'))["input"] == "a"
+
+
 def test_the_output_of_a_custom_tool_is_a_tools_message() -> None:
     (result,) = messages(items([{"type": "custom_tool_call_output", "call_id": "call_1", "output": "ok"}]))
     assert result == {"role": "tool", "tool_call_id": "call_1", "content": "ok"}
@@ -95,7 +103,7 @@ def test_the_output_of_a_custom_tool_is_a_tools_message() -> None:
         (
             [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}],
             "tools.0.format",
-            "format 'text'",
+            "format 'text'.*tool_grammars",
         ),
     ],
 )
