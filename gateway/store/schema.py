@@ -12,13 +12,13 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import answers
-from gateway.store.connections import connect, delays, is_again, is_away, is_full, is_unusable, shown
+from gateway.store.connections import connect, delays, driver, is_again, is_away, is_full, is_unusable, shown
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
@@ -58,7 +58,7 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
 
 def check_form(settings: StoreSettings) -> None:
     """Raises ConfigError unless there is a database whose tables have this build's form; changes nothing."""
-    url = make_url(settings.url)
+    url = driver(settings.url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
         raise ConfigError(f"[store] url: no database at {url.database}")
     engine = connect(settings.url, 1)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from tests.gateways import settings_for
-from tests.integration.served import served
+from tests.integration.served import served, write_toml
 from tests.servers import PostgresServer
 
 VLLM = {"launch": "vllm", "python": sys.executable}
@@ -85,3 +87,14 @@ async def test_the_folder_of_a_store_is_made(tiny_model: Path, tmp_path: Path) -
         async with asyncio.timeout(60):
             await gateway.ready()
         assert (folder / "store.db").is_file()
+
+
+@pytest.mark.parametrize("url", ["mysql://u:secret@h/d", "somewhere", "postgresql://u:secret@h:port/d"])
+@pytest.mark.parametrize("command", [["prune", "--older-than", "1"], ["export", "--out", "x.parquet"]])
+def test_every_command_knows_which_databases_there_are(
+    tiny_model: Path, tmp_path: Path, command: list[str], url: str
+) -> None:
+    config = write_toml(settings_for(tiny_model, tmp_path, store={"url": url}), tmp_path / "gateway.toml")
+    result = CliRunner().invoke(app, [*command, "--config", str(config)])
+    assert result.exit_code == 2, result.output
+    assert result.output.startswith("[store] url") and "secret" not in result.output
