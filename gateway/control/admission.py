@@ -6,8 +6,9 @@ Owns the queues of those that wait, first come, first served. What ends a reques
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -18,7 +19,9 @@ from gateway.feed.ledger import StoredLedger
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
-from scheduler.policies.staleness_events import Join, Refuse
+from scheduler.policies.staleness_events import Command, Join, Refuse
+
+log = logging.getLogger(__name__)
 
 _REFUSALS = {
     "group_full": "all members of group {} have joined",
@@ -26,6 +29,10 @@ _REFUSALS = {
     "group_closed": "group {} is closed",
     "size_differs": "group {} was begun with another group_size",
 }
+
+
+Entered = Callable[[str], None]
+"""Called once an episode is stored as open, with the reason why the ledger has given it up meanwhile, if it has."""
 
 
 @dataclass(slots=True)
@@ -43,21 +50,45 @@ class Admission:
         self._database = database
         self._ledgers = ledgers
         self._max_wait_s = max_wait_s
+        self._joining: dict[str, str] = {}
+        """Episodes whose place is being committed, and why the ledger has given them up meanwhile, if it has."""
+        self._entering: set[asyncio.Task[list[Command]]] = set()
         self._waiting: dict[str, dict[str, _Waiting]] = {model: {} for model in ledgers}
         for model, ledger in ledgers.items():
             ledger.on_change = partial(self._wake, model)
 
-    async def join(self, event: Join, row: dict[str, Any], wait_s: float) -> None:
-        """Stores the episode `row`, and its version in it, once the ledger admits it.
+    async def close(self) -> None:
+        """Stops waiting for commits."""
+        for task in self._entering:
+            task.cancel()
+        await asyncio.gather(*self._entering, return_exceptions=True)
+
+    def abort(self, episode_id: str, reason: str) -> None:
+        """The ledger gave an episode up, perhaps before its place in it was committed."""
+        if episode_id in self._joining:
+            self._joining[episode_id] = reason
+
+    async def insert(self, row: dict[str, Any], entered: Entered) -> None:
+        """Stores the episode `row` without a place in a ledger; `entered`: as for `join`."""
+
+        async def enter() -> list[Command]:
+            row["version"] = self._ledgers[row["model"]].ledger.version
+            await self._database.submit(lambda c: statements.insert_episode(c, row))
+            entered("")
+            return []
+
+        await self._enter(enter(), row)
+
+    async def join(self, event: Join, row: dict[str, Any], wait_s: float, entered: Entered) -> None:
+        """Stores the episode `row`, and its version in it, once the ledger admits it. `entered` hears of the commit, whether the
+        caller still waits for it or not.
 
         Raises Busy if there is no slot within `wait_s`, Conflict if the group takes no more.
         """
         until = time.monotonic() + min(wait_s, self._max_wait_s)
         model = row["model"]
-        ledger = self._ledgers[model]
         while True:
-            row["version"] = ledger.ledger.version
-            commands = await ledger.apply(event, lambda c: statements.insert_episode(c, row))
+            commands = await self._enter(self._apply(event, row, entered), row)
             if not isinstance(commands[0], Refuse):
                 return
             reason = commands[0].reason
@@ -71,6 +102,33 @@ class Admission:
                     "no slot is free within the staleness bound", retry_after=jittered(2.0), code=reason
                 )
             await self._wait(self._waiting[model], event.group_id, left)
+
+    async def _apply(self, event: Join, row: dict[str, Any], entered: Entered) -> list[Command]:
+        ledger = self._ledgers[row["model"]]
+        row["version"] = ledger.ledger.version
+        self._joining[event.episode_id] = ""
+        try:
+            commands = await ledger.apply(event, lambda c: statements.insert_episode(c, row))
+            given_up = self._joining[event.episode_id]
+        finally:
+            del self._joining[event.episode_id]
+        if not isinstance(commands[0], Refuse):
+            entered(given_up)
+        return commands
+
+    async def _enter(
+        self, entering: Coroutine[Any, Any, list[Command]], row: dict[str, Any]
+    ) -> list[Command]:
+        """Who stops waiting does not stop the commit, and what is committed must be known."""
+        task = asyncio.create_task(entering, name=f"enter-{row['id']}")
+        self._entering.add(task)
+        task.add_done_callback(self._entered)
+        return await asyncio.shield(task)
+
+    def _entered(self, task: asyncio.Task[list[Command]]) -> None:
+        self._entering.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.info("%s failed: %s", task.get_name(), error)
 
     def waiting(self, model: str) -> dict[str, int]:
         """How many episodes of each group wait for a slot, first come first."""

@@ -1,19 +1,19 @@
-"""How episodes end: their calls are stopped, a reward is computed if none was posted, and the end is committed.
+"""Leads episodes to their end: their calls are stopped, a reward is computed if none was posted, and the end is committed.
 
-Owns the episodes whose run is over, until their end is committed, and the tasks that grade them. Invariants: an episode ends
-once, in one transaction with its effect on the ledger; one that is being graded keeps its slot; it is rewarded only if the ledger
-takes the reward, for what is rewarded is what a trainer gets.
+Owns the episodes whose run is over, until their end is committed, and for each a task that leads it from phase to phase
+(`ending`) and does again what failed. Who asks for an end may stop waiting for it; that stops nothing. Invariants: an episode
+ends once, in one transaction with its effect on the ledger; one that is being graded keeps its slot; it is rewarded only if the
+ledger takes the reward, for what is rewarded is what a trainer gets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
-from sqlalchemy import Connection
-
+from gateway.control.ending import Ending, Outcome, Phase
 from gateway.control.live import LiveEpisode, closed, graded
 from gateway.errors import Conflict, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
@@ -28,8 +28,8 @@ from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
 log = logging.getLogger(__name__)
 
-_UNTRAINED = "untrained_late"
-"""Of an episode whose group the ledger had given up, but let run on."""
+_PAUSE_S = 1.0
+"""Before work is done again that failed and does not say when to come back."""
 
 
 class Endings:
@@ -52,6 +52,8 @@ class Endings:
         self._recorders = recorders
         self._grading = grading
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[str, asyncio.Future[None]] = {}
+        """Requests that wait for an end: what comes first of its commit, the beginning of its grading, and a failure."""
 
     async def close(self) -> None:
         """Stops what is underway. Episodes that are being graded are graded again after the next start."""
@@ -63,59 +65,118 @@ class Endings:
         """Whether there is something that would compute an episode's reward."""
         return self._grading.grades(live.model)
 
-    async def end(self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop) -> None:
-        """Closes an open episode. `values`: reason and, of a rewarded one, reward and components."""
-        live.state = "ending"
-        await self._stop(live, closed(live.id, values["reason"]))
-        await self._commit(live, values, event)
+    async def end(self, live: LiveEpisode, outcome: Outcome | None) -> None:
+        """Ends an open episode; when this returns, that is committed. Without an outcome: that it is being graded, or is closed.
 
-    async def grade(self, live: LiveEpisode) -> None:
-        """Ends an open episode's run; when this returns, it is committed that it is being graded, or closed."""
-        live.state = "grading"
-        await self._stop(live, graded(live.id))
-
-        def write(connection: Connection) -> None:
-            statements.begin_grading(connection, live.id)
-
-        try:
-            if live.mode == "eval":
-                await self._database.submit(write)
-            elif not await self._applied(live.model, Finish(live.id), write):
-                live.aborted = live.aborted or _UNTRAINED
-        except Exception:
-            self._let_go(live)
-            raise
-        if live.aborted:
-            await self._commit(live, {"reason": live.aborted}, None)
-        else:
-            self.resume(live)
+        Raises what went wrong; the end is tried again all the same.
+        """
+        live.ending = live.ending.end(outcome)
+        asked = self._asked[live.id] = asyncio.get_running_loop().create_future()
+        self._lead(live)
+        await asyncio.shield(asked)
 
     def resume(self, live: LiveEpisode) -> None:
         """Computes the reward of an episode whose grading is committed to have begun."""
-        self.over[live.id], live.state = live, "grading"
-        live.grading = self._start(self._graded(live), f"grade-{live.id}")
+        live.ending = Ending(Phase.GRADING)
+        self._lead(live)
 
     def abort(self, live: LiveEpisode, reason: str) -> None:
-        """The ledger gave up an episode, whatever it is doing. One that is being committed hears of it from the ledger."""
-        live.aborted = reason
-        if live.state == "open" or live.grading is not None:
-            if live.grading is not None:
-                live.grading.cancel()
-                live.grading = None
-            live.state = "ending"
-            self.over[live.id] = live
-            self._start(self._aborted(live), f"abort-{live.id}")
+        """The ledger gave up an episode, whatever it is doing."""
+        was_open, live.ending = live.ending.phase is Phase.OPEN, live.ending.abort(reason)
+        if was_open:
+            self._lead(live)
+        elif live.grading is not None:
+            live.grading.cancel()
 
     def stop_stray(self, live: LiveEpisode) -> None:
         """Stops what this process has of an episode that was closed while nobody could tell it."""
         self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
 
-    async def _aborted(self, live: LiveEpisode) -> None:
-        await self._stop(live, closed(live.id, live.aborted))
-        await self._commit(live, {"reason": live.aborted}, None)
+    # From phase to phase
 
-    async def _graded(self, live: LiveEpisode) -> None:
-        failure = ""
+    def _lead(self, live: LiveEpisode) -> None:
+        """Memory first, so that no second end can begin while this one is being committed."""
+        self.over[live.id] = live
+        self._start(self._to_the_end(live), f"end-{live.id}")
+
+    async def _to_the_end(self, live: LiveEpisode) -> None:
+        try:
+            while live.ending.phase is not Phase.CLOSED:
+                await self._step(live)
+        finally:
+            self.over.pop(live.id, None)
+            live.ended.set()
+            self._answer(live, None)
+
+    async def _step(self, live: LiveEpisode) -> None:
+        """Does the work of a phase; an abort may have changed the phase meanwhile."""
+        phase = live.ending.phase
+        if phase is Phase.GRADING:
+            self._answer(live, None)
+        try:
+            done = await self._work(live, live.ending)
+        except Exception as error:
+            self._answer(live, error)
+            pause_s = (isinstance(error, Unavailable) and error.retry_after) or _PAUSE_S
+            log.error("episode %s stays %s for %g s: %s", live.id, phase.value, pause_s, error)
+            await asyncio.sleep(pause_s)
+        else:
+            if live.ending.phase is phase:
+                live.ending = done(live.ending)
+
+    async def _work(self, live: LiveEpisode, ending: Ending) -> Callable[[Ending], Ending]:
+        """What a phase is for; answers the step that follows."""
+        outcome = ending.outcome
+        match ending.phase:
+            case Phase.STOPPING:
+                await self.stop_calls(live, closed(live.id, outcome.reason) if outcome else graded(live.id))
+                return Ending.stopped
+            case Phase.FINISHING:
+                return await self._stored(
+                    live, Finish(live.id), lambda c: statements.begin_grading(c, live.id)
+                )
+            case Phase.GRADING:
+                return await self._graded(live)
+        assert ending.phase is Phase.CLOSING and outcome is not None
+        values = {**outcome.values, "reason": outcome.reason, "state": "closed"}
+        error = values.get("error")
+        event = Drop(live.id, outcome.reason) if outcome.reward is None else Reward(live.id, outcome.reward)
+        return await self._stored(
+            live,
+            None if ending.given_up else event,
+            lambda c: statements.close_episode(c, live.id, values),
+            {"error": error} if error else None,
+        )
+
+    async def _stored(
+        self,
+        live: LiveEpisode,
+        event: Finish | Reward | Drop | None,
+        write: Write,
+        details: dict[str, Any] | None = None,
+    ) -> Callable[[Ending], Ending]:
+        """Commits a phase together with its effect on the ledger, if it has one."""
+        if live.mode == "eval" or event is None:
+            await self._database.submit(write)
+            return Ending.stored
+        try:
+            commands = await self._ledgers[live.model].apply(event, write, details)
+        except ValueError as error:
+            log.warning("the ledger knows nothing of an episode that ends: %s", error)
+            return Ending.refused
+        refused = any(isinstance(command, Refuse) for command in commands)
+        return Ending.refused if refused else Ending.stored
+
+    async def _graded(self, live: LiveEpisode) -> Callable[[Ending], Ending]:
+        grading = live.grading = asyncio.create_task(self._grade(live), name=f"grade-{live.id}")
+        try:
+            await asyncio.wait({grading})
+        finally:
+            live.grading = None
+            grading.cancel()
+        return lambda ending: ending.graded(grading.result())
+
+    async def _grade(self, live: LiveEpisode) -> Outcome:
         try:
             grade = await self._grading.grade(live.id, live.model)
         except GradingFailed as error:
@@ -124,73 +185,23 @@ class Endings:
             log.exception("grading episode %s", live.id)
             failure = repr(error)
         else:
-            values = live.rewarded(grade.reward, grade.components)
-            if refusal := self._rewards.refusal(values["reward"]):
-                failure = f"the sum of the grade and of what was posted on calls: {refusal}"
-        live.grading = None  # from here on an abort is the ledger's refusal
-        if failure:
-            log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
-            await self._insist(live, {"reason": "grading_failed"}, Drop(live.id, "grading_failed"), failure)
+            outcome = live.rewarded(grade.reward, grade.components)
+            if not (refusal := self._rewards.refusal(outcome.values["reward"])):
+                return outcome
+            failure = f"the sum of the grade and of what was posted on calls: {refusal}"
+        log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
+        return Outcome("grading_failed", {"error": shortened(failure)})
+
+    def _answer(self, live: LiveEpisode, error: Exception | None) -> None:
+        """Tells the request that asked for the end."""
+        asked = self._asked.pop(live.id, None)
+        if asked is None or asked.done():
+            return
+        if error is None:
+            asked.set_result(None)
         else:
-            await self._insist(live, values, Reward(live.id, values["reward"]))
-
-    async def _insist(
-        self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop, error: str = ""
-    ) -> None:
-        """Nobody else would commit the end of a grading."""
-        while True:
-            try:
-                return await self._commit(live, values, event, error)
-            except Unavailable as unavailable:
-                log.error("the end of episode %s is not stored yet: %s", live.id, unavailable)
-                await asyncio.sleep(unavailable.retry_after or 1.0)
-
-    async def _commit(
-        self, live: LiveEpisode, values: dict[str, Any], event: Reward | Drop | None, error: str = ""
-    ) -> None:
-        values = {**values, "state": "closed"}
-        details = None
-        if error:
-            values["error"] = shortened(error)
-            details = {"error": values["error"]}
-
-        def write(connection: Connection) -> None:
-            statements.close_episode(connection, live.id, values)
-
-        try:
-            if live.mode == "eval" or event is None:
-                await self._database.submit(write)
-            elif not await self._applied(live.model, event, write, details):
-                if isinstance(event, Reward):
-                    values["reason"] = live.aborted or _UNTRAINED
-                await self._database.submit(write)
-        finally:
-            self._let_go(live)
-
-    def _let_go(self, live: LiveEpisode) -> None:
-        """The store knows how it ended; or, if that could not be committed, a restart takes it over as it was."""
-        self.over.pop(live.id, None)
-        live.ended.set()
-
-    async def _applied(
-        self,
-        model: str,
-        event: Finish | Reward | Drop,
-        write: Write,
-        details: dict[str, Any] | None = None,
-    ) -> bool:
-        """False: the ledger has given the group up already, so the event says nothing to it."""
-        try:
-            commands = await self._ledgers[model].apply(event, write, details)
-        except ValueError as error:
-            log.warning("the ledger knows nothing of an episode that ends: %s", error)
-            return False
-        return not any(isinstance(command, Refuse) for command in commands)
-
-    async def _stop(self, live: LiveEpisode, reason: Conflict) -> None:
-        """Memory first, so that no second end can begin while this one is being committed."""
-        self.over[live.id] = live
-        await self.stop_calls(live, reason)
+            asked.set_exception(error)
+            asked.exception()  # the request may have stopped waiting
 
     async def stop_calls(self, live: LiveEpisode, reason: Conflict) -> None:
         """Stops what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""

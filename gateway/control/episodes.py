@@ -13,9 +13,11 @@ import logging
 import secrets
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from gateway.control.admission import Admission
+from gateway.control.ending import Outcome
 from gateway.control.endings import Endings
 from gateway.control.limits import Rooms
 from gateway.control.live import CALLS, closed, crashed, graded
@@ -32,7 +34,7 @@ from gateway.store import tallies, turns
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
 from gateway.types import EpisodeAsked, EpisodeOpened
-from scheduler.policies.staleness_events import Drop, Join, Reward
+from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class Episodes:
 
     async def close(self) -> None:
         """Stops the gradings that are underway; they begin again with the next start."""
+        await self._admission.close()
         await self._endings.close()
 
     def adopt(self, followed: Collection[LiveEpisode]) -> None:
@@ -120,11 +123,14 @@ class Episodes:
         row = _row(asked, key)
         with self._rooms.entering(asked.model, self._live.values()):
             if asked.mode == "eval":
-                row["version"] = self._ledgers[asked.model].ledger.version
-                await self._database.submit(lambda c: statements.insert_episode(c, row))
+                await self._admission.insert(row, partial(self._begin, row, asked))
             else:
                 join = Join(row["group_id"], row["id"], asked.group_size)
-                await self._admission.join(join, row, wait_s)
+                await self._admission.join(join, row, wait_s, partial(self._begin, row, asked))
+        return self._opened(row, key)
+
+    def _begin(self, row: dict[str, Any], asked: EpisodeAsked, given_up: str) -> None:
+        """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
         place = row["id"], asked.task_id, row["group_id"], asked.mode, asked.model
         live = LiveEpisode(*place, now, now, row["key_hash"], agent=asked.agent, opening=asked.opening)
@@ -132,7 +138,8 @@ class Episodes:
         self._live[live.id] = self._by_key[live.key_hash] = live
         for recorder in self._recorders:
             recorder.begin(live.id)
-        return self._opened(row, key)
+        if given_up:
+            self._abort(live.id, given_up)
 
     async def open_once(self, key: str, asked: EpisodeAsked, wait_s: float) -> EpisodeOpened:
         """As `open`, with a key that the request itself tells (`key_of`): sent again, it is answered with the same episode.
@@ -268,7 +275,7 @@ class Episodes:
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
         """Closes an episode without a reward; `error`: what its agent said last. Raises NotFound or Conflict."""
-        await self._end(await self._open(episode_id), {"reason": reason, "error": shortened(error)})
+        await self._end(await self._open(episode_id), Outcome(reason, {"error": shortened(error)}))
 
     async def sweep(self) -> None:
         """Ends what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
@@ -293,7 +300,7 @@ class Episodes:
             await self._finish(live)
             return
         log.warning("episode %s is closed: %s", live.id, reason)
-        await self._end(live, {"reason": reason})
+        await self._end(live, Outcome(reason, {}))
 
     def _check_reward(self, reward: float, total: float) -> None:
         """Raises BadRequest for a reward that is out of bounds, or that makes the sum with all that was posted so."""
@@ -317,9 +324,7 @@ class Episodes:
 
     async def _finish(self, live: LiveEpisode) -> None:
         if self._endings.grades(live):
-            self._database.check()
-            self._forget(live)
-            await self._endings.grade(live)
+            await self._end(live, None)
         elif live.has_reward:
             await self._end(live, live.rewarded(live.posted or 0.0, live.components))
         else:
@@ -353,18 +358,18 @@ class Episodes:
             await over.ended.wait()
         raise closed(episode_id, (await self._fate(episode_id))["reason"])
 
-    async def _end(self, live: LiveEpisode, values: dict[str, Any]) -> None:
-        """Closes an open episode, as rewarded if `values` has a reward."""
+    async def _end(self, live: LiveEpisode, outcome: Outcome | None) -> None:
+        """Ends an open episode; without an outcome, it is graded."""
         self._database.check()  # before the episode is forgotten
         self._forget(live)
-        reward, reason = values.get("reward"), values["reason"]
-        event = Drop(live.id, reason) if reward is None else Reward(live.id, reward)
-        await self._endings.end(live, values, event)
+        await self._endings.end(live, outcome)
 
     def _abort(self, episode_id: str, reason: str) -> None:
         """The ledger gave the episode's group up."""
         live = self._live.get(episode_id) or self._endings.over.get(episode_id)
-        if live is not None:
+        if live is None:
+            self._admission.abort(episode_id, reason)
+        else:
             self._forget(live)
             self._endings.abort(live, reason)
 

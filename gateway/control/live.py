@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from gateway.control.ending import RUNNING, Ending, Outcome, Phase
 from gateway.errors import Conflict
 from gateway.rollout.completion import Completion
 from gateway.rollout.upstream import UpstreamCall
@@ -40,15 +41,21 @@ class LiveEpisode:
     """A reward that is not final."""
     components: dict[str, float] | None = None
     call_rewards: dict[str, float] = field(default_factory=dict)
-    state: Literal["open", "grading", "ending"] = "open"
-    grading: asyncio.Task[None] | None = None
+    ending: Ending = RUNNING
+    """How far it is on its way to the end."""
+    grading: asyncio.Task[Outcome] | None = None
     """What computes its reward."""
-    aborted: str = ""
-    """Why the ledger gave it up after its run was over."""
     version: int = 0
     """Its group's V: no older version may sample its calls of its own model."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""
+
+    @property
+    def state(self) -> Literal["open", "grading", "ending"]:
+        """What requests are told; `grading` from the end of its run until there is a reward."""
+        if self.ending.phase is Phase.OPEN:
+            return "open"
+        return "ending" if self.ending.outcome else "grading"
 
     @property
     def has_reward(self) -> bool:
@@ -59,12 +66,12 @@ class LiveEpisode:
         """Its agent is started again: what was posted so far was for an attempt that crashed."""
         self.posted, self.components, self.call_rewards = None, None, {}
 
-    def rewarded(self, reward: float, components: dict[str, float] | None) -> dict[str, Any]:
+    def rewarded(self, reward: float, components: dict[str, float] | None) -> Outcome:
         """How a final reward is stored: with what was posted on the episode's calls."""
         if self.call_rewards:
             total = sum(self.call_rewards.values())
             reward, components = reward + total, {**(components or {}), CALLS: total}
-        return {"reason": "rewarded", "reward": reward, "components": components}
+        return Outcome("rewarded", {"reward": reward, "components": components})
 
 
 def closed(episode_id: str, reason: str) -> Conflict:

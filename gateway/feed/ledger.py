@@ -104,7 +104,7 @@ class StoredLedger:
                 if isinstance(command, Skipped):
                     statements.skip_leases(connection, self.model, command.until)
 
-        committed = self._database.submit(write)
+        committed = self._database.put(write)
         committed.add_done_callback(self._on_commit)
         for command in commands:
             if isinstance(command, AbortEpisode):

@@ -118,6 +118,10 @@ class Database:
         The function runs in the writer's thread, and may run more than once (see commits.py): it must do nothing but write.
         """
         self.check_write()
+        return self.put(write)
+
+    def put(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """The same for a write that `check_write` has let pass, and that nothing may refuse: in memory it is done already."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting += 1
         self._queue.put((write, future))
@@ -226,12 +230,12 @@ class _Fenced(Database):
     def check_write(self) -> None:
         self._database.check_write()
 
-    def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def put(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
         def fenced(connection: Connection) -> T:
             coordination.check(connection, self._fence)
             return write(connection)
 
-        return self._database.submit(fenced)
+        return self._database.put(fenced)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         return await self._database.read(query)

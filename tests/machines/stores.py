@@ -58,9 +58,12 @@ class HandDatabase(Database):
         return len(self._writes)
 
     def check(self) -> None:
+        self.check_write()
+
+    def check_write(self) -> None:
         return
 
-    def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def put(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._hand_loop.create_future()
         self._writes.append((write, future))
         if self.at_once:

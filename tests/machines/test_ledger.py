@@ -68,7 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.loop = VirtualLoop(self.clock)
         self.stack.callback(self.loop.end)
-        for module in ("episodes", "endings", "admission"):
+        for module in ("episodes", "admission"):
             self.stack.enter_context(patch(f"gateway.control.{module}.time", self.clock))
         self.coordinators: list[Coordinator] = []
         self.named = 0

@@ -1,0 +1,107 @@
+"""How an episode ends, as a state machine. Pure: what is done in a phase, and how often it is tried, is the driver's (`endings`).
+
+    open --> stopping --> finishing --> grading --> closing --> closed
+                   \\________________________________/
+
+Its run is over once it is stopping. While `finishing` its ledger is told that it is being graded; `closing` stores the end, in
+one transaction with its effect on the ledger. Every phase but `open` and `closed` has work that leads to the next one, and work
+that fails is done again, so that no episode stays half-way. The ledger may give an episode up at any moment: then its end is
+stored without an effect on the ledger, which has had it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+UNTRAINED = "untrained_late"
+"""Of an episode whose group the ledger had given up, but let run on."""
+
+
+class Phase(Enum):
+    """Where an episode is on its way to the end."""
+
+    OPEN = "open"
+    STOPPING = "stopping"
+    FINISHING = "finishing"
+    GRADING = "grading"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is stored of an end."""
+
+    reason: str
+    values: Mapping[str, Any]
+    """Of a rewarded episode: reward and components; of one whose grading failed: error."""
+
+    @property
+    def reward(self) -> float | None:
+        """None: the episode is dropped."""
+        return self.values.get("reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How far an episode is."""
+
+    phase: Phase = Phase.OPEN
+    outcome: Outcome | None = None
+    """None until there is one: it is to be graded first."""
+    given_up: bool = False
+    """The ledger needs to hear nothing more of it."""
+
+    def end(self, outcome: Outcome | None) -> Ending:
+        """The run is over; without an outcome, the episode is graded. Raises ValueError if it was over before."""
+        if self.phase is not Phase.OPEN:
+            raise ValueError(f"an episode ends once, and this one is {self.phase.value}")
+        return Ending(Phase.STOPPING, outcome)
+
+    def abort(self, reason: str) -> Ending:
+        """The ledger has given the episode up."""
+        if self.given_up or self.phase is Phase.CLOSED:
+            return self
+        values = self.outcome.values if self.outcome else {}
+        over = replace(self, outcome=Outcome(reason, values), given_up=True)
+        match self.phase:
+            case Phase.OPEN:
+                return replace(over, phase=Phase.STOPPING)
+            case Phase.FINISHING | Phase.GRADING:
+                return replace(over, phase=Phase.CLOSING)
+        return over
+
+    def stopped(self) -> Ending:
+        """What ran in the episode is recorded."""
+        self._be(Phase.STOPPING)
+        return replace(self, phase=Phase.CLOSING if self.outcome else Phase.FINISHING)
+
+    def stored(self) -> Ending:
+        """What the phase was to store is committed."""
+        if self.phase is Phase.FINISHING:
+            return replace(self, phase=Phase.GRADING)
+        self._be(Phase.CLOSING)
+        return replace(self, phase=Phase.CLOSED)
+
+    def graded(self, outcome: Outcome) -> Ending:
+        """The reward is there, or will never be."""
+        self._be(Phase.GRADING)
+        return replace(self, phase=Phase.CLOSING, outcome=outcome)
+
+    def refused(self) -> Ending:
+        """The ledger takes nothing of this episode any more: its group is over. Nothing was stored."""
+        outcome = self.outcome
+        if outcome is None or outcome.reward is not None:
+            outcome = Outcome(UNTRAINED, {**outcome.values} if outcome else {})
+        return Ending(Phase.CLOSING, outcome, given_up=True)
+
+    def _be(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise ValueError(f"an episode that is {self.phase.value} cannot have been {phase.value}")
+
+
+RUNNING = Ending()
+"""An episode whose run is not over."""
