@@ -1,9 +1,9 @@
 """Is a version at fault, or the engine that fails with it? (docs/decisions, "A bad version"). Pure, and the fleet's own.
 
 A published version is on trial until the first engine has opened with it. Meanwhile:
-- an engine that fails to load it in place is started anew with it: reloads go wrong that starts do not;
-- an engine whose own process fails with it goes back to the version that was live, and until that is known to go well or not, no
-  other engine is sent on its way;
+- an engine that fails with it is started anew with it: reloads go wrong that starts do not, and processes are killed by chance;
+- an engine that fails with it once more, in a process that was started with it, goes back to the version that was live, and until
+  that is known to go well or not, no other engine is sent on its way;
 - the version is bad once such an engine is open at the version that was live;
 - an engine that fails with the version that was live, too, is itself at fault. So are all, where all do: then nothing is known.
 """
@@ -27,8 +27,10 @@ class Trial:
     """When (ns)."""
     why: str = ""
     """Why the version is bad, once it is."""
+    tried: set[str] = field(default_factory=set)
+    """Engines that failed with the version once."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Engines whose own process failed with the version, and how; without those that turned out to be at fault."""
+    """Engines that failed with the version once more, and how; without those that turned out to be at fault."""
 
     @property
     def launched(self) -> int:
@@ -41,7 +43,8 @@ class Trial:
             if version == self.live:
                 self.failed.pop(engine, None)
             return "engine"
-        if started != self.version:
+        if started != self.version or engine not in self.tried:
+            self.tried.add(engine)
             return "again"
         self.failed[engine] = reason
         return "back"

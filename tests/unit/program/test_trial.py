@@ -98,6 +98,12 @@ def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
     assert world.lose("a").run(20).watch.engines["a"].runs == 0
 
 
+def test_one_start_that_fails_proves_nothing() -> None:
+    """It died before its turn, and somebody killed its next process too, which was started with the new version."""
+    world = fleet_of("a").publish(1).lose("a").run(1).lose("a", "it was killed").run(20)
+    assert world.story()[-1].endswith("version 1 live")
+
+
 def test_an_engine_that_fails_with_the_live_version_too_is_at_fault() -> None:
     world = fleet_of("a", "b")
     world.answer = but(lambda do: do.engine == "a" and do.step in ("load", "launch"), Answer(ok=False))
@@ -166,6 +172,7 @@ def test_in_every_mode_and_order(mode: str, order: str) -> None:
 def test_a_failure_is_the_versions_only_if_its_own_process_failed_with_it() -> None:
     trial = Trial(version=3, live=2, began=0)
     assert trial.fails("a", "reload", version=3, started=0) == "again"
+    assert trial.fails("b", "start", version=3, started=3) == "again"
     assert trial.launched == 3
     assert trial.fails("a", "start", version=3, started=3) == "back"
     assert trial.launched == 2

@@ -101,8 +101,10 @@ class Watch:
         self._live = 0
         """The newest version that any engine was open at, or that was live while all slept."""
         self._doubters: list[str] = []
-        """Engines whose own process failed with the newest version while nobody was open at it; not such as failed with the live
-        one as well."""
+        """Of these, engines that failed once more in a process that was started with it; not such as failed with the live one as
+        well."""
+        self._tried: set[str] = set()
+        """Engines that failed with the newest version, while nobody was open at it."""
         self._bad = -1
         self._excused: set[str] = set()
         """Engines that may be stopped at no cost: they failed with a version on trial, or are on their way to a bad one."""
@@ -203,7 +205,7 @@ class Watch:
         assert target.version == self.published[len(self.ends)]
         self._newest, self._began, self._contradicted = target.version, now, False
         self._bad = -1
-        self._doubters, self._excused = [], set()
+        self._doubters, self._excused, self._tried = [], set(), set()
         self._moving = set()
         self._up_at_begin = {name for name, engine in self.engines.items() if engine.process == "up"}
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
@@ -278,8 +280,9 @@ class Watch:
             self._no_doubter(name)
         if version == self._newest:
             self._excused.add(name)
-            if engine.started == version and name not in self._doubters:
+            if engine.started == version and name in self._tried and name not in self._doubters:
                 self._doubters.append(name)
+            self._tried.add(name)
 
     def _opens(self, name: str, version: int) -> None:
         if self._on_trial and version == self._live and name in self._doubters:
