@@ -52,7 +52,8 @@ class Shares:
         self._open = _Group()
         self._waiting: deque[_Group] = deque()
         self._text = ""
-        """Delivered text that no token was found for so far."""
+        self._at = 0
+        """From where on no token was found for the delivered text so far."""
         self._offset = 0
         self._calls = 0
         """Tool calls that were delivered and whose tokens were not met so far."""
@@ -62,28 +63,42 @@ class Shares:
         """The tokens of which it is known by now what they give."""
         recorded = np.asarray(delivery.logprobs, np.float32).tolist()
         top = delivery.top or [()] * len(recorded)
+        self._text = self._text[self._at :] + "".join([piece.text for piece in delivery.pieces])
+        self._at = 0
+        self._calls += sum(piece.tool_call is not None for piece in delivery.pieces)
+        ready = self._ready(over=False)
         for share in map(Share, delivery.ids, recorded, top):
-            self._add(share)
-        for piece in delivery.pieces:
-            self._text += piece.text
-            self._calls += piece.tool_call is not None
-        return self._ready(over=False)
+            if self._add(share):
+                ready.append(share)
+            elif self._waiting:
+                ready += self._ready(over=False)
+        return ready
 
     def end(self) -> list[Share]:
         """All that are left."""
         self._end_run()
         return self._ready(over=True)
 
-    def _add(self, share: Share) -> None:
+    def _add(self, share: Share) -> bool:
+        """Whether it is ready at once, as nearly every token is; else it waits."""
         if share.token in self._marks.control:
             self._end_run()
             self._waiting.append(_Group([share], self._renderer.decode([share.token]), mark=True))
-            return
+            return False
+        said = self._stream.step(share.token)
+        if said and not (self._open.shares or self._waiting or self._in_call):
+            own = self._renderer.token_bytes(share.token)
+            if self._text.startswith(said, self._at) and own.decode(errors="replace") == said:
+                share.own, share.offset = own, self._offset
+                self._at += len(said)
+                self._offset += len(said)
+                return True
         self._open.shares.append(share)
-        self._open.text = self._stream.step(share.token)
-        if self._open.text:
+        self._open.text = said
+        if said:
             self._waiting.append(self._open)
             self._open = _Group()
+        return False
 
     def _end_run(self) -> None:
         """What is left of a character that never became whole."""
@@ -95,21 +110,19 @@ class Shares:
 
     def _ready(self, *, over: bool) -> list[Share]:
         ready: list[Share] = []
-        at = 0
         while self._waiting:
             group = self._waiting[0]
-            given = self._given(group, at, over=over)
+            given = self._given(group, over=over)
             if given is None:
                 break
-            at += len(given)
+            self._at += len(given)
             self._divide(group, given)
             ready += self._waiting.popleft().shares
-        self._text = self._text[at:]
         return ready
 
-    def _given(self, group: _Group, at: int, *, over: bool) -> str | None:
-        """What of the text from `at` on a group gave; None: that is not known yet."""
-        text, left = self._text, len(self._text) - at
+    def _given(self, group: _Group, *, over: bool) -> str | None:
+        """What of the text a group gave; None: that is not known yet."""
+        text, at, left = self._text, self._at, len(self._text) - self._at
         if self._in_call or not group.text:
             self._in_call = self._in_call and group.shares[0].token != self._marks.tool_end
             return ""
@@ -125,7 +138,7 @@ class Shares:
         said = group.text if text.startswith(group.text[:1], at) else group.text.lstrip("\n")
         if not over and not self._calls and left < len(said) and said.startswith(text[at:]):
             return None
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(said, text[at:], strict=False))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(said, text[at : at + len(said)], strict=False))
         return "".join(letter for letter, _ in same)
 
     def _own_text(self, group: _Group) -> str:

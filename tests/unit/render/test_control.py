@@ -244,3 +244,41 @@ def test_thousands_of_control_tokens_are_looked_for_at_once() -> None:
     assert not control.spelled_in({"content": [text]})
     assert time.process_time() - started < 1.0
     assert control.spelled_in({"content": [text + "<|reserved_2999|>x"]})
+
+
+def sentence_pieces() -> Any:
+    """A Unigram vocabulary that has its control tokens as pieces, with a space before the first word alone."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = ["▁", *map(chr, range(33, 127)), "\n"]
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((letter, -5.0) for letter in letters)]
+    pieces += [("▁the", -3.0), ("ell", -4.0), ("<table>", -1.0)]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens(
+        [AddedToken("<s>"), AddedToken("</s>", rstrip=True), AddedToken("<|x|>", lstrip=True)]
+    )
+    backend.add_tokens([AddedToken("<table>", normalized=False)])
+    return backend
+
+
+@given(data=st.data())
+def test_guarded_tokens_are_met_as_plain_ones_are_and_text_never_is_one(data: st.DataObject) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    backend = sentence_pieces()
+    control = ControlTokens(PreTrainedTokenizerFast(tokenizer_object=backend), as_text=True)
+    assert control.texts == {"<s>", "</s>", "<|x|>"}
+    fragments = ["the", " ell", "\n", "  ", "<table>", "a", "<s", "|>"]
+    parts = data.draw(st.lists(st.sampled_from([*fragments, *sorted(control.texts)]), max_size=10))
+    text = "".join(parts)
+    guarded = "".join(control.guard + part if part in control.texts else part for part in parts)
+    assert control.plain(guarded) == text
+    if not control.spelled_in("".join("\0" if part in control.texts else part for part in parts)):
+        assert control.encode(guarded) == backend.encode(text, add_special_tokens=False).ids
+    assert not control.ids & set(control.encode(text))
+    for length in range(len(text) + 1):
+        tail = control.tail(guarded, length)
+        assert guarded.endswith(tail)
+        assert control.plain(tail) == text[len(text) - length :]
