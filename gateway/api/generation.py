@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fastapi import Request
@@ -20,8 +20,9 @@ from gateway.control.callers import Caller
 from gateway.control.limits import Ticket
 from gateway.control.live import LiveEpisode
 from gateway.control.models import ServedModel
-from gateway.dialects.asked import Asked, choices_of
+from gateway.dialects.asked import Asked, Message, choices_of
 from gateway.errors import BadRequest, Busy, GatewayError
+from gateway.render.aside import aside, read_aside
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
@@ -70,7 +71,8 @@ async def admitted(request: Request, gateway: Services) -> Caller:
         request.scope[_TICKET] = gateway.limits.admit(caller)
     except Busy:
         body = await request.body()
-        _expect_again(gateway, caller, _request_key(request, body), choices_of(json_object(body)))
+        sent = await read_aside(body, lambda: _request_key(request, body))
+        _expect_again(gateway, caller, sent, await read_aside(body, lambda: choices_of(json_object(body))))
         raise
     return caller
 
@@ -102,7 +104,7 @@ async def generate(
 ) -> Generation:
     """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
     received_at, arrived = time.time(), time.monotonic()
-    sent = _request_key(request, body)
+    sent = await read_aside(body, lambda: _request_key(request, body))
     param = "prompt" if len(asked.prompts) > 1 else "n"
     try:
         count_replies(request.scope, asked.choices, param)
@@ -111,13 +113,14 @@ async def generate(
     except GatewayError:
         _expect_again(gateway, caller, sent, asked.choices)
         raise
-    messages = asked.messages or [{"role": "user", "content": str(prompt)} for prompt in asked.prompts]
+    messages = asked.messages or await read_aside(body, lambda: _said(asked.prompts))
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
     ticket = request.scope.get(_TICKET)
-    opening = _Opening(gateway, caller, episode, model, asked, received_at, arrived, ticket)
     readers: list[Reader] = []
     try:
+        segment = await aside(asked.stop, lambda: _segment(asked, model.renderer))
+        opening = _Opening(gateway, caller, episode, model, asked, segment, received_at, arrived, ticket)
         if len(asked.prompts) > 1:
             await opening.check()
         for index in range(asked.choices):
@@ -145,6 +148,7 @@ class _Opening:
         episode: LiveEpisode,
         model: ServedModel,
         asked: Asked,
+        segment: Segment,
         received_at: float,
         arrived: float,
         ticket: Ticket | None,
@@ -158,8 +162,9 @@ class _Opening:
         self._arrived = arrived
         self._ticket = ticket
         self._prompts: dict[int, Prompt] = {}
+        self._samplings: dict[int, Sampling] = {}
         self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
-        self.segment: Segment = _segment(asked, model.renderer)
+        self.segment = segment
 
     def begin(self, index: int, key: RequestKey) -> Callable[[], Awaitable[Completion]]:
         """What makes the reply of one choice, if it is not there already."""
@@ -167,9 +172,9 @@ class _Opening:
         async def begin() -> Completion:
             number, repetition = divmod(index, self._asked.n)
             prompt = await self._prepared(number)
-            sampling = self._sampling(prompt)
-            if sampling.seed is not None:
-                sampling.seed += repetition  # else all replies to a prompt would be the same
+            sampling = await self._sampling(number)
+            if sampling.seed is not None:  # else all replies to a prompt would be the same
+                sampling = replace(sampling, seed=sampling.seed + repetition)
             details = TurnDetails(
                 self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
             )
@@ -191,10 +196,19 @@ class _Opening:
     async def check(self) -> None:
         """Raises BadRequest if one of several prompts cannot be answered, before another one is."""
         for number in range(len(self._asked.prompts)):
-            self._sampling(await self._prepared(number))
+            await self._sampling(number)
 
-    def _sampling(self, prompt: Prompt) -> Sampling:
-        return sampling_of(self._asked, self._gateway.settings.sampling, self._model, self._episode, prompt)
+    async def _sampling(self, number: int) -> Sampling:
+        """The same for every reply to a prompt, but for the seed."""
+        if number not in self._samplings:
+            prompt, asked = await self._prepared(number), self._asked
+            settings, model, episode = self._gateway.settings.sampling, self._model, self._episode
+            held = asked.response_format is not None or asked.tool_choice not in ("auto", "none")
+            self._samplings[number] = await aside(
+                (asked.tools, asked.response_format) if held else (),
+                lambda: sampling_of(asked, settings, model, episode, prompt),
+            )
+        return self._samplings[number]
 
     async def _prepared(self, number: int) -> Prompt:
         if number not in self._prompts:
@@ -212,6 +226,11 @@ class _Opening:
                 recorder.forget(self._episode.id)
                 raise
         return self._prompts[number]
+
+
+def _said(prompts: Sequence[str | list[int]]) -> list[Message]:
+    """Prompts as messages, by which an agent's key finds or opens an episode."""
+    return [{"role": "user", "content": str(prompt)} for prompt in prompts]
 
 
 def _request_key(request: Request, body: bytes) -> RequestKey:

@@ -18,6 +18,7 @@ from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
 from gateway.errors import BadRequest, GatewayError
+from gateway.render.aside import read_aside
 from gateway.rollout.upstream import Upstream
 
 router = APIRouter(tags=["Anthropic"])
@@ -28,9 +29,9 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = asked_object(body, gateway.settings.requests)
+    values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
     model = _model(gateway, caller, values["model"])
-    message, asked = parse(values)
+    message, asked = await read_aside(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)
     choices, headers = generation.choices, generation.headers
     answer = MessagesAnswer(choices, message)
@@ -45,9 +46,11 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
     """How many tokens a conversation is: those that a call in the caller's episode would be given now."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
-        values = asked_object(await request.body(), gateway.settings.requests)
+        body = await request.body()
+        values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
         model = _model(gateway, caller, values["model"])
-        return {"input_tokens": await prompt_tokens(caller, model, parse_count(values))}
+        asked = await read_aside(body, lambda: parse_count(values))
+        return {"input_tokens": await prompt_tokens(caller, model, asked)}
 
 
 def _model(gateway: Services, caller: Caller, name: str) -> ServedModel:

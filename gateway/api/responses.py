@@ -27,7 +27,7 @@ from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
 from gateway.errors import BadRequest, NotFound
-from gateway.render.aside import aside
+from gateway.render.aside import aside, read_aside
 from gateway.rollout.upstream import Upstream
 from gateway.store import answers
 
@@ -43,18 +43,18 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = asked_object(body, gateway.settings.requests)
+    values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
-    asked = dialect.parse(values)
-    toolbox = _toolbox(gateway, asked)
+    asked = await read_aside(body, lambda: dialect.parse(values))
+    toolbox = await read_aside(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
-    items = await _resolved(gateway, caller, dialect.items(asked.input))
-    new = dialect.messages(items)
-    whole = dialect.asked(asked, toolbox, [*history, *new], values)
+    items = await _resolved(gateway, caller, await read_aside(body, lambda: dialect.items(asked.input)))
+    new = await read_aside(body, lambda: dialect.messages(items))
+    whole = await read_aside(body, lambda: dialect.asked(asked, toolbox, [*history, *new], values))
     generation = await generate(request, gateway, caller, model, whole, body)
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
@@ -74,20 +74,25 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
 
 
 async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
-    values = json_object(await request.body())
+    body = await request.body()
+    values = await read_aside(body, lambda: json_object(body))
     check_sizes(values, gateway.settings.requests)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
     said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
-    asked = dialect.parse({**values, **said})
+    asked = await read_aside(body, lambda: dialect.parse({**values, **said}))
     model = gateway.models.resolve(asked.model, caller.model)
     if isinstance(model, Upstream):
         instead = "it is upstream, and counts its tokens itself: see `usage` in its answers"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
-    items = await _resolved(gateway, caller, dialect.items(asked.input)) if given is not None else []
-    toolbox = _toolbox(gateway, asked)
-    whole = dialect.asked(asked, toolbox, [*history, *dialect.messages(items)], values)
+    listed = await read_aside(body, lambda: dialect.items(asked.input)) if given is not None else []
+    items = await _resolved(gateway, caller, listed)
+
+    def conversation() -> Asked:
+        return dialect.asked(asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values)
+
+    whole = await read_aside(body, conversation)
     return await prompt_tokens(caller, model, whole)
 
 
@@ -234,7 +239,7 @@ async def prompt_tokens(caller: Caller, model: ServedModel, asked: Asked) -> int
         prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)
         return len(prompt.ids)
     renderer = model.renderer.switched(switches)
-    return len(await aside(asked.messages, lambda: renderer.render(asked.messages, tools)))
+    return len(await aside((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
 
 
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from gateway.api.generation import Generation, identify
 from gateway.control.callers import Caller
 from gateway.dialects.chat import MAX_METADATA, ChatAnswer, ChatRequest, Metadata
 from gateway.errors import BadRequest, NotFound, validation_error
+from gateway.render.aside import read_aside
 from gateway.store import answers
 
 router = APIRouter(tags=["OpenAI"])
@@ -165,7 +166,9 @@ async def update_chat_completion(completion_id: str, request: Request, gateway: 
     """Replaces the metadata of a stored chat completion."""
     caller = await identify(request, gateway)
     try:
-        metadata = MetadataUpdate.model_validate(json_object(await request.body())).metadata or {}
+        body = await request.body()
+        values = await read_aside(body, lambda: json_object(body))
+        metadata = MetadataUpdate.model_validate(values).metadata or {}
     except ValidationError as error:
         raise validation_error(error.errors()) from error
     await _completion(gateway, caller, completion_id)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.render.aside import aside
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.episodes import RecordedReply
@@ -47,7 +48,10 @@ class Conversations:
         if not lengths:
             return NEW
         # A call that forbids its tools is recorded as one without any; that of other calls tells the tokens exactly.
-        chains = [digests(messages, tools), *([digests(messages, [])] if tools else [])]
+        chains = await aside(
+            (messages, tools),
+            lambda: [digests(messages, tools), *([digests(messages, [])] if tools else [])],
+        )
         start, count = 0, _FEW
         while start < len(lengths):
             some = lengths[start : start + count]

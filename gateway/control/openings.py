@@ -24,6 +24,7 @@ from gateway.control.episodes import Episodes
 from gateway.control.live import LiveEpisode
 from gateway.errors import Busy, Conflict, GatewayError, jittered
 from gateway.feed.ledger import StoredLedger
+from gateway.render.aside import aside
 from gateway.rollout.completion import Completion
 from gateway.rollout.replies import RequestKey
 from gateway.sections import AgentSettings
@@ -133,6 +134,8 @@ class Openings:
         self, place: _Request, messages: Sequence[dict[str, Any]], notice: str, *, trains: bool
     ) -> LiveEpisode:
         agent, request = place
+        begins = opening(messages)
+        task = (await aside(begins, lambda: digests(begins, [])[-1])).hex()
         given, model = self._settings.agents[agent], self._settings.model_of(agent)
         underway = sum(len(some) for (name, _), some in self._underway.items() if name == agent)
         if sum(bool(live.opening) for live in self._episodes.of_agent(agent)) + underway > given.max_episodes:
@@ -140,7 +143,6 @@ class Openings:
                 f"the agent {agent!r} has {given.max_episodes} episodes open ([agents.{agent}] max_episodes)"
             )
             raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
-        task = digests(opening(messages), [])[-1].hex()
         if trains and given.mode == "train":
             return await self._join(place, task, given, model, notice)
         asked = EpisodeAsked(task, None, 1, "eval", model, agent=agent, opening=request, notice=notice)

@@ -1,36 +1,56 @@
 """Long work on text, beside the event loop.
 
 Owns the threads for it, which are few: tokenizing leaves the lock of Python, but what surrounds it does not, and every thread
-that wants the lock makes the event loop wait for its turn.
+that wants the lock makes the event loop wait for its turn. Reading requests has threads of its own, so that a request is not read
+only after others are rendered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _LONG = 4_000
-"""Characters from which on work leaves the event loop; below, a thread costs more than the work."""
+"""Characters from which on rendering leaves the event loop; below, a thread costs more than the work."""
+_LONG_BODY = 64_000
+"""The same for reading the bytes of a body."""
 _THREADS = 2
 
 
-async def aside(messages: Sequence[dict[str, Any]], work: Callable[[], T]) -> T:
-    """Does work whose cost grows with the text of `messages`: at once if that is short, else in a thread."""
-    if sum(_characters(message.get("content")) for message in messages) < _LONG:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_threads(), work)
+async def aside(measured: Any, work: Callable[[], T]) -> T:
+    """Does work whose cost grows with all that `measured` holds: at once if that is short, else in a thread."""
+    return await _in_thread("render", work) if is_long(measured) else work()
 
 
-def _characters(content: Any) -> int:
-    if isinstance(content, list):
-        return sum(len(part.get("text") or "") for part in content)
-    return len(content or "")
+async def read_aside(body: bytes, work: Callable[[], T]) -> T:
+    """Does work on what a request's body says: at once if the body is short, else in a thread."""
+    return await _in_thread("read", work) if len(body) >= _LONG_BODY else work()
+
+
+def is_long(value: Any, most: int = _LONG) -> bool:
+    """Whether a value holds so much text, or so many other values; it is looked at no further than that."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        sized = isinstance(item, str | bytes | dict | list | tuple)
+        most -= 1 + (len(item) if sized else 0)
+        if most < 0:
+            return True
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
+    return False
+
+
+async def _in_thread(name: str, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_threads(name), work)
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, "render")
+def _threads(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, name)

@@ -23,7 +23,7 @@ from gateway.render.switches import NONE, Switches
 from gateway.store import turns
 from gateway.store.commits import Rows, Write
 from gateway.store.database import Database
-from gateway.trajectories.conversation import digests, tool_call_id, tool_call_ids
+from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
 from gateway.trajectories.tree import START, Place, TokenTree
 from gateway.trajectories.turn import Span, Turn
 from gateway.types import (
@@ -48,8 +48,8 @@ class Prompt:
     """What an engine is given for a request."""
 
     ids: Int32Array
-    digest_of: list[Message]
-    tools: Sequence[Tool]
+    chain: Chain | None
+    """Of the conversation that it is; None for a prompt that the caller made itself."""
     after: Place = START
     """The recorded turn that the prompt extends token by token; the root if it extends none."""
     switches: Switches = NONE
@@ -152,32 +152,31 @@ class Recorder:
 
         Raises BadRequest if the template refuses them.
         """
+        chain = await aside((messages, tools), lambda: Chain(messages, tools))
         lineage = await self._lineage(episode_id)
-        chain, renderer = digests(messages, tools) if lineage.ends else [], self._renderer.switched(switches)
+        renderer = self._renderer.switched(switches)
         system = any(message["role"] in ("system", "developer") for message in messages[:1])
-        for known in range(len(chain) - 2, 0, -1):
-            end = lineage.end(chain[known], messages, known, switches)
+        for known in range(len(messages) - 1 if lineage.ends else 0, 0, -1):
+            end = lineage.end(chain.digests[known], messages, known, switches)
             if end is None:
                 continue
             history, new = lineage.tree.path(end), messages[known:]
             sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
             bridge = partial(renderer.bridge, history, sampled_from, new, tools, system=system)
-            suffix = await aside(new, bridge)
+            suffix = await aside((new, tools), bridge)
             if suffix is not None:
                 ids = np.concatenate([history, np.asarray(suffix, np.int32)])
-                return Prompt(ids, messages, tools, end, switches)
+                return Prompt(ids, chain, end, switches)
             break
-        rendered = await aside(messages, lambda: renderer.render(messages, tools))
-        return Prompt(np.asarray(rendered, np.int32), messages, tools, switches=switches)
+        rendered = await aside((messages, tools), lambda: renderer.render(messages, tools))
+        return Prompt(np.asarray(rendered, np.int32), chain, switches=switches)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
         """A prompt that the caller made itself."""
         ids = (
-            await aside([{"content": prompt}], lambda: self._renderer.encode(prompt))
-            if isinstance(prompt, str)
-            else prompt
+            await aside(prompt, lambda: self._renderer.encode(prompt)) if isinstance(prompt, str) else prompt
         )
-        return Prompt(np.asarray(ids, np.int32), [], ())
+        return Prompt(np.asarray(ids, np.int32), None)
 
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
@@ -211,8 +210,8 @@ class Recorder:
         nodes = self._nodes(lineage.tree, prompt, turn, details)
         places = [lineage.tree.add(node) for node in nodes]
         digest = b""
-        if reply is not None and prompt.digest_of:
-            digest = digests([*prompt.digest_of, reply], prompt.tools)[-1]
+        if reply is not None and prompt.chain is not None:
+            digest = prompt.chain.followed_by(reply)
             lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         write: Write = Rows(turns.insert_turns, (nodes, row))
