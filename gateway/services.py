@@ -75,8 +75,9 @@ async def check_start(settings: Settings) -> None:
     place, a store that cannot go on under these settings, a missing package."""
     for name, model in settings.models.items():
         if model.path is not None:
-            check_model(name, model)
-            check_launch(settings.engine_of(name))
+            engine = settings.engine_of(name)
+            check_model(name, model, loaded=engine.launch == "vllm")
+            check_launch(engine)
     await check_engines(settings)
     for warning in await stale_heads(settings):
         log.warning("%s", warning)

@@ -60,15 +60,18 @@ def check_family(model: ModelSettings) -> None:
         raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(_CHOICES)}.{hint}")
 
 
-def check_model(name: str, model: ModelSettings) -> None:
-    """Raises ConfigError for a folder that is no checkpoint's, or a family that is not known; reads no file."""
+def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> None:
+    """Raises ConfigError for a folder that is no checkpoint's, or a family that is not known; reads no file.
+
+    `loaded`: an engine is going to load the model from there. An engine elsewhere needs only its tokenizer here.
+    """
     where = f"[models.{name}]"
     try:
         check_family(model)
     except ValueError as error:
         raise ConfigError(f"{where} family: {error}") from error
     assert model.path is not None
-    missing = "config.json" if not (model.path / "config.json").is_file() else ""
+    missing = "config.json" if loaded and not (model.path / "config.json").is_file() else ""
     if not any((model.path / file).is_file() for file in _TOKENIZERS):
         missing = "tokenizer.json"
     if missing:

@@ -59,7 +59,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         _OWN,
         "",
-        "suffix: this model only continues",
+        "suffix: filling a gap",
         "The tests send every parameter at once; the model cannot fill a gap before a `suffix`.",
     ),
     Known(

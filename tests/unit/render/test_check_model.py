@@ -1,0 +1,25 @@
+"""Which folders a model may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.render.renderer import check_model
+from gateway.sections import ModelSettings
+from gateway.settings import ConfigError
+from tests.tiny import save_tokenizer
+
+
+def test_a_config_is_needed_only_where_an_engine_loads_the_model(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    model = ModelSettings(path=tmp_path)
+    check_model("demo", model)
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        check_model("demo", model, loaded=True)
+
+
+def test_a_tokenizer_is_always_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        check_model("demo", ModelSettings(path=tmp_path))
