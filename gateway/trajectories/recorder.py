@@ -36,6 +36,8 @@ from gateway.types import (
     UInt8Array,
 )
 
+_PART = 65_536
+"""Ids that are converted at once."""
 _TRIES = 16
 LOGPROBS_MODE = "processed_logprobs"
 _EMPTY_IDS: Int32Array = np.empty(0, np.int32)
@@ -168,15 +170,14 @@ class Recorder:
                 ids = np.concatenate([history, np.asarray(suffix, np.int32)])
                 return Prompt(ids, chain, end, switches)
             break
-        rendered = await aside((messages, tools), lambda: renderer.render(messages, tools))
-        return Prompt(np.asarray(rendered, np.int32), chain, switches=switches)
+        rendered = await aside((messages, tools), lambda: _array(renderer.render(messages, tools)))
+        return Prompt(rendered, chain, switches=switches)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
         """A prompt that the caller made itself."""
-        ids = (
-            await aside(prompt, lambda: self._renderer.encode(prompt)) if isinstance(prompt, str) else prompt
-        )
-        return Prompt(np.asarray(ids, np.int32), None)
+        encode = self._renderer.encode
+        ids = await aside(prompt, lambda: _array(encode(prompt) if isinstance(prompt, str) else prompt))
+        return Prompt(ids, None)
 
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
@@ -314,6 +315,12 @@ class Recorder:
             "first_token_s": details.first_token_s,
             "seconds": time.time() - details.received_at if details.seconds is None else details.seconds,
         }
+
+
+def _array(ids: Sequence[int]) -> Int32Array:
+    """Ids as an array, a part at a time: to convert a long list at once keeps Python's lock from the event loop."""
+    parts = [np.asarray(ids[start : start + _PART], np.int32) for start in range(0, len(ids), _PART)]
+    return np.concatenate(parts) if parts else _EMPTY_IDS
 
 
 class _TreeChanged(Exception):
