@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.engines.tied import ties_embeddings
 from gateway.errors import Unprocessable
+from gateway.json_depth import loads
 from gateway.rollout.tensors import INDEX, Malformed, Scan, misfit, scan, tensors_of, weight_map
 from gateway.types import Probe
 
@@ -53,7 +53,7 @@ def read_weights(path: Path, version: int, base: Path | None = None) -> Weights:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = loads((path / MANIFEST).read_text())
     except OSError as error:
         raise Unprocessable(f"{path / MANIFEST}: {error.strerror}", code="no_manifest") from error
     except ValueError as error:

@@ -41,10 +41,16 @@ CREATE OR REPLACE FUNCTION machine_clock() RETURNS float8 VOLATILE LANGUAGE sql 
 """
 
 
-class Clocks(dict[str, Any]):
-    """In place of the databases' own. Before a statement that asks for the time, others may go on."""
+class MachineClock:
+    """In place of the database's own. Before a statement that asks for the time, others may go on."""
 
-    def __getitem__(self, dialect: str) -> Any:
+    def __add__(self, seconds: float) -> Any:
+        return self.__clause_element__() + seconds
+
+    def label(self, name: str) -> Any:
+        return self.__clause_element__().label(name)
+
+    def __clause_element__(self) -> Any:
         hand = getattr(_here, "hand", None)
         if hand is not None:
             hand.pause()
@@ -217,7 +223,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.url = self.stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
         self.clock = Clock()
-        self.stack.enter_context(patch.object(coordination, "_CLOCKS", Clocks()))
+        self.stack.enter_context(patch.object(coordination, "NOW", MachineClock()))
         self.stack.enter_context(patch("gateway.peers.election.time", self.clock))
         self.watcher: Any = None
         if self.kind == "postgresql":

@@ -123,7 +123,7 @@ async def test_an_agent_that_always_fails_ends_a_run_without_end_after_a_few_tri
     ):
         async with asyncio.timeout(120):
             await runner.run_forever(TASKS, asyncio.Event())
-    assert len(seen) == LEAST
+    assert LEAST <= len(seen) < LEAST + 4, "each of the four lanes may have one more under way"
     assert all(outcome.reward is None for outcome in seen)
     assert not gateway.rewards
     assert len(gateway.opened) < LEAST + 4

@@ -204,6 +204,7 @@ def test_old_checkpoints_are_removed(settings: Settings) -> None:
     for version in range(4):
         learner.version = version
         learner.save_checkpoint()
+    learner.prune_checkpoints()
     assert sorted(d.name for d in learner.checkpoints.iterdir()) == ["v000002", "v000003"]
 
 
