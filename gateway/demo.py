@@ -13,7 +13,7 @@ from typing import Any
 MODEL = "demo"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Those of the `qwen3` family."""
+"""The marks of the `qwen3` family."""
 WORDS = """
     a about above across after again air all along always among an and any apple around as at away back bank barley be
     bed been before bell below bend beside between bird blue board boat both branch bread bridge bright bring broad
@@ -28,13 +28,13 @@ WORDS = """
     shore side silver slow small smooth snow so soft some south spring stand star stay steady steel stem still stone
     stream sun swan swift tall the there tide to turn under wall warm water
 """
-"""What the engine's 256 ordinary tokens say."""
+"""The words that the engine's 256 ordinary tokens stand for."""
 _WIDTH = 16
-"""Of the only tensor: nobody computes with it."""
+"""The width of the only tensor, with which nobody computes."""
 
 
 def demo_settings(folder: Path, port: int) -> dict[str, Any]:
-    """The configuration, as TOML would give it; the checkpoint and all files are in `folder`."""
+    """Returns the configuration, as TOML would give it, and writes the checkpoint; all files are in `folder`."""
     model = folder / "model"
     save_checkpoint(model)
     return {
@@ -72,7 +72,7 @@ def save_checkpoint(folder: Path) -> None:
 
 
 def introduction(folder: Path, url: str) -> str:
-    """What a person can do with the demo, and how to go on to a model."""
+    """Returns a text that says what a person can do with the demo, and how to go on to a model."""
     ask = f"curl -s {url}/admin/v1/episodes -H 'content-type: application/json' -d '{{\"task_id\": \"t1\"}}'"
     return "\n".join([
         f"A fake engine answers at {url}/v1: words in no order, every token recorded. Files: {folder}/",

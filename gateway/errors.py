@@ -177,7 +177,7 @@ def jittered(seconds: float) -> float:
 
 
 def shortened(error: str) -> str:
-    """What is kept of an error: its beginning, which names it, and its end, which says most; all of it if it is short."""
+    """Returns the beginning of an error, which names it, and its end, which says most; all of it if it is short."""
     if len(error) <= _KEPT:
         return error
     left, cut = _KEPT // 4, "\n...\n"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 100
-"""Objects and arrays within one another, in a body and in the text of a tool call's arguments."""
+"""The deepest nesting of objects and arrays in a body, and in the text of a tool call's arguments."""
 MAX_SAMPLED_DEPTH = 90
-"""In a tool call that a model samples: its client can send it back inside a body."""
+"""The depth allowed in a tool call that a model samples: its client can send it back inside a body."""
 
 
 class TooDeep(ValueError):
@@ -36,7 +36,7 @@ def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
 
 
 def too_deep(text: str, most: int = MAX_DEPTH) -> bool:
-    """Whether text is JSON that is nested deeper than `most`, or would be if it went on."""
+    """Returns whether a text is JSON nested deeper than `most`, or begins so deep a nesting that Python's reader gives up."""
     if text.count("{") + text.count("[") <= most:
         return False
     try:

@@ -1,5 +1,5 @@
-"""What a person sees while episodes run (a table with rewards, failures and what is waited for, or lines where there is no
-terminal), and while groups are written."""
+"""Shows a person how episodes run (a table with rewards, failures and what is waited for, or lines where there is no terminal),
+and how groups are written."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EpisodeProgress:
         self._line()
 
     def wait(self, what: str) -> None:
-        """What episodes wait for that are not open yet; empty: for nothing."""
+        """Shows what episodes that are not open yet wait for; empty: nothing."""
         self._waits_for = what
         if what and what != self._printed_wait and not self._console.is_terminal:
             self._printed_wait = what
@@ -89,7 +89,7 @@ class EpisodeProgress:
         }
 
     def view(self) -> Group:
-        """The table as it is now, with what is waited for and the last error under it."""
+        """Returns the table as it is now, with what is waited for and the last error under it."""
         table = Table("episodes", "", "reward, of late", "failed", "not needed", "seconds")
         bar = ProgressBar(self._total, self._done, width=_BAR, pulse=self._total is None)
         done = f"{self._done}" if self._total is None else f"{self._done} of {self._total}"

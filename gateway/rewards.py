@@ -26,7 +26,7 @@ def number(value: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """What a scalar of an array library holds; anything else as it is."""
+    """Returns the number in a scalar of an array library; anything else as it is. Raises ValueError for several numbers."""
     if not callable(getattr(value, "item", None)):
         return value
     try:

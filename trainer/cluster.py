@@ -94,7 +94,7 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
 
 
 def rollout_log(settings: Settings) -> Path:
-    """What the driver of the agents says; its last line is how they fare."""
+    """Returns the path of the log of the agents' driver, whose last line says how they fare."""
     return settings.run.dir / "rollout.log"
 
 

@@ -166,7 +166,7 @@ class Metrics:
 
 
 def last_line(log: Path | None) -> str:
-    """The last line of a log that is not empty; empty if there is none yet."""
+    """Returns the last line of a log that is not blank; empty if there is none yet."""
     try:
         with open(log, "rb") if log is not None else io.BytesIO() as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

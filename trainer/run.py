@@ -121,7 +121,7 @@ class Trainer:
         return Watched("renewal of the claim", self.nodes.keep())
 
     async def check_versions(self) -> None:
-        """Comes to the newest number that was used, by replay or by a new line.
+        """Brings the learner to the newest version number that was used, by replay or by a new line.
 
         Raises GatewayAhead if there is no checkpoint, and VersionRejected if the newest is of weights that the gateway refused.
         """
@@ -292,7 +292,7 @@ class Trainer:
         raise self._rejected(why)
 
     def _rejected(self, why: str) -> VersionRejected:
-        """With what to do about it."""
+        """Returns the error for a version that the gateway refused, with what to do about it."""
         version, saved = self.learner.version, self.learner.saved
         if saved is not None and saved.version == version:
             mine = self.learner.checkpoints / checkpoint.name_of(version)

@@ -60,7 +60,7 @@ async def admin(request: Request) -> Access:
 
 
 def reached(projects: Projects, request: Request) -> Reach:
-    """What the key that was sent reaches. Raises NotAuthenticated."""
+    """Returns what the key of a request reaches. Raises NotAuthenticated."""
     reach = projects.reach(bearer(request))
     if reach is None:
         raise NotAuthenticated("the admin API needs the key of [admin] key", code="invalid_admin_key")

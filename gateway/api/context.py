@@ -143,7 +143,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
-    """A body as a JSON object that names a model and holds no more than `most`. Raises BadRequest."""
+    """Reads a body as a JSON object that names a model and holds no more than `most`. Raises BadRequest."""
     values = json_object(body)
     check_sizes(values, most)
     if not isinstance(values.get("model"), str):

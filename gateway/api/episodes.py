@@ -83,9 +83,9 @@ class AbandonBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reason: str = Field("abandoned", min_length=1, max_length=255)
-    """A word for what happened; `agent_failed`: its agent ended without a reward."""
+    """A word for what happened; `agent_failed`: the agent ended without a reward."""
     error: str = Field("", max_length=65_536)
-    """What the agent said last, such as the end of its standard error. It is shown with the episode, shortened if it is long."""
+    """The agent's last output, such as the end of its standard error; shown with the episode, shortened if it is long."""
 
 
 @router.post("")

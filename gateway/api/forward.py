@@ -53,14 +53,14 @@ class KeptRequest:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.answered = False
-        """Its answer has begun."""
+        """Whether its answer has begun."""
         self._receive = receive
         self._send = send
         self._parts: list[bytes] = []
         self._whole = False
 
     async def body(self) -> bytes:
-        """All of it. Raises ClientDisconnect if it does not come, and BadRequest if it is over the limit."""
+        """Reads the whole body. Raises ClientDisconnect if it does not come, and BadRequest if it is over the limit."""
         while not self._whole:
             if (await self._next())["type"] == "http.disconnect":
                 raise ClientDisconnect
@@ -160,7 +160,10 @@ class Forward:
                 ) from elsewhere
 
     def _is_coordinators(self, path: str, request: Request) -> bool:
-        """Whether only the coordinator can answer a request, whose key is good. Raises NotAuthenticated."""
+        """Returns whether only the coordinator can answer a request: to the admin API, or under an agent's key.
+
+        Raises NotAuthenticated if a request to the admin API has no good key.
+        """
         if path.startswith("/admin/"):
             reached(self._projects, request)
             return bool(path != cluster.PATH)
@@ -171,7 +174,7 @@ class Forward:
         return bool(self._cluster.find(mark))
 
     async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:
-        """Whether another process is the coordinator, and has answered. Raises Unavailable and ClientDisconnect."""
+        """Has the coordinator answer a request; returns False if this process is it. Raises Unavailable and ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
             if forwarded:
@@ -189,7 +192,7 @@ class Forward:
         return self._place().url == url
 
     async def _answers(self, url: str, request: KeptRequest, alive: Alive) -> bool:
-        """Whether the process at `url` has taken the request, and answered it.
+        """Sends a request to the process at `url`; returns whether that process took it and answered it.
 
         Raises Unavailable when that process counts as gone (it may only sleep) before it has answered, and ClientDisconnect.
         """

@@ -22,19 +22,20 @@ _CONNECTION = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-"""Headers of one connection, in requests and in answers."""
+"""Hop-by-hop headers: they belong to one connection, in requests and in answers."""
 _REQUEST = _CONNECTION | {b"content-length", b"expect", b"host", FORWARDED}
-"""In a request also those that the client library or this process writes. Whoever expects to be asked for the body was asked."""
+"""Headers of a request that are not sent on: also those that the client library or this process writes, and `Expect`, for this
+process has asked for the body already."""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
-"""What `Connection` cannot name: the key that was checked here is the one that goes on."""
+"""Headers that are sent on even where `Connection` names them: the key that was checked here is the one that goes on."""
 _LIBRARY = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""What aiohttp would say where the client has said nothing."""
+"""Headers that aiohttp would add where the client has sent none."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 def end_to_end(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers for whoever is at the far end: without `dropped`, and without those that `Connection` names, but for keys."""
+    """Returns the end-to-end headers: without `dropped`, and without those that `Connection` names, except keys."""
     named = {
         token.strip().lower()
         for name, value in headers

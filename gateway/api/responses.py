@@ -184,7 +184,7 @@ async def _history(gateway: Services, caller: Caller, previous: str | None) -> l
 async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) -> list[Item]:
     """The items, with those that are only referred to in their places."""
     known: dict[str, dict[str, Item]] = {}
-    """By answer and by id; each answer is read once."""
+    """The items of each answer that is referred to, by the answer's id and their own; each answer is read once."""
     for item in items:
         if item["type"] == "item_reference" and (answer := dialect.answer_of(item)) not in known:
             known[answer] = await _items_of(gateway, caller, answer)
@@ -192,7 +192,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
 
 
 async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Item]:
-    """The items of a stored answer, its input's and its own, by id."""
+    """Returns the items of a stored answer, its input's and its own, by id."""
     found = await owned(gateway, caller, answer_id, "responses")
     items = [*found["input"], *found["answer"]["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}

@@ -30,7 +30,7 @@ _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 
 
 class MetadataUpdate(BaseModel):
-    """What may be changed of a stored answer."""
+    """The fields of a stored answer that may be changed."""
 
     model_config = ConfigDict(extra="forbid")
 

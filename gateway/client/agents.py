@@ -246,7 +246,7 @@ def _last_line(text: str) -> str:
 
 
 def _read(line: str) -> Any:
-    """What a line states: a number as any language prints one (`.5`, `nan`), or an object with `reward`; else `_NOTHING`."""
+    """Returns the number in a line, as any language prints one (`.5`, `nan`), or its object with `reward`; else `_NOTHING`."""
     try:
         return float(line)
     except ValueError:

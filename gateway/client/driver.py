@@ -95,7 +95,7 @@ class EpisodeRunner:
         self._on_outcome = on_outcome
         self._on_wait = on_wait
         self._waiting: dict[str, str] = {}
-        """What each episode waits for that is not open yet, by its Idempotency-Key."""
+        """The reason why each episode that is not open yet waits, by its Idempotency-Key."""
         self._waits_for = ""
         self._failures = Share(max_failures, concurrency)
         self._stopped = False

@@ -14,7 +14,7 @@ _LAST_PAUSE_S = 30.0
 _KINDS = 20
 _LINE = 300
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-z]*\d)[0-9a-f]{8,}\b|\d+")
-"""What differs between two crashes of one kind: addresses, ids, numbers."""
+"""The parts of a message in which two crashes of one kind differ: addresses, ids, numbers."""
 
 
 class RunStopped(Exception):
@@ -76,5 +76,5 @@ class Crashes:
         return self._counts[kind] == 1 and bool(kind)
 
     def counts(self) -> list[tuple[str, int]]:
-        """What is known of each kind in one line, and how often it came, the most frequent first."""
+        """Returns a line about each kind of crash, and how often it came, the most frequent first."""
         return [(self._shown[kind], count) for kind, count in self._counts.most_common()]

@@ -1,4 +1,4 @@
-"""What becomes of an episode that is driven: a reward that the gateway took, an abort, or an error."""
+"""The outcome of an episode that is driven: a reward that the gateway took, an abort, or an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GIVEN_UP = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutcome:
-    """What became of one episode: a reward that the gateway took, an abort, or an error."""
+    """The outcome of one episode: a reward that the gateway took, an abort, or an error."""
 
     task_id: str
     group_id: str
@@ -39,14 +39,14 @@ class EpisodeOutcome:
     attempts: int = 0
     """How often the agent was started."""
     crashes: tuple[str, ...] = ()
-    """How each attempt ended that crashed."""
+    """The errors of the attempts that crashed."""
     seconds: float = 0.0
-    """From admission to reward or abandonment."""
+    """The time from admission to reward or abandonment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an episode ended: exactly one of them is there."""
+    """How an episode ended: exactly one of the fields is set."""
 
     reward: Reward | None = None
     error: str | None = None
@@ -55,7 +55,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """How an attempt of an agent failed, in short, and with where."""
+    """How an attempt of an agent failed: in short (`said`), and with the traceback if it has one (`report`)."""
 
     said: str
     report: str
@@ -69,7 +69,7 @@ class Crash:
 
 
 def closed(reason: str, error: str | None = None) -> Ended:
-    """Of an episode that the gateway closed without a reward."""
+    """Returns how an episode ended that the gateway closed without a reward."""
     if reason in _GIVEN_UP:
         return Ended(aborted=reason)
     return Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))

@@ -119,7 +119,7 @@ class Admission:
     async def _enter(
         self, entering: Coroutine[Any, Any, list[Command]], row: dict[str, Any]
     ) -> list[Command]:
-        """Who stops waiting does not stop the commit, and what is committed must be known."""
+        """Waits for an admission's commit. A caller that stops waiting does not stop it: what is committed must be known."""
         task = asyncio.create_task(entering, name=f"enter-{row['id']}")
         self._entering.add(task)
         task.add_done_callback(self._entered)

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 UNTRAINED = "untrained_late"
-"""Of an episode whose group the ledger had given up, but let run on."""
+"""The reason stored for an episode whose group the ledger had given up, but let run on."""
 
 
 class Phase(Enum):
@@ -33,36 +33,36 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is stored of an end."""
+    """The end of an episode, as it is stored."""
 
     reason: str
     values: Mapping[str, Any]
-    """Of a rewarded episode: reward and components; of one whose grading failed: error."""
+    """The columns stored with the reason: reward and components of a rewarded episode, error of one whose grading failed."""
 
     @property
     def reward(self) -> float | None:
-        """None: the episode is dropped."""
+        """The final reward; None if the episode is dropped."""
         return self.values.get("reward")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How far an episode is."""
+    """An episode's progress towards its end."""
 
     phase: Phase = Phase.OPEN
     outcome: Outcome | None = None
-    """None until there is one: it is to be graded first."""
+    """The end to be stored; None until it is known: the episode is to be graded first."""
     given_up: bool = False
-    """The ledger needs to hear nothing more of it."""
+    """Whether the ledger has given the episode up, and needs to hear nothing more of it."""
 
     def end(self, outcome: Outcome | None) -> Ending:
-        """The run is over; without an outcome, the episode is graded. Raises ValueError if it was over before."""
+        """Ends the run; without an outcome, the episode is graded. Raises ValueError if the run was over before."""
         if self.phase is not Phase.OPEN:
             raise ValueError(f"an episode ends once, and this one is {self.phase.value}")
         return Ending(Phase.STOPPING, outcome)
 
     def abort(self, reason: str) -> Ending:
-        """The ledger has given the episode up."""
+        """Takes note that the ledger has given the episode up."""
         if self.given_up or self.phase is Phase.CLOSED:
             return self
         values = self.outcome.values if self.outcome else {}
@@ -75,24 +75,24 @@ class Ending:
         return over
 
     def stopped(self) -> Ending:
-        """What ran in the episode is recorded."""
+        """Goes on once everything that ran in the episode is recorded."""
         self._be(Phase.STOPPING)
         return replace(self, phase=Phase.CLOSING if self.outcome else Phase.FINISHING)
 
     def stored(self) -> Ending:
-        """What the phase was to store is committed."""
+        """Goes on once everything that the phase was to store is committed."""
         if self.phase is Phase.FINISHING:
             return replace(self, phase=Phase.GRADING)
         self._be(Phase.CLOSING)
         return replace(self, phase=Phase.CLOSED)
 
     def graded(self, outcome: Outcome) -> Ending:
-        """The reward is there, or will never be."""
+        """Goes on once the reward is there, or will never be."""
         self._be(Phase.GRADING)
         return replace(self, phase=Phase.CLOSING, outcome=outcome)
 
     def refused(self) -> Ending:
-        """The ledger takes nothing of this episode any more: its group is over. Nothing was stored."""
+        """Goes on after the ledger refused the episode, whose group is over. Nothing was stored; it will not be trained."""
         outcome = self.outcome
         if outcome is None or outcome.reward is not None:
             outcome = Outcome(UNTRAINED, {**outcome.values} if outcome else {})

@@ -29,7 +29,7 @@ from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-"""Before work is done again that failed and does not say when to come back."""
+"""The pause before work is done again that failed and does not say when to come back, in seconds."""
 
 
 class Endings:
@@ -53,7 +53,7 @@ class Endings:
         self._grading = grading
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: dict[str, asyncio.Future[None]] = {}
-        """Requests that wait for an end: what comes first of its commit, the beginning of its grading, and a failure."""
+        """The requests that wait for an end: answered by its commit, the start of grading or a failure, whichever is first."""
 
     async def close(self) -> None:
         """Stops what is underway. Episodes that are being graded are graded again after the next start."""
@@ -81,7 +81,7 @@ class Endings:
         self._lead(live)
 
     def abort(self, live: LiveEpisode, reason: str) -> None:
-        """The ledger gave up an episode, whatever it is doing."""
+        """Aborts an episode that the ledger gave up, whatever it is doing."""
         was_open, live.ending = live.ending.phase is Phase.OPEN, live.ending.abort(reason)
         if was_open:
             self._lead(live)
@@ -95,7 +95,7 @@ class Endings:
     # From phase to phase
 
     def _lead(self, live: LiveEpisode) -> None:
-        """Memory first, so that no second end can begin while this one is being committed."""
+        """Begins to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
         self.over[live.id] = live
         self._start(self._to_the_end(live), f"end-{live.id}")
 
@@ -109,7 +109,7 @@ class Endings:
             self._answer(live, None)
 
     async def _step(self, live: LiveEpisode) -> None:
-        """Does the work of a phase; an abort may have changed the phase meanwhile."""
+        """Does the work of a phase and takes the step that follows, unless an abort has changed the phase meanwhile."""
         phase = live.ending.phase
         if phase is Phase.GRADING:
             self._answer(live, None)
@@ -125,7 +125,7 @@ class Endings:
                 live.ending = done(live.ending)
 
     async def _work(self, live: LiveEpisode, ending: Ending) -> Callable[[Ending], Ending]:
-        """What a phase is for; answers the step that follows."""
+        """Does the work of a phase, and returns the step that follows."""
         outcome = ending.outcome
         match ending.phase:
             case Phase.STOPPING:
@@ -155,7 +155,7 @@ class Endings:
         write: Write,
         details: dict[str, Any] | None = None,
     ) -> Callable[[Ending], Ending]:
-        """Commits a phase together with its effect on the ledger, if it has one."""
+        """Commits a phase together with its effect on the ledger, if it has one; returns the step that follows."""
         if live.mode == "eval" or event is None:
             await self._database.submit(write)
             return Ending.stored

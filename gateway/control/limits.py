@@ -34,7 +34,7 @@ _WORDS = {
 
 
 class Ticket:
-    """One request's places: a context to stay in while it is answered. `draw` may be called later, too."""
+    """One request's places: a context manager to stay in while it is answered. `draw` may be called later, too."""
 
     def __init__(self, limits: Limits, holders: tuple[Holder, ...]) -> None:
         self._limits = limits
@@ -42,7 +42,7 @@ class Ticket:
         self._calls = 1
 
     def widen(self, replies: int, param: str) -> None:
-        """Counts a request as so many calls, one for each reply. Raises Busy, and BadRequest for more than may ever run at once.
+        """Counts a request as one call for each reply. Raises Busy, and BadRequest for more than may ever run at once.
 
         `param`: what asks for them.
         """
@@ -51,11 +51,11 @@ class Ticket:
             self._calls = replies
 
     def draw(self, tokens: int) -> None:
-        """A reply took so many tokens, of prompt and answer."""
+        """Counts the tokens that a reply took, of prompt and answer together."""
         self._limits.draw(self._holders, tokens)
 
     def end(self) -> None:
-        """The request is over. Once counts, further times do nothing."""
+        """Frees the request's places. Further calls do nothing."""
         calls, self._calls = self._calls, 0
         if calls:
             self._limits.leave(self._holders, calls)
@@ -87,13 +87,13 @@ class Limits:
         self._sweep_at = _SWEEP_AT
 
     def admit(self, caller: Caller) -> Ticket:
-        """A place for one more request. Raises Busy, with what is used up."""
+        """Takes a place for one more request. Raises Busy, with what is used up."""
         holders = self._holders(caller)
         self.enter(holders, 1)
         return Ticket(self, holders)
 
     def enter(self, holders: tuple[Holder, ...], calls: int, replies: int = 1, param: str = "n") -> None:
-        """Takes places for so many more calls of a request for `replies`. Raises Busy, and BadRequest as `Ticket.widen` does."""
+        """Takes places for more calls of a request for `replies` replies. Raises Busy, and BadRequest as `Ticket.widen` does."""
         now = self._clock()
         for holder in holders:
             limit = self._limits[holder[0]]
@@ -111,7 +111,7 @@ class Limits:
             self._usage[holder] = drawn(self._limits[holder[0]], self._of(holder, now), tokens, now)
 
     def leave(self, holders: tuple[Holder, ...], calls: int) -> None:
-        """So many calls of theirs are over."""
+        """Frees the places of calls that are over."""
         for holder in holders:
             self._usage[holder] = ended(self._usage[holder], calls)
         self._sweep()

@@ -42,7 +42,7 @@ class LiveEpisode:
     components: dict[str, float] | None = None
     call_rewards: dict[str, float] = field(default_factory=dict)
     ending: Ending = RUNNING
-    """How far it is on its way to the end."""
+    """The episode's progress towards its end."""
     grading: asyncio.Task[Outcome] | None = None
     """What computes its reward."""
     version: int = 0
@@ -52,7 +52,7 @@ class LiveEpisode:
 
     @property
     def state(self) -> Literal["open", "grading", "ending"]:
-        """What requests are told; `grading` from the end of its run until there is a reward."""
+        """The episode's state as requests are told it; `grading` from the end of its run until there is a reward."""
         if self.ending.phase is Phase.OPEN:
             return "open"
         return "ending" if self.ending.outcome else "grading"
@@ -63,7 +63,7 @@ class LiveEpisode:
         return self.posted is not None or bool(self.call_rewards)
 
     def forsake(self) -> None:
-        """Its agent is started again: what was posted so far was for an attempt that crashed."""
+        """Forgets the rewards posted so far, which were for an attempt that crashed: the agent is started again."""
         self.posted, self.components, self.call_rewards = None, None, {}
 
     def rewarded(self, reward: float, components: dict[str, float] | None) -> Outcome:
@@ -75,15 +75,15 @@ class LiveEpisode:
 
 
 def closed(episode_id: str, reason: str) -> Conflict:
-    """What is said about an episode that is closed."""
+    """Returns the error for requests to an episode that is closed."""
     return Conflict(f"episode {episode_id} is closed ({reason})", code="episode_closed")
 
 
 def graded(episode_id: str) -> Conflict:
-    """What is said about an episode that is being graded."""
+    """Returns the error for requests to an episode that is being graded."""
     return Conflict(f"episode {episode_id} is being graded: its run is over", code="episode_grading")
 
 
 def crashed(episode_id: str) -> Conflict:
-    """What is said to the calls of an attempt that crashed."""
+    """Returns the error for the calls of an attempt that crashed."""
     return Conflict(f"the agent of episode {episode_id} was started again", code="attempt_over")

@@ -68,7 +68,7 @@ class Asked:
 
 
 def choices_of(values: dict[str, Any], most: int = 2048) -> int:
-    """How many replies a body asks for that was not parsed, and may be wrong."""
+    """Counts the replies that a body asks for; the body was not validated, and may be wrong."""
     n, prompts = values.get("n"), values.get("prompt")
     several = isinstance(prompts, list) and any(isinstance(prompt, str | list) for prompt in prompts)
     asked = (n if isinstance(n, int) else 1) * (len(prompts or "") if several else 1)

@@ -23,7 +23,7 @@ class _Strict(BaseModel):
 
 
 class Thinking(_Strict):
-    """Whether thinking is shown; `disabled` also turns it off, where the model's template can."""
+    """The parameter `thinking`: whether thinking is shown; `disabled` also turns it off, where the model's template can."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: int | None = Field(None, ge=1024)

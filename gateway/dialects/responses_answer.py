@@ -257,7 +257,7 @@ _CALL_EVENTS = {
     "function_call": ("fc", "response.function_call_arguments", "arguments"),
     "custom_tool_call": ("ctc", "response.custom_tool_call_input", "input"),
 }
-"""For each kind of call: what its ids and events begin with, and what the events say of it."""
+"""For each kind of call: the prefix of its ids, the prefix of its events' types, and the field that the events fill."""
 
 
 def error_event(error: GatewayError, sequence: int = 0) -> bytes:
@@ -272,13 +272,13 @@ def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
 
 
 def _head(kind: str, fields: dict[str, Any]) -> bytes:
-    """What events of a kind begin with, up to their number and what they say."""
+    """Returns the beginning of an event of this kind, up to its sequence number and its content."""
     said = orjson.dumps({"type": kind, **fields})[:-1]
     return b'event: %b\ndata: %b,"sequence_number":' % (kind.encode(), said)
 
 
 def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
-    """What was asked for, as the answer repeats it, or what was used instead; null is what was not said."""
+    """Returns the request's parameters as the answer repeats them: as asked for, or as used instead; null where not given."""
     reasoning = request.reasoning
     return {
         "background": False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _FILLED = {"function_call": "arguments", "custom_tool_call": "input"}
-"""What is said of a call by events."""
+"""The field of each kind of call that events fill piece by piece."""
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class OutputItem:
     call: dict[str, Any] | None = None
     """The fields of a tool call, as the API has them."""
     heads: list[bytes] = field(default_factory=list)
-    """What the events begin with that say its next text."""
+    """The beginnings of the events that deliver the item's next text."""
     summarized: bool = False
-    """Reasoning that is shown as a summary of itself too."""
+    """Whether the item is reasoning that is shown as its own summary too."""
     status: str = "in_progress"
 
     @property
@@ -46,12 +46,12 @@ class OutputItem:
 
     @property
     def summary_place(self) -> dict[str, Any]:
-        """Where its summary is."""
+        """The place of the summary, as events name it."""
         return {"item_id": self.id, "output_index": self.index, "summary_index": 0}
 
     @property
     def summary(self) -> list[dict[str, Any]]:
-        """All of the reasoning, for clients that read summaries alone; empty where none was asked for."""
+        """The whole reasoning, for clients that read summaries alone; empty where no summary was asked for."""
         return [{"type": "summary_text", "text": self.text}] if self.summarized else []
 
     def begun(self) -> dict[str, Any]:

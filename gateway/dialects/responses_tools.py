@@ -16,9 +16,9 @@ from gateway.dialects.asked import Tool, check_tools, unsupported
 from gateway.errors import BadRequest
 
 Hosted = Literal["drop", "refuse"]
-"""What becomes of tools that OpenAI would run."""
+"""The ways of treating tools that OpenAI would run."""
 Grammars = Literal["refuse", "describe"]
-"""What becomes of a grammar that the input of a custom tool is to follow."""
+"""The ways of treating a grammar that a custom tool's input is to follow."""
 _HOSTED = (
     "apply_patch",
     "code_interpreter",
@@ -61,16 +61,16 @@ class Toolbox:
     """The tools of one request."""
 
     functions: list[Tool] = field(default_factory=list)
-    """In the form of chat completions."""
+    """The tools as functions, in the form of chat completions."""
     left_out: list[str] = field(default_factory=list)
     """Types of hosted tools that were dropped."""
     sources: dict[str, Source] = field(default_factory=dict)
-    """By the function's name."""
+    """The client's tools, by the name of the function that stands for each."""
     grammars: Grammars = "refuse"
 
     @classmethod
     def of(cls, tools: Sequence[Any], hosted: Hosted, grammars: Grammars = "refuse") -> Toolbox:
-        """Raises BadRequest for tools that no function can stand for, and for those that are to be refused."""
+        """Makes a request's toolbox. Raises BadRequest for tools that no function can stand for, or that are to be refused."""
         box = cls(grammars=grammars)
         for i, tool in enumerate(tools):
             kind = tool.get("type") if isinstance(tool, dict) else None
@@ -84,7 +84,9 @@ class Toolbox:
         return box
 
     def call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A model's call as the fields of its item, `type` among them. A function that nobody offered keeps its name."""
+        """Returns a model's call as the fields of its item, `type` among them. A function that the client did not offer keeps its
+        name.
+        """
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         source = self.sources.get(name, Source(name))
         place = {"namespace": source.namespace} if source.namespace else {}
@@ -94,7 +96,7 @@ class Toolbox:
         return {"type": "function_call", **said, "arguments": arguments}
 
     def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
-        """Its description goes before that of its first tool."""
+        """Adds the tools of a namespace, whose description goes before that of its first tool."""
         name, tools = namespace.get("name"), namespace.get("tools")
         if not isinstance(name, str) or not name or not isinstance(tools, list):
             message = f"{where}: a namespace needs a name and a list of tools"
@@ -126,7 +128,9 @@ class Toolbox:
         self.functions.append({"type": "function", "function": function})
 
     def _grammar(self, given: Any, where: str) -> str:
-        """What the model is told of the form of a custom tool's input; empty: any text will do."""
+        """Returns what the model is told of the form of a custom tool's input; empty if any text will do. Raises BadRequest for a
+        grammar that is to be refused.
+        """
         if given is None or (isinstance(given, dict) and given.get("type") == "text"):
             return ""
         definition = given.get("definition") if isinstance(given, dict) else None
@@ -143,7 +147,7 @@ _KNOWN = {"function": ("name", "description", "parameters", "strict"), "custom":
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name of the function that stands for a tool. No name in OpenAI's API has a dot."""
+    """Returns the name of the function that stands for a tool. No name in OpenAI's API has a dot."""
     return f"{namespace}.{name}" if namespace else name
 
 
@@ -153,7 +157,7 @@ def custom_arguments(given: str) -> str:
 
 
 def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The tools that the model was told of, as the answer repeats them; null is what was not said."""
+    """Returns the tools that the model was told of, as the answer repeats them; null where a value was not given."""
     for tool in tools:
         if tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **tool}
@@ -162,7 +166,7 @@ def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _input(arguments: str) -> str:
-    """What a custom tool is given; a model that did not keep to the one string gave all that it wrote."""
+    """Returns a custom tool's input: the one string in the arguments, or all that the model wrote if it did not keep to that."""
     try:
         said = orjson.loads(arguments)
     except orjson.JSONDecodeError:

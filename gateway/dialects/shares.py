@@ -1,4 +1,4 @@
-"""Which bytes of a reply's text each of its tokens gave: for log-probabilities, which clients align with the text by bytes.
+"""Finds the bytes of a reply's text that each of its tokens gave: clients align log-probabilities with the text by bytes.
 
 A token has its own bytes, also where they are a part of a character. Together the bytes of all tokens are the reply's text,
 reasoning included: a token that is no text (it ends the reply, or a thought, or belongs to a tool call) has none, and neither has
@@ -26,15 +26,15 @@ class Share:
     token: int
     logprob: float
     others: Sequence[tuple[int, float]]
-    """The likeliest tokens."""
+    """The likeliest tokens in its place, with their log-probabilities."""
     own: bytes = b""
     offset: int = 0
-    """Characters of text before it; of tokens within one character: before that."""
+    """The number of characters of text before it; for tokens within one character, before that character."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Tokens that end with a whole character, or one mark."""
+    """A run of tokens that ends with a whole character, or a single mark."""
 
     shares: list[Share] = field(default_factory=list)
     text: str = ""
@@ -42,7 +42,7 @@ class _Group:
 
 
 class Shares:
-    """Follows one reply: give it every delivery, in their order, and then say that it is over."""
+    """Follows one reply: call `take` with every delivery, in their order, and then `end`."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
@@ -53,14 +53,14 @@ class Shares:
         self._waiting: deque[_Group] = deque()
         self._text = ""
         self._at = 0
-        """From where on no token was found for the delivered text so far."""
+        """The place in the delivered text from which on no token was found so far."""
         self._offset = 0
         self._calls = 0
-        """Tool calls that were delivered and whose tokens were not met so far."""
+        """The number of tool calls that were delivered and whose tokens were not met so far."""
         self._in_call = False
 
     def take(self, delivery: Delivery) -> list[Share]:
-        """The tokens of which it is known by now what they give."""
+        """Adds a delivery, and returns the tokens whose bytes are known by now."""
         recorded = np.asarray(delivery.logprobs, np.float32).tolist()
         top = delivery.top or [()] * len(recorded)
         self._text = self._text[self._at :] + "".join([piece.text for piece in delivery.pieces])
@@ -75,12 +75,12 @@ class Shares:
         return ready
 
     def end(self) -> list[Share]:
-        """All that are left."""
+        """Ends the reply, and returns all tokens that are left."""
         self._end_run()
         return self._ready(over=True)
 
     def _add(self, share: Share) -> bool:
-        """Whether it is ready at once, as nearly every token is; else it waits."""
+        """Adds a token; returns whether its bytes are known at once, as for nearly every token. Otherwise the token waits."""
         if share.token in self._marks.control:
             self._end_run()
             self._waiting.append(_Group([share], self._renderer.decode([share.token]), mark=True))
@@ -101,7 +101,7 @@ class Shares:
         return False
 
     def _end_run(self) -> None:
-        """What is left of a character that never became whole."""
+        """Ends a run of text: tokens of a character that never became whole form a group of their own."""
         if self._open.shares:
             self._open.text = self._stream.end()
             self._waiting.append(self._open)
@@ -121,7 +121,7 @@ class Shares:
         return ready
 
     def _given(self, group: _Group, *, over: bool) -> str | None:
-        """What of the text a group gave; None: that is not known yet."""
+        """Returns the part of the text that a group gave; None if that is not known yet."""
         text, at, left = self._text, self._at, len(self._text) - self._at
         if self._in_call or not group.text:
             self._in_call = self._in_call and group.shares[0].token != self._marks.tool_end
@@ -142,11 +142,11 @@ class Shares:
         return "".join(letter for letter, _ in same)
 
     def _own_text(self, group: _Group) -> str:
-        """What it would say in the middle of a text: a leading space counts there."""
+        """Returns a group's text as it would be in the middle of a text, where a leading space counts."""
         return b"".join(self._renderer.token_bytes(s.token) for s in group.shares).decode(errors="replace")
 
     def _divide(self, group: _Group, given: str) -> None:
-        """Gives each token of a group its bytes of what the group gave."""
+        """Divides the bytes that a group gave among its tokens."""
         for share in group.shares:
             share.offset = self._offset
         self._offset += len(given)
@@ -166,7 +166,7 @@ class Shares:
 
 
 def entries(shares: Iterable[Share], renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
-    """In OpenAI's form, for chat completions and responses."""
+    """Returns log-probabilities in OpenAI's form, for chat completions and responses."""
     return [
         {
             **_entry(renderer, share.token, share.logprob, share.own),

@@ -17,7 +17,7 @@ _COUNTED = {
 }
 """Parameters, and the settings that bound them."""
 _LISTS = ("content", "tool_calls", "output", "summary")
-"""Where a message or an item has parts."""
+"""The fields in which a message or an item has parts."""
 
 
 def check_sizes(values: dict[str, Any], most: RequestSettings) -> None:

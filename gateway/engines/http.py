@@ -165,7 +165,7 @@ def failure(error: Mapping[str, Any]) -> EngineError:
 
 
 def _message(body: bytes) -> str:
-    """What an answer says, without the JSON around it."""
+    """Returns the message in an answer, without the JSON around it."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -161,7 +161,7 @@ class Leases:
             self._held = None
 
     async def _masked(self, buffer: int) -> list[Decision]:
-        """What of a buffer was not offered for training. The writer is everybody's, so it does not read that."""
+        """Returns a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
         if not self._ledger.ledger.complete(buffer):
             return []  # it will be refused
         entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(buffer))

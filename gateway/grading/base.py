@@ -1,4 +1,4 @@
-"""What a grader is to the rest of the gateway. It imports the standard library alone."""
+"""The interface of graders to the rest of the gateway. It imports the standard library alone."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _LONG = 4_000
 """Characters from which on rendering leaves the event loop; below, a thread costs more than the work."""
 _LONG_BODY = 64_000
-"""The same for reading the bytes of a body."""
+"""Bytes of a body from which on reading it leaves the event loop."""
 _THREADS = 2
 
 
@@ -32,7 +32,7 @@ async def read_aside(body: bytes, work: Callable[[], T]) -> T:
 
 
 def is_long(value: Any, most: int = _LONG) -> bool:
-    """Whether a value holds so much text, or so many other values; it is looked at no further than that."""
+    """Returns whether a value holds more than `most` characters and values together; stops counting there."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -144,11 +144,11 @@ class TemplateBridge:
 
 
 class _Rest(NamedTuple):
-    """What a template writes after a reply."""
+    """The text that a template writes after a reply."""
 
     text: str
     rendered: str
-    """The whole conversation of one witness, and these are its messages."""
+    """The whole conversation of one witness as the template writes it; `messages` are its messages."""
     messages: list[Message]
 
 

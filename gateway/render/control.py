@@ -24,7 +24,7 @@ class ControlTokens:
     """One tokenizer's control tokens. Safe to use from several threads: nothing changes after it was made."""
 
     def __init__(self, tokenizer: Any, *, as_text: bool) -> None:
-        """`as_text`: what is spelled outside is text. Else nothing is looked for, and nothing can be guarded."""
+        """`as_text`: control tokens spelled in given text are letters. Otherwise none are looked for, and none can be guarded."""
         backend = tokenizer.backend_tokenizer
         spec = json.loads(backend.to_str())
         pieces, written = _pieces(spec["model"]), str(tokenizer.chat_template or "")
@@ -34,18 +34,20 @@ class ControlTokens:
         self.as_text = as_text
         nonce = secrets.token_hex(8)
         self.guard = f"{nonce}g"
-        """Stands before a control token that counts."""
+        """The guard, which stands before a control token that counts."""
         self.cut = f"{nonce}c"
-        """Stands within text that would else spell a control token."""
+        """The cut, which stands within text that would otherwise spell a control token."""
         self.begins, self.ends = f"{nonce}b", f"{nonce}e"
-        """Stand around what a template puts together: before its first part, and after its last."""
+        """Marks around what a template puts together: before its first part, and after its last."""
         self._patterns = _Patterns(self)
         normalized = spec["normalizer"] is not None and any(token["normalized"] for token in control)
         self._normalize = backend.normalizer.normalize_str if normalized else None
         self._guarded = _guarded(spec, {text: self.guard + text for text in self.texts}) if as_text else None
 
     def spelled_in(self, *values: Any) -> bool:
-        """Whether a text somewhere in JSON values spells a control token, or the beginning of one at its end."""
+        """Returns whether any text in JSON values spells a control token, or ends with the beginning of one. False without
+        `as_text`.
+        """
         if not self.as_text:
             return False
         search, normalize = self._patterns.begun.search, self._normalize
@@ -55,26 +57,26 @@ class ControlTokens:
         )
 
     def encode(self, guarded: str) -> list[int]:
-        """The ids of a text in which the control tokens that count are guarded."""
+        """Encodes a text in which the control tokens that count are guarded."""
         assert self._guarded is not None
         backend, meant = self._guarded
         found = encode(backend, guarded, False)
         return [meant.get(token, token) for token in found] if meant else found
 
     def guard_uncut(self, text: str) -> str:
-        """Guarded, a text in which the control tokens that do not count were cut."""
+        """Guards the control tokens of a text in which those that do not count were cut, and takes the cuts out."""
         return self._patterns.whole.sub(rf"{self.guard}\g<0>", text).replace(self.cut, "")
 
     def cut_up(self, text: str) -> str:
-        """Text that spells no control token any more, nor with what follows it, for `guard_uncut`."""
+        """Cuts a text so that it spells no control token, nor with what follows it; `guard_uncut` takes the cuts out."""
         return self._patterns.cuttable.sub(rf"\g<1>{self.cut}", text)
 
     def cut_words(self, words: str) -> str:
-        """Words to search for in what was cut up."""
+        """Cuts words that are searched for in a text from `cut_up`, so that they are found there."""
         return self._patterns.spelled.sub(rf"\g<1>{self.cut}", words)
 
     def mark(self, literal: str) -> str:
-        """A literal of a template with its control tokens guarded, and those that it begins or ends marked as such."""
+        """Guards the control tokens in a template's literal, and marks those that it only begins or ends."""
         patterns = self._patterns
         head = 0 if patterns.whole.match(literal) else patterns.head(literal)
         marked = patterns.begun.sub(
@@ -83,15 +85,15 @@ class ControlTokens:
         return literal[:head] + self.ends + marked if head else marked
 
     def assemble(self, rendered: str) -> str:
-        """What a template made of marked literals, guarded; only roles may be within what it put together."""
+        """Guards the control tokens that a template put together from marked literals, if they name a role; removes the marks."""
         return self._patterns.around.sub("", self._patterns.assembled.sub(rf"{self.guard}\g<1>", rendered))
 
     def plain(self, guarded: str) -> str:
-        """Guarded text without the guards."""
+        """Returns a guarded text without the guards."""
         return guarded.replace(self.guard, "")
 
     def tail(self, guarded: str, length: int) -> str:
-        """The end of a guarded text that has so many characters without the guards."""
+        """Returns the end of a guarded text, `length` characters long without the guards."""
         parts = guarded.split(self.guard)
         for at in range(len(parts) - 1, -1, -1):
             if length <= len(parts[at]):
@@ -103,7 +105,7 @@ class ControlTokens:
 
 
 class _Patterns:
-    """What control tokens are found by."""
+    """The regular expressions by which control tokens are found."""
 
     def __init__(self, control: ControlTokens) -> None:
         texts = control.texts
@@ -119,7 +121,7 @@ class _Patterns:
         self._longest = max(map(len, texts), default=0)
 
     def head(self, literal: str) -> int:
-        """Characters at the beginning of a text that end a control token."""
+        """Returns how many characters at the beginning of a text are the end of a control token."""
         lengths = range(min(len(literal), self._longest), 0, -1)
         return next((n for n in lengths if literal[:n] in self._ends), 0)
 
@@ -199,7 +201,7 @@ def _rest(rest: set[str], begun: bool) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in JSON, keys too."""
+    """Yields all texts in a JSON value, keys too."""
     left = [value]
     while left:
         item = left.pop()

@@ -79,7 +79,7 @@ def read(
 
 
 def opens(prompt: list[int], marks: Marks) -> bool:
-    """Whether a prompt, or its last tokens, end inside a reasoning block that the beginning of the reply opens.
+    """Returns whether a prompt, or its last tokens, end inside a reasoning block that the beginning of the reply opens.
 
     That beginning is what follows the last control token of another kind: before it are messages, which open nothing.
     """

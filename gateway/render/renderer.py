@@ -154,7 +154,7 @@ class ChatRenderer:
         return made
 
     def switches(self, effort: str | None, thinking: bool | None) -> Switches:
-        """What of these wishes this model's template has a place for."""
+        """Returns the switches for these wishes, as far as this model's template has them."""
         return chosen(effort, thinking, self._variants)
 
     def switched(self, switches: Switches) -> ChatRenderer:
@@ -188,7 +188,7 @@ class ChatRenderer:
         )
 
     def reasoning_open(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt, or its last tokens, end inside a reasoning block that the template opened for the reply."""
+        """Returns whether a prompt, or its last tokens, end inside a reasoning block that the template opened for the reply."""
         return recorded.opens(list(prompt[-8:]), self.marks)
 
     def parse_tool_calls(self, ids: Sequence[int], tools: Sequence[Tool]) -> list[ToolCall]:

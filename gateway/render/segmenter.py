@@ -52,7 +52,7 @@ class Segmenter:
         self._stop = stop
         self._may_begin_stop = stop.may_begin if stop is not None else None
         self._stop_place = 0
-        """In `stop`: where what is held has come to."""
+        """The place in `stop` that the text so far leads to."""
         self._calls_left = max_tool_calls
         self._kind: PieceKind = "reasoning" if reasoning else "content"
         self._at_start = True
@@ -174,7 +174,7 @@ class Segmenter:
             _emit(pieces, self._kind, ready)
 
     def _cut_at_stop(self, stop: StopStrings, text: str, pieces: list[Piece]) -> bool:
-        """Whether what is held is a stop string now that `text` was added to it."""
+        """Returns whether `text`, added to what is held, completes a stop string; if so, ends the reply before it."""
         self._stop_place, begins, self.matched_stop = stop.read(self._stop_place, text)
         if not self.matched_stop:
             return False

@@ -17,13 +17,13 @@ class StopStrings:
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        """For each place the places that a character leads to."""
+        """For each place: the place that each next character leads to."""
         self._ends = [""]
-        """For each place the longest string that ends there; empty: none."""
+        """For each place: the longest string that ends there; empty if none does."""
         self._fallback = [0]
-        """For each place the place of its longest proper suffix."""
+        """For each place: the place of its longest proper suffix."""
         self.depth = [0]
-        """For each place the characters that may still become a string."""
+        """For each place: the number of characters that may still become a string."""
         for string in strings:
             self._add(string)
         self._link()

@@ -1,4 +1,4 @@
-"""What a request may change of the way in which a model's template writes a prompt. Pure.
+"""The switches by which a request may change how a model's template writes a prompt. Pure.
 
 A template has a switch if a prompt reads differently with it; whatever else clients ask for has no effect, and makes no branch.
 """
@@ -16,7 +16,7 @@ _WITHOUT_THINKING = ("none", "minimal")
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """None: as the model's settings and its template have it. Without any it is false."""
+    """The switches of one prompt; None leaves one as the model's settings and template have it. False if all are None."""
 
     thinking: bool | None = None
     effort: str | None = None
@@ -26,7 +26,7 @@ class Switches:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """As templates know them, and as they are recorded."""
+        """The switches that are set, by the names that templates know and records use."""
         found = {"enable_thinking": self.thinking, "reasoning_effort": self.effort}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -35,14 +35,14 @@ NONE = Switches()
 
 
 def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]) -> Switches:
-    """As much of what was asked for as is known. Requests can turn thinking off, and not on against the settings."""
+    """Returns the wishes that the template has switches for. Requests can turn thinking off, and not on against the settings."""
     off = False if thinking is False or effort in _WITHOUT_THINKING else None
     wanted = (Switches(off, effort), Switches(None, effort), Switches(off))
     return next((switches for switches in wanted if switches in known), NONE)
 
 
 def known(vary: Callable[[Switches], R | None], *, thinking: bool) -> Iterator[tuple[Switches, R]]:
-    """Every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
+    """Yields every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
 
     `vary` answers the template with some switches, or None if prompts read as they did without them.
     """

@@ -46,14 +46,14 @@ class ChatTemplate:
         )
 
     def switched(self, variables: dict[str, Any]) -> ChatTemplate:
-        """The same, told something else."""
+        """Returns the same template with other variables."""
         other = copy(self)
         other._variables = {**self._variables, **variables}
         other._guards_all = other._checked()
         return other
 
     def guarded(self, messages: Sequence[Message], tools: Sequence[Tool], text: str) -> str:
-        """What `text` says, with the control tokens that the template wrote itself guarded, and no others.
+        """Returns `text` with guards before the control tokens that the template wrote itself, and before no others.
 
         `text` is the template's for the same messages. Raises ValueError where the two cannot be told apart.
         """
@@ -68,7 +68,7 @@ class ChatTemplate:
         )
 
     def _uncut(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """The same of texts that are cut: for templates that do not put their own tokens together from literals alone."""
+        """Guards by cutting what the template is given: for templates that do not build their tokens from literals alone."""
         given = quoted(list(messages), self._control), quoted(list(tools), self._control)
         return self._control.guard_uncut(self.text(*given))
 
@@ -98,7 +98,7 @@ class ChatTemplate:
         return {tools: self._control.as_text and self._check(tools) for tools in (False, True)}
 
     def _check(self, tools: bool) -> bool:
-        """Whether the template's control tokens are all guarded in conversations that spell none."""
+        """Returns whether the template's control tokens are all guarded in conversations that spell none."""
         control, backend = self._control, self._tokenizer.backend_tokenizer
         given = [_TOOL] if tools else []
         for messages in _samples():

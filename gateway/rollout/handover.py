@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
 _ANYBODY = Process("anybody")
-"""Who owns what every process may end: requests that were refused, for they may come again to any of them."""
+"""The owner of logs that every process may end: those of refused requests, which may come again to any process."""
 _ENTRIES_PER_S = 4000
 """Logging takes no more of the event loop than these do: the more calls there are, the rarer each is logged."""
 

@@ -26,7 +26,7 @@ TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
 _DETAILS = [field.name for field in fields(TurnDetails) if field.name not in ("arrived", "seconds")]
-"""Without what means something in one process alone."""
+"""The fields of a call's details that are logged: all but those that mean something in one process alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LoggedCall:
     """None: the call cannot be gone on with."""
     turn: Turn
     refused: bool = False
-    """It is no call, but tells of a request that was refused and is expected back."""
+    """Whether the log is no call's, but that of a request that was refused and is expected back."""
 
 
 def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
@@ -56,7 +56,7 @@ def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
 
 
 def head_of_refused(request_key: str) -> bytes:
-    """Of a request that was refused. A build that does not know of such takes it for a call that cannot be gone on with."""
+    """Returns the head of a refused request's log. Builds that do not know such logs take it for a call that cannot go on."""
     values = {"format": _FORMAT, "request_key": request_key, "details": None, "refused": True}
     text = orjson.dumps(values)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text

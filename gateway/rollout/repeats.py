@@ -1,4 +1,4 @@
-"""Which earlier request a retry repeats. Pure.
+"""Finds the earlier request that a retry repeats. Pure.
 
 A client that has no idempotency key says only that it sent the same body before. Equal bodies may be samples of their own (best
 of n), so the body alone does not tell which of them is repeated. What became of each of them does: whoever was answered does not
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Fate(Enum):
-    """What became of a request, as far as this process knows."""
+    """The fate of a request, as far as this process knows."""
 
     LOST = "its client went away without the whole reply"
     REFUSED = "it was refused or failed, and has no reply"
@@ -27,16 +27,16 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Earlier(Generic[T]):
-    """A request of which a retry may be the repetition."""
+    """An earlier request, which a retry may repeat."""
 
     call_id: str
     fate: Fate
     source: T
-    """What its reply is made from."""
+    """The source from which its reply is made."""
 
 
 def repeated(earlier: Sequence[Earlier[T]], *, exact: bool) -> Earlier[T] | None:
-    """The request that a retry repeats; None or a REFUSED one: the retry begins.
+    """Returns the request that a retry repeats; with None or a REFUSED one the retry begins a reply of its own.
 
     `exact`: all of `earlier` have the retry's idempotency key, so that they are one request. Otherwise, in this order:
     1. a request that lost its client: the client is back;

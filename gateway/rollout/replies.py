@@ -54,7 +54,7 @@ class RequestKey:
     body: str
     retry: bool
     exact: bool = False
-    """It has an idempotency key, which names one request."""
+    """Whether the request has an idempotency key, which names one request."""
 
     @classmethod
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
@@ -94,7 +94,7 @@ class _Request:
 
 
 _Source = Completion | LoggedCall | None
-"""What an earlier request's reply is made from: what makes it here, its log in the bus, or (None) the record."""
+"""The source of an earlier request's reply: its maker in this process, its log in the bus, or (None) the record."""
 
 
 class Replies:
@@ -108,11 +108,11 @@ class Replies:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """A retry finds or begins its reply alone among its like."""
         self._beginning: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
-        """Requests whose replies are about to be begun."""
+        """The requests whose replies are about to be begun."""
         self._expected: dict[tuple[str, str], dict[str, float]] = {}
-        """Requests that were refused or failed, by a name each, and until when they are expected back."""
+        """The times until which requests that were refused or failed are expected back, by a name for each request."""
         self._repaid: set[str] = set()
-        """Calls that are being given up, in whose place retries were begun already."""
+        """The calls that are being given up, in whose place retries were begun already."""
 
     async def open(
         self,
@@ -270,7 +270,7 @@ class Replies:
         return Earlier(logged.log.call, Fate.LOST, logged)
 
     def _is_reachable(self, logged: LoggedCall) -> bool:
-        """Whether a request can be sent on to the process that has a call."""
+        """Returns whether a request can be sent on to the process that has a call."""
         own = self._handover and self._handover.process.url
         return bool(own and logged.log.url and not logged.refused)
 
@@ -381,5 +381,5 @@ def _check(key: RequestKey, stored: str) -> None:
 
 
 def _is_elsewhere(failure: Exception | None) -> bool:
-    """Whether a call that failed here goes on in another process, or nobody will ask for it again."""
+    """Returns whether a call that failed here goes on in another process, or will never be asked for again."""
     return isinstance(failure, GatewayError) and failure.code in _NOT_BACK

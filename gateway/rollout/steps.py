@@ -33,7 +33,7 @@ _AGAIN_S = 0.2
 _LEVELS: dict[str, Level] = {"level1": 1, "level2": 2}
 _REMEMBERED = 256
 _NO_NUMBERS = ("not JSON compliant", "JSON encodable")
-"""What Python's JSON says of NaN and infinity."""
+"""Words of Python's JSON errors for NaN and infinity."""
 
 
 @dataclass(slots=True)

@@ -23,14 +23,14 @@ INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _PIECE = 2**20
 _LONGEST_HEADER = 100_000_000
-"""As the safetensors library has it."""
+"""The longest header in bytes, as in the safetensors library."""
 _BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-"""Of one number. Others are not looked into."""
+"""The bytes of one number of each kind. Numbers of other kinds are not checked."""
 _EXPONENT = {
     "F64": 0x7FF0_0000_0000_0000,
     "F32": 0x7F80_0000,
@@ -40,7 +40,7 @@ _EXPONENT = {
     "F8_E4M3": 0x7F,  # it has no infinity, and NaN alone has these bits
 }
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-"""Engines turn each of them into what they compute with."""
+"""Kinds that may stand for one another: engines convert each of them into the kind that they compute with."""
 _HEAD = "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"
 """A buffer that old checkpoints have, and that nobody loads."""
@@ -48,7 +48,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Malformed(ValueError):
-    """What should be a safetensors file is none."""
+    """A file that should be a safetensors file is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Tensor:
     """One tensor in a file."""
 
     dtype: str
-    """As safetensors names it, such as BF16."""
+    """The kind of numbers, as safetensors names it, such as BF16."""
     shape: tuple[int, ...]
     start: int
-    """Where its bytes begin, counted from the end of the header."""
+    """The place where its bytes begin, counted from the end of the header."""
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass over a file has found."""
+    """The findings of one pass over a file."""
 
     sha256: str
     tensors: dict[str, Tensor]
@@ -128,7 +128,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 def misfit(
     base: Mapping[str, Tensor], found: Mapping[str, Tensor], unchanged: Collection[str], *, tied: bool
 ) -> str:
-    """What is wrong with the first tensor that does not fit, and how many others do not; empty: all fit.
+    """Says what is wrong with the first tensor that does not fit, and how many others do not fit; empty if all fit.
 
     `unchanged`: tensors that the version may leave out. `tied`: the output head is the embedding, and may be stored or not.
     """
@@ -156,7 +156,7 @@ def _misfits(
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """In which file each tensor of a checkpoint in several files is. Raises Malformed."""
+    """Returns the file of each tensor of a checkpoint in several files. Raises Malformed."""
     try:
         found = json.loads(index.read_bytes())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -167,7 +167,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def _header(file: BufferedReader) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a file in the order of their bytes, and where those begin."""
+    """Reads the tensors of a file, in the order of their bytes, and where those begin."""
     size = file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""Who may do what, and how much of it: `[admin]`, `[projects]`, `[agents]`, `[limits]`, `[queue]`."""
+"""The tables for keys and their limits: `[admin]`, `[projects]`, `[agents]`, `[limits]`, `[queue]`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AgentSettings(Section):
     model: str | None = None
     """The trained model that its episodes are about; the first, if none is named."""
     mode: Literal["eval", "train"] = "eval"
-    """Of the episodes that its calls open."""
+    """The mode of the episodes that its calls open."""
     group_size: int | None = Field(None, ge=1, le=1024)
     """For `train`, and needed there: how many episodes with the same opening messages make a group."""
     idle_s: Seconds | None = None
@@ -69,7 +69,7 @@ class LimitSettings(Section):
     calls: int | None = Field(None, ge=1, le=1_000_000)
     """Calls that are being answered."""
     tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
-    """Of prompts and replies together. A key that has used up its minute is refused until there is something left again."""
+    """Tokens of prompts and replies together. A key that has used up its minute is refused until some are left again."""
 
 
 class ProjectLimitSettings(LimitSettings):
@@ -78,7 +78,7 @@ class ProjectLimitSettings(LimitSettings):
     episodes: int | None = Field(None, ge=1, le=10_000_000)
     """Open episodes, however they were opened."""
     engines: int = Field(8, ge=0, le=256)
-    """Of one model; the project's key may add engines up to this number."""
+    """Engines of one model: the project's key may add engines up to this number."""
 
 
 class LimitsSettings(Section):

@@ -1,4 +1,4 @@
-"""What every table of the configuration file is made of: typed, bounded, unknown keys refused."""
+"""The base of every table of the configuration file: typed, bounded, unknown keys refused."""
 
 from __future__ import annotations
 

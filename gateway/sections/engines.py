@@ -23,7 +23,7 @@ class EngineSettings(Section):
     urls: tuple[str, ...] = ()
     """Instead of `url`: several external engines."""
     api: Literal["vllm", "sglang"] = "vllm"
-    """What an external or fake engine speaks."""
+    """The API of an external or fake engine."""
     allow_public: bool = False
     """True: external engines may have public addresses. Whoever reaches one controls it: vLLM asks for its API key under /v1
     alone, and not where it is paused, given weights or asked for tokens."""
@@ -35,7 +35,7 @@ class EngineSettings(Section):
     log: Path = Path("runs/engine.log")
     """Each engine's name is put before the suffix: `runs/engine-NAME-0.log`."""
     sleep: Literal["pause", "level1", "level2"] = "pause"
-    """What an engine does on a node that its trainer has: `pause` keeps its memory (all that there is without an accelerator);
+    """How an engine sleeps on a node that its trainer has: `pause` keeps its memory (all that there is without an accelerator);
     `level1` moves its weights to the host's memory and frees the rest; `level2` frees everything."""
     start_s: Seconds = 180.0
     stall_s: Seconds = 60.0
@@ -106,12 +106,12 @@ class UpdateSettings(Section):
     noise_floor: float = Field(0.002, ge=0, le=1)
     """Two versions whose probes differ by less (mean, nats) are called indistinct."""
     orphans: Literal["drop", "correct"] = "drop"
-    """What becomes of samples whose version is no ancestor of the newest: their tokens are not trained, or they are (the
+    """How samples are treated whose version is no ancestor of the newest: `drop` does not train their tokens; `correct` does (the
     correction by importance sampling takes them for what they are: samples of another policy)."""
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address can be reached from everywhere; False for a name."""
+    """Returns whether an IP address can be reached from everywhere; False for a name."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -121,7 +121,7 @@ def is_public(address: str) -> bool:
 
 
 def public_engine(url: str) -> str:
-    """Why an engine is refused at a public address."""
+    """Says why an engine is refused at a public address."""
     return (
         f"{url.rpartition('@')[2]}: an engine at a public address can be paused, reloaded and read by anybody, because vLLM's "
         "control endpoints ignore its API key; put it on loopback or a private network, or say `allow_public = true`"

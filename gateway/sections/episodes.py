@@ -59,7 +59,7 @@ class GraderSettings(Section):
     url: str | None = Field(None, pattern="^https?://")
     """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
     weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False)
-    """What its answer counts in the sum."""
+    """The weight of its answer in the sum."""
     timeout_s: Seconds = 60.0
     """How long one try may take; a worker that takes longer is killed."""
     retries: int = Field(2, ge=0, le=100)
@@ -85,7 +85,7 @@ class StalenessSettings(Section):
     min_members: int = Field(2, ge=1, le=1024)
     """A group with fewer rewarded episodes is dropped."""
     rule: RuleName = "staleflow"
-    """Who decides. All but `staleflow` are there for comparison: they bound less, or wait more."""
+    """The rule that decides. All but `staleflow` are there for comparison: they bound less, or wait more."""
     spare_groups: int = Field(0, ge=0, le=65_536)
     """Groups that may race for a batch beyond those it is trained on; what is left of them is aborted."""
     spare_members: int = Field(0, ge=0, le=1024)

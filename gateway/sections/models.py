@@ -47,19 +47,19 @@ class RenderSettings(Section):
     """`[render]`: how messages become tokens."""
 
     special_tokens: Literal["text", "allow"] = "text"
-    """What becomes of text in messages and tools that spells a special token (`<|im_end|>`) or a mark (`<think>`): `text` are its
-    letters, `allow` the token, by which whoever wrote the text can end its turn and begin another."""
+    """How text in messages and tools is read that spells a special token (`<|im_end|>`) or a mark (`<think>`): `text`: as
+    letters; `allow`: as the token, by which whoever wrote the text can end its turn and begin another."""
 
 
 class Bounds(Section):
-    """What a training episode may ask for; the value is clamped, and both values are stored."""
+    """The range that a training episode may ask for; the value is clamped, and both values are stored."""
 
     override: float | None = Field(None, ge=0, le=10)
     min: float = Field(0.0, ge=0, le=10)
     max: float = Field(10.0, ge=0, le=10)
 
     def apply(self, asked: float) -> float:
-        """The value to use for one that was asked for."""
+        """Returns the value to use for one that was asked for."""
         return self.override if self.override is not None else min(max(asked, self.min), self.max)
 
 

@@ -18,6 +18,6 @@ class RequestSettings(Section):
     stop: int = Field(8191, ge=1, le=65_536)
     """Stop strings. OpenAI takes 4, Anthropic 8191."""
     stop_characters: int = Field(32_768, ge=256, le=1_000_000)
-    """Of all stop strings together."""
+    """Characters of all stop strings together."""
     logit_bias: int = Field(1024, ge=1, le=1_000_000)
     """Tokens that it names."""

@@ -14,7 +14,7 @@ class ControlSettings(Section):
     """`[control]`: the control program, which decides when engines are launched, updated and restarted."""
 
     recording: Path | None = Path("runs/control.jsonl")
-    """What happened and what was decided, for `scheduler replay`."""
+    """The file that records what happened and what was decided, for `scheduler replay`."""
     recording_mb: float = Field(1024.0, gt=0, le=1_000_000)
     """A run's recording ends at this size; the gateway goes on, and a replay ends there."""
 
@@ -30,9 +30,9 @@ class LengthSettings(Section):
     memory: int = Field(10_000, ge=16, le=1_000_000)
     """Tasks (and as many groups, and episodes) whose lengths are remembered: those that were heard of last."""
     warm_calls: int = Field(2000, ge=0, le=100_000)
-    """Of how many calls in the store a process learns when it starts, the newest;"""
+    """The number of calls in the store, the newest, that a process learns from when it starts."""
     warm_s: float = Field(5.0, ge=0, le=600)
-    """and for how long at most, for all models together."""
+    """The longest time (s) that a process takes to learn from those calls, for all models together."""
 
 
 class RoutingSettings(Section):
@@ -51,7 +51,7 @@ class RoutingSettings(Section):
     running_below: int = Field(2, ge=1, le=65_536)
     """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
     rate_below: float = Field(0.0, ge=0, le=1)
-    """And so is one that samples less than this share of what engines sample on average."""
+    """With `[update] order = "pull"`: an engine that samples less than this share of the engines' average is under-used, too."""
     pull_at_once: float = Field(0.25, ge=0, le=1)
     """The share of the engines that may pull together; one always may."""
     migrate: bool | None = None
@@ -60,19 +60,20 @@ class RoutingSettings(Section):
     waiting_above: int = Field(2, ge=0, le=65_536)
     """So many calls may wait in an engine's own queue before some move."""
     gap_above: float = Field(2.0, ge=1, le=1000)
-    """The fastest engine samples so many times more than the slowest before calls move,"""
+    """Calls begin to move once the fastest engine samples this many times more than the slowest."""
     gap_until: float = Field(1.2, ge=1, le=1000)
-    """and they move until it is below this."""
+    """Calls move until that factor is below this."""
     moves_at_once: int = Field(16, ge=1, le=65_536)
     """The most calls that move in one second."""
     k1: float = Field(1e-7, ge=0, le=1)
-    """What is believed of engines until it has been measured, in seconds: a step's time for each token in the cache,"""
+    """An engine's step takes k1 * tokens in the cache + max(k2, k3 * running calls) + k4 seconds; these values hold until they
+    have been measured. k1: seconds for each token in the cache."""
     k2: float = Field(5e-3, ge=0, le=100)
-    """for the batch at least,"""
+    """Seconds for the batch at least."""
     k3: float = Field(1e-4, ge=0, le=100)
-    """for each running call,"""
+    """Seconds for each running call."""
     k4: float = Field(5e-3, gt=0, le=100)
-    """and in any case."""
+    """Seconds for every step."""
 
     @model_validator(mode="after")
     def _gap_closes(self) -> Self:
@@ -90,11 +91,11 @@ class NodeSettings(Section):
     zone: str = Field("", max_length=64)
     hardware: str = Field("", max_length=64)
     capacity: dict[Name, float] = Field({}, max_length=64)
-    """Such as `{ gpus = 8 }`; only shown."""
+    """The node's resources, such as `{ gpus = 8 }`; only shown."""
     engines: int = Field(0, ge=0, le=256)
-    """To start there, as `[engine]` says; they are called NAME-0, NAME-1, ..."""
+    """The number of engines to start there, as `[engine]` says; they are called NAME-0, NAME-1, ..."""
     urls: tuple[str, ...] = ()
-    """Instead, engines that are there already."""
+    """Instead of `engines`: the URLs of engines that are there already."""
     model: str | None = None
     """Which model its engines run; the first trained one, if none is named."""
 
@@ -108,7 +109,7 @@ class NodeSettings(Section):
 
     @property
     def places(self) -> tuple[str | None, ...]:
-        """One for each engine: where it is, or None if it is to be started."""
+        """The URL of each engine; None for one that is to be started."""
         return self.urls or (None,) * self.engines
 
 
@@ -116,10 +117,10 @@ class LendingSettings(Section):
     """`[lending]`: nodes with the tags `rollout` and `train`, which sample while their trainer waits (docs/scheduler.md)."""
 
     enabled: bool = True
-    """False: their engines never wake."""
+    """If false, the engines of these nodes never wake."""
     margin_s: float = Field(1.0, ge=0, le=3600)
-    """By how much the predicted wait must exceed the measured cost of the switch; and how much earlier than that a node is called
-    back."""
+    """The margin by which the predicted wait must exceed the measured cost of the switch before a node is lent, and by which a
+    lent node is called back early."""
     min_stay_s: float = Field(5.0, ge=0, le=3600)
     """The shortest time for which a node is lent, unless its trainer claims it; and between a call back and the next loan."""
     deadline_s: float = Field(30.0, ge=0.2, le=3600)
@@ -128,7 +129,7 @@ class LendingSettings(Section):
     """How long a trainer that has a node may say nothing before it is lent again; and how long a node is left alone at the
     gateway's start, unless its trainer speaks."""
     smooth_s: float = Field(10.0, ge=0.1, le=3600)
-    """How far back the measured speed reaches by which it is predicted how long a trainer will wait."""
+    """The time back to which the speed is measured that predicts how long a trainer will wait."""
     lead: float = Field(1.0, ge=0, le=1)
     """How long before its batch is whole a trainer gets its node back, as a share of the time that it computes on a batch, which
     is measured. 0 for a trainer that takes no group before the batch is whole."""
@@ -143,5 +144,5 @@ class LendingSettings(Section):
 
     @property
     def grace_s(self) -> float:
-        """`pinned_s`, or what stands for it."""
+        """The value of `pinned_s`, or a quarter of `deadline_s` if it is not given."""
         return self.deadline_s / 4 if self.pinned_s is None else self.pinned_s

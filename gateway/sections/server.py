@@ -22,11 +22,11 @@ class ServerSettings(Section):
     shutdown_s: Seconds = 10.0
     """How long running calls may go on after a stop was asked for."""
     hosted_tools: Literal["drop", "refuse"] = "drop"
-    """What becomes of tools that OpenAI would run (`web_search`, ...) in `/v1/responses`: the model is not told of them, and a
-    header and a counter say so; or the request is refused."""
+    """How tools are treated that OpenAI would run (`web_search`, ...) in `/v1/responses`: `drop`: the model is not told of them,
+    and a header and a counter say so; `refuse`: the request is refused."""
     tool_grammars: Literal["refuse", "describe"] = "refuse"
-    """What becomes of a custom tool with a grammar (Codex's `apply_patch`) in `/v1/responses`: the request is refused; or the
-    model is told the grammar in the tool's description, and nothing holds it to that."""
+    """How a custom tool with a grammar (Codex's `apply_patch`) is treated in `/v1/responses`: `refuse`: the request is refused;
+    `describe`: the model is told the grammar in the tool's description, and nothing holds it to that."""
 
     @property
     def url(self) -> str:
@@ -38,7 +38,7 @@ class StoreSettings(Section):
     """`[store]`: where committed facts live."""
 
     url: str = Field("sqlite:///runs/headgate.db", repr=False)
-    """It may hold a password."""
+    """The database's URL, which may hold a password."""
     max_pending: int = Field(10_000, ge=1)
     """Writes that may wait for the database before calls are refused with 503."""
     read_wait_s: Seconds = 10.0
@@ -65,7 +65,7 @@ class ClusterSettings(Section):
     """Where the other gateway processes reach this one, without a path. Setting it (or `gateway serve --workers`) turns the
     cluster on; it needs PostgreSQL."""
     key: SecretStr | None = Field(None, min_length=16)
-    """What the processes show one another. Or `HEADGATE_CLUSTER_KEY` in the environment."""
+    """The key that the processes show one another. Or `HEADGATE_CLUSTER_KEY` in the environment."""
     lease_s: float = Field(5.0, ge=0.5, le=300)
     """How long the coordinator may be silent before another process takes its place."""
     ask_s: Seconds = 10.0
@@ -78,7 +78,7 @@ class BusSettings(Section):
     url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
     """`redis://HOST:PORT/N`; `memory://` is this process alone: a call whose process dies is then begun anew by its retry."""
     prefix: str = Field("headgate", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """What the names of all keys begin with: gateways that share a server but no store need different ones."""
+    """The prefix of all keys' names: gateways that share a server but no store need different ones."""
     timeout_s: float = Field(0.5, ge=0.01, le=10)
     """How long an operation may take before the bus counts as away."""
     alive_s: float = Field(3.0, ge=0.5, le=60)

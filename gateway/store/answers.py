@@ -19,7 +19,7 @@ Order = Literal["asc", "desc"]
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """An episode's, or all of an agent's."""
+    """The owner of answers: one episode, or all of an agent's."""
 
     episode_id: str
     """Empty: the agent's."""
@@ -107,13 +107,13 @@ def list_answers(
 
 
 def labels_of(metadata: Mapping[str, Any]) -> str:
-    """Metadata as a text in which each pair is found: the pairs as JSON, which has no newlines, between newlines."""
+    """Returns metadata as a text in which each pair can be found: each as JSON, which has no newlines, between newlines."""
     pairs = (json.dumps([key, value]) for key, value in metadata.items())
     return "".join(f"\n{pair}\n" for pair in pairs)
 
 
 def fill_in(connection: Connection, limit: int) -> int:
-    """Gives answers of older builds that by which they are listed; answers of how many it did so."""
+    """Fills in the columns by which answers are listed, in up to `limit` answers of older builds; returns how many there were."""
     query = select(_TABLE.c.id, _TABLE.c.episode_id, _TABLE.c.answer).where(_TABLE.c.labels.is_(None))
     rows = connection.execute(query.order_by(_TABLE.c.id).limit(limit)).mappings().all()
     for row in rows:
@@ -122,7 +122,7 @@ def fill_in(connection: Connection, limit: int) -> int:
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """That by which an answer is listed."""
+    """Returns the columns by which an answer is listed."""
     told = values["answer"]
     agent = select(EpisodeRow.agent).where(EpisodeRow.id == values["episode_id"]).scalar_subquery()
     labels = labels_of(told.get("metadata") or {})

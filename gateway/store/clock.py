@@ -12,7 +12,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 RESOLUTION_S = 0.002
-"""Moments that are nearer to one another cannot be told apart: SQLite's clock counts milliseconds."""
+"""The resolution in seconds: nearer moments cannot be told apart, for SQLite's clock counts milliseconds."""
 
 
 class _Now(FunctionElement[float]):
@@ -22,7 +22,7 @@ class _Now(FunctionElement[float]):
 
 @compiles(_Now, "postgresql")
 def _of_postgresql(_element: _Now, _compiler: Any, **_options: Any) -> str:
-    """The moment of the statement: `now()` would be that at which the transaction began, perhaps before it waited for a lock."""
+    """Compiles to the statement's time: `now()` would be the transaction's begin, perhaps before it waited for a lock."""
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 
@@ -32,9 +32,9 @@ def _of_sqlite(_element: _Now, _compiler: Any, **_options: Any) -> str:
 
 
 NOW = _Now()
-"""Seconds since the epoch, in a statement."""
+"""An SQL expression: seconds since the epoch."""
 
 
 def now(connection: Connection) -> float:
-    """Seconds since the epoch."""
+    """Reads the database's clock: seconds since the epoch."""
     return float(connection.execute(select(NOW)).scalar_one())

@@ -68,7 +68,7 @@ def begins_with(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
 
 
 class contains(FunctionElement[bool]):
-    """Whether a text has another one in it, code point by code point (LIKE does not tell cases apart in SQLite)."""
+    """An SQL expression: whether a text contains another one, compared by code point (SQLite's LIKE ignores case)."""
 
     type = Boolean()
     inherit_cache = True

@@ -47,13 +47,13 @@ _DISK_FULL = "53100"
 _SQLITE_BUSY = (5, 6)
 _SQLITE_FULL = 13
 _SQLITE_AWAY = (10, _SQLITE_FULL)
-"""Errors of the disk, and no room on it."""
+"""SQLite's codes: an error of the disk, and no room on it."""
 _SQLITE_UNUSABLE = (3, 8, 11, 14, 23, 26)
-"""Without permission, read-only, damaged, not to be opened, forbidden, and no database."""
+"""SQLite's codes: no permission, read-only, damaged, cannot be opened, not authorized, and not a database."""
 _UNUSABLE = ("28000", "28P01", "3D000", "42501")
-"""Who one is, or the password; no such database; and what one may do in it."""
+"""SQLSTATEs: a wrong user or password, no such database, and no permission."""
 _LET_IN_NOBODY = ("authentication failed", "no pg_hba.conf entry", '" does not exist')
-"""What libpq says of the same, without their codes, where a server lets nobody in."""
+"""Words of libpq's messages for the same errors, which have no SQLSTATE where a connection is refused."""
 _KINDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _FORMS = "say sqlite:///FOLDER/FILE.db (sqlite:////... for an absolute path) or postgresql://USER:PASSWORD@HOST/DATABASE"
 
@@ -113,13 +113,13 @@ def is_away(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room left on the database's disk."""
+    """Returns whether an error says that there is no room left on the database's disk."""
     original = getattr(error, "orig", None)
     return _sqlite_code(error) == _SQLITE_FULL or getattr(original, "sqlstate", None) == _DISK_FULL
 
 
 def _sqlite_code(error: BaseException) -> int | None:
-    """SQLite's primary code; None if it is not SQLite's error."""
+    """Returns SQLite's primary code; None if the error is not SQLite's."""
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -134,7 +134,7 @@ def is_again(error: BaseException) -> bool:
 
 
 def is_unusable(error: BaseException) -> bool:
-    """Whether an error says that a database is none, or none that this process may use: trying again is of no use."""
+    """Returns whether an error says that a database is none, or that this process cannot use it: trying again is of no use."""
     if not isinstance(error, DBAPIError):
         return False
     if (code := _sqlite_code(error)) is not None:

@@ -96,7 +96,7 @@ class Database:
         return self._committer.reachable and not self._unread
 
     def check(self) -> None:
-        """Before anything new is begun. Raises Unavailable if a write would be refused now, or could not be done at all."""
+        """Checks that something new may begin. Raises Unavailable if a write would be refused now, or the disk is full."""
         self.check_write()
         if self._committer.full:
             raise Unavailable(
@@ -106,7 +106,7 @@ class Database:
             )
 
     def check_write(self) -> None:
-        """Raises Unavailable if a write would be refused now. One that was not begun in vain waits for its database."""
+        """Raises Unavailable if a write would be refused now. What has begun may write to a full disk, too: it waits."""
         if not self.healthy:
             raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
         if self._waiting >= self._settings.max_pending:
@@ -121,7 +121,7 @@ class Database:
         return self.put(write)
 
     def put(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """The same for a write that `check_write` has let pass, and that nothing may refuse: in memory it is done already."""
+        """Queues a write that `check_write` has let pass, and that nothing may refuse: in memory it is done already."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting += 1
         self._queue.put((write, future))

@@ -75,7 +75,7 @@ class EpisodeRow(Base):
     notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
     """What people should know about how it was opened, such as that its conversation could not be told from others."""
     error: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
-    """What its agent or its graders said when they failed."""
+    """The last output of its agent or its graders when they failed."""
 
 
 class TallyRow(Base):
@@ -201,7 +201,7 @@ class AnswerRow(Base):
     deleted_at: Mapped[float | None] = mapped_column(Float)
     """It is not shown any more; those that continue it still can be."""
     agent: Mapped[str | None] = mapped_column(Words(255))
-    """The episode's. This and what follows is that by which answers are listed; None: an older build has stored it."""
+    """The episode's agent. Answers are listed by this column and the next two; None in a row that an older build stored."""
     asked_model: Mapped[str | None] = mapped_column(Words(255))
     """The name by which the client asked for the model."""
     labels: Mapped[str | None] = mapped_column(Words())

@@ -124,7 +124,7 @@ def _migrate(connection: Connection) -> None:
 
 
 def _fill_in(engine: Engine) -> None:
-    """What builds of before this one's tables have left out."""
+    """Fills in columns that older builds have left empty."""
     filled = _AT_ONCE
     while filled == _AT_ONCE:
         with engine.begin() as connection:

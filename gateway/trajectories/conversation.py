@@ -24,13 +24,13 @@ class Chain:
     def __init__(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
         self._state = hashlib.blake2b(_canonical(list(tools)), digest_size=16)
         self.digests = [self._state.digest()]
-        """Of every prefix: element k covers the first k messages."""
+        """The digest of every prefix: element k covers the first k messages."""
         for message in messages:
             self._state.update(_canonical(_meaning(message)))
             self.digests.append(self._state.digest())
 
     def followed_by(self, message: Message) -> bytes:
-        """The digest of the conversation with one more message, at the cost of that message."""
+        """Returns the digest of the conversation with one more message, at the cost of that message."""
         state = self._state.copy()
         state.update(_canonical(_meaning(message)))
         return state.digest()

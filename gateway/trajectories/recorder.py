@@ -51,11 +51,11 @@ class Prompt:
 
     ids: Int32Array
     chain: Chain | None
-    """Of the conversation that it is; None for a prompt that the caller made itself."""
+    """The digests of its conversation; None for a prompt that the caller made itself."""
     after: Place = START
     """The recorded turn that the prompt extends token by token; the root if it extends none."""
     switches: Switches = NONE
-    """With which the template wrote it."""
+    """The switches with which the template wrote it."""
 
     @property
     def bridged(self) -> bool:
@@ -79,7 +79,7 @@ class TurnDetails:
     arrived: float = field(default_factory=time.monotonic, compare=False)
     """The moment at which this process got the call, by its monotonic clock."""
     seconds: float | None = field(default=None, compare=False)
-    """From `received_at` until the reply was whole; None: until it is recorded."""
+    """The time from `received_at` until the reply was whole; None: until it is recorded."""
 
 
 class _End(NamedTuple):
@@ -88,7 +88,7 @@ class _End(NamedTuple):
     call_id: str
     place: Place
     switches: dict[str, Any]
-    """With which the template wrote the prompt."""
+    """The switches with which the template wrote the prompt."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class _Lineage:
 
     tree: TokenTree
     ends: dict[bytes, list[_End]] = field(default_factory=dict)
-    """By the conversation's digest: the replies that end it, the oldest first."""
+    """The replies that end a conversation, by its digest, the oldest first."""
     pending: int = 0
     """Turns in the tree that are not committed yet."""
     broken: bool = False

@@ -107,7 +107,7 @@ class LocalProcess:
         return ""
 
     def said(self) -> str:
-        """What it has written to its log, up to a megabyte."""
+        """Returns what the process has written to its log, up to a megabyte."""
         with contextlib.suppress(OSError):
             if self.log is None:
                 return ""

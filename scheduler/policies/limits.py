@@ -58,7 +58,7 @@ def refill(limit: Limit, usage: Usage, now: float) -> Usage:
 
 
 def refusal(limit: Limit, usage: Usage, now: float, calls: int = 1) -> Refusal | None:
-    """Why so many calls may not begin now; None: they may."""
+    """Returns why this many calls may not begin now; None if they may."""
     if limit.calls is not None and usage.calls + calls > limit.calls:
         return Refusal("too_many_calls", 2.0)
     if limit.tokens_per_minute is None:
@@ -70,12 +70,12 @@ def refusal(limit: Limit, usage: Usage, now: float, calls: int = 1) -> Refusal |
 
 
 def begun(usage: Usage, calls: int = 1) -> Usage:
-    """So many calls more."""
+    """Returns the usage with this many more calls."""
     return Usage(usage.calls + calls, usage.level, usage.at)
 
 
 def ended(usage: Usage, calls: int = 1) -> Usage:
-    """So many calls less."""
+    """Returns the usage with this many fewer calls."""
     assert usage.calls >= calls, "a call ended that had not begun"
     return Usage(usage.calls - calls, usage.level, usage.at)
 

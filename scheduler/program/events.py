@@ -117,7 +117,7 @@ class Failed:
     engine: str
     reason: str
     version: int = -1
-    """That may be why; -1: none can."""
+    """The version that may be the reason; -1 if none can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of a version on trial (`trial.py`)."""
+    """The judgement on a version on trial (`trial.py`)."""
 
     version: int
     kind: Literal["doubted", "tried", "bad"]

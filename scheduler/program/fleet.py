@@ -75,7 +75,7 @@ class _Life:
     warm: bool = False
     """It was launched, and has not been stopped since: asleep, it needs only to be woken."""
     version: int = 0
-    """That its last step is about."""
+    """The version that its last step is about."""
     started: int = -1
     """The version that its process was started with."""
     serial: int = 0
@@ -93,11 +93,11 @@ class Fleet(Reactor):
         """Engines that shall sleep, also such as are not there yet."""
         self._asleep: list[Asleep] = []
         self._version = 0
-        """The newest that is not bad."""
+        """The newest version that is not bad."""
         self._live = 0
-        """The newest that an engine was open with."""
+        """The newest version that an engine was open with."""
         self._bad: int | None = None
-        """The version that was found to be bad last."""
+        """The version that was last found to be bad."""
         self._trial: Trial | None = None
         self._doubted = False
         self._serials = itertools.count(1)
@@ -160,7 +160,7 @@ class Fleet(Reactor):
                 self._stop(now, engine, f"version {self._version} may do better")
 
     def _on_ended(self, now: Context) -> None:
-        """A version may be live without any engine, while all sleep."""
+        """Ends a version's trial once it is live: while all engines sleep, that may be so without any engine."""
         ended = now[self.ended]
         if ended.live:
             self._acquit(ended.version)
@@ -180,7 +180,7 @@ class Fleet(Reactor):
             self._trial = None
 
     def _condemn(self, now: Context, trial: Trial) -> None:
-        """Engines leave the version, and what they were restarted for while it was on trial is forgotten."""
+        """Declares the version on trial bad: engines leave it, and their restarts since the trial began are not counted."""
         self._bad, self._version = trial.version, trial.live
         for engine, life in self._lives.items():
             life.restarts = [at for at in life.restarts if at < trial.began]
@@ -346,7 +346,7 @@ class Fleet(Reactor):
         self._doubted = doubted
 
     def _trouble(self, now: Context, engine: str, reason: str, version: int) -> None:
-        """An engine that is up, or was to be, is of no use as it is. `version`: what it failed with; -1: nobody knows."""
+        """Handles the failure of an engine that is up, or was to be. `version`: the one it failed with; -1 if unknown."""
         life = self._lives.get(engine)
         if life is not None and (life.phase == "falling" or (life.phase == "asleep" and life.warm)):
             self._stop(now, engine, reason)
@@ -369,7 +369,7 @@ class Fleet(Reactor):
             self._start_over(now, engine, reason)
 
     def _start_over(self, now: Context, engine: str, reason: str, version: int | None = None) -> None:
-        """Its process is stopped, and launched with what engines are launched with now."""
+        """Restarts an engine: stops its process, and launches one with the version that engines are launched with now."""
         self._outbox.gone.append(Gone(engine, final=False))
         self._stop(now, engine, reason, version)
 

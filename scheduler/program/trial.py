@@ -1,4 +1,5 @@
-"""Is a version at fault, or the engine that fails with it? (docs/decisions, "A bad version"). Pure, and the fleet's own.
+"""Decides whether a version is at fault, or the engine that fails with it (docs/decisions, "A bad version"). Pure; used by the
+fleet alone.
 
 A published version is on trial until the first engine has opened with it. Meanwhile:
 - an engine that fails with it is started anew with it: reloads go wrong that starts do not, and processes are killed by chance;
@@ -14,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Finding = Literal["engine", "again", "back"]
-"""What a failure means: the engine is at fault; its process is to be started with the version; it goes back."""
+"""The consequence of a failure: the engine is at fault; its process is to be started with the version; it goes back."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """Of one version, against the one that was live when it was published."""
+    """The trial of one version, against the one that was live when it was published."""
 
     version: int
     live: int
     began: int
-    """When (ns)."""
+    """The time at which the trial began, in ns."""
     why: str = ""
     """Why the version is bad, once it is."""
     tried: set[str] = field(default_factory=set)
@@ -38,7 +39,7 @@ class Trial:
         return self.live if self.failed else self.version
 
     def fails(self, engine: str, reason: str, version: int, started: int) -> Finding:
-        """An engine fails at `version`, with a process that was started with the weights of `started`."""
+        """Notes that an engine failed at `version`, in a process started with the weights of `started`; returns what follows."""
         if version != self.version:
             if version == self.live:
                 self.failed.pop(engine, None)
@@ -50,12 +51,12 @@ class Trial:
         return "back"
 
     def opens(self, engine: str, version: int) -> bool:
-        """An engine is open at `version`; answers whether that makes the version on trial a bad one."""
+        """Takes note that an engine is open at `version`; returns whether that shows the version on trial to be bad."""
         if version != self.live or engine not in self.failed:
             return False
         self.why = f"{engine}: {self.failed[engine]} (with version {self.live} it works)"
         return True
 
     def leaves(self, engine: str) -> None:
-        """Nobody will know whether the engine is at fault."""
+        """Takes note that an engine leaves: whether it was at fault will never be known, so its failure does not count."""
         self.failed.pop(engine, None)

@@ -113,7 +113,7 @@ class WeightUpdate(Reactor):
         self._contradicted = False
         """An engine has failed with the newest version, since its update began."""
         self._doubted = False
-        """Nobody leaves for the newest version until it is known whether it is bad."""
+        """Whether the newest version is doubted: no engine leaves for it until it is known whether it is bad."""
         self._bad: Verdict | None = None
         self._serials = itertools.count(1)
         self._commands: list[Do] = []

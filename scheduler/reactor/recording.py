@@ -216,7 +216,7 @@ class Recording:
     ) -> None:
         self._file = file
         self._whole = file.seek(0, os.SEEK_END)
-        """So much of the file has whole tags."""
+        """The length in bytes of the part of the file that has whole tags."""
         self._settings = settings
         self._limit = limit
         self._on_full = on_full
@@ -224,7 +224,7 @@ class Recording:
         self._size = 0
         self._last: Tag | None = None
         self.full = False
-        """Whether it ended before its run: it was long enough, or could not be written any more."""
+        """Whether the recording ended before its run: it reached its limit, or could not be written any more."""
 
     @classmethod
     def open(
@@ -272,7 +272,7 @@ class Recording:
         self._file.close()
 
     def _try(self, lines: Sequence[str]) -> None:
-        """Saves lines, unless it has ended; or ends it with what was whole before."""
+        """Saves lines, unless the recording has ended; if they cannot be written, ends it with what was whole before."""
         if self.full:
             return
         try:

@@ -24,5 +24,5 @@ def create(settings: AlgorithmSettings) -> Algorithm:
 
 
 def learns_from_one(algorithm: Algorithm) -> bool:
-    """Whether an episode that is alone in its group teaches anything: not where episodes of a group are compared."""
+    """Returns whether an episode alone in its group teaches anything; it does not where a group's episodes are compared."""
     return bool(algorithm.advantages(torch.ones(1, dtype=torch.float64)).any())

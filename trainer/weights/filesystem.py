@@ -113,7 +113,7 @@ class WeightsDirectory:
         self._rejection(version).write_text(why)
 
     def rejected(self, version: int) -> str | None:
-        """Why the gateway does not take a version; None: it did not say so."""
+        """Returns why the gateway does not take a version; None if it has not refused it."""
         try:
             return self._rejection(version).read_text()
         except FileNotFoundError:
