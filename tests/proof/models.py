@@ -149,7 +149,7 @@ _CONFIG = {
     "num_attention_heads": _HIDDEN // _HEAD,
     "num_key_value_heads": _HIDDEN // _HEAD,
     "head_dim": _HEAD,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 4096,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,

@@ -48,7 +48,7 @@ async def test_the_checker_catches(mutant: Mutant, mode: str) -> None:
 @pytest.mark.vllm
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_real_engines_lose_nothing_and_mislabel_nothing(mode: str) -> None:
-    plan = Plan(engine="vllm", mode=mode, updates=3, streams=8, agents=4, tokens=1800)
+    plan = Plan(engine="vllm", mode=mode, updates=3, streams=8, agents=4, tokens=3600)
     trial = await run_trial(plan, print)
     assert trial.problems == []
     assert trial.report.right

@@ -76,6 +76,7 @@ async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None
     values = settings_for(
         family.paths[0], work, engine=engine, update={"mode": plan.mode, "order": plan.order}
     )
+    values["models"]["demo"]["max_model_len"] = 4096
     async with run_gateway(values, in_process=False) as gateway:
         world = _World(plan, family, gateway, say)
         outcome = await world.run()
