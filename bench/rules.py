@@ -36,7 +36,7 @@ from bench.report import Steps, finish, machine, number, show
 from gateway.client import EpisodeRunner, GatewayClient, Task
 from gateway.client.agents import FunctionAgent
 from gateway.types import Group
-from tests.published import publish
+from tests.harness.weights import publish
 
 RULES = {"synchronous": 0, "one_step": 1, "verl": 1, "areal": 2, "roll": 2, "slime": 2, "staleflow": 2}
 """Each rule with the eta that it is given; what eta means to it is in `scheduler.policies.rules`."""

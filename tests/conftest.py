@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
-from tests.tiny import save_model
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.models import save_model
+from tests.harness.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
 # The same examples in every run, so that one that fails fails for everybody; whoever looks for more has others each time.
 settings.register_profile("unhurried", deadline=None, derandomize="HEADGATE_MACHINES" not in os.environ)

@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from gateway.engines.vllm import VLLMEngine
 from gateway.rollout.weights import read_weights
-from tests.acceptance.engines import vllm_settings
-from tests.acceptance.test_updates import probe_of
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.published import publish, write_manifest
-from tests.tiny import save_model
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.models import probe_of, save_model
+from tests.harness.vllm import vllm_settings
+from tests.harness.weights import publish, write_manifest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 

@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from gateway.types import EpisodeOpened
-from tests.acceptance.engines import vllm_settings
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.tiny import save_model
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.models import save_model
+from tests.harness.vllm import vllm_settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 

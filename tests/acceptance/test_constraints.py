@@ -24,8 +24,8 @@ from gateway.render.renderer import ChatRenderer, Tool
 from gateway.render.segmenter import Piece, Segmenter
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.types import Sampling
-from tests.acceptance.engines import vllm_settings
-from tests.tiny import save_model
+from tests.harness.models import save_model
+from tests.harness.vllm import vllm_settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 

@@ -17,8 +17,8 @@ from gateway.engines.process import EngineProcess
 from gateway.errors import EngineRefused, EngineUnreachable
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.types import Sampling
-from tests.acceptance.engines import vllm_settings
-from tests.tiny import save_model
+from tests.harness.models import save_model
+from tests.harness.vllm import vllm_settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.engines import vllm_settings
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.tiny import distribution, save_model
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.models import distribution, save_model
+from tests.harness.vllm import vllm_settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 

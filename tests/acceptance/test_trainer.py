@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.cluster.local import free_port
-from tests.acceptance.engines import PYTHON
+from tests.harness.vllm import PYTHON
 
 pytestmark = pytest.mark.vllm
 

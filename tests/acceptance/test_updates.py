@@ -9,10 +9,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.acceptance.engines import vllm_settings
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.published import publish
-from tests.tiny import logprobs, save_model
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.models import logprobs, probe_of, save_model
+from tests.harness.vllm import vllm_settings
+from tests.harness.weights import publish
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -20,16 +20,6 @@ NOISE = 2e-3
 """Nats between two float32 implementations of the same weights."""
 DISTINCT = 16
 """Spans of so many tokens cannot agree with two of these models by chance."""
-
-
-def probe_of(new: Path, parent: Path) -> dict[str, list[list[float]]]:
-    """What a trainer would put into the manifest."""
-    sequence = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
-    return {
-        "sequences": [sequence],
-        "new_logprobs": [logprobs(new, sequence)],
-        "parent_logprobs": [logprobs(parent, sequence)],
-    }
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import orjson
 from examples.service.programs import find_program
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
-from tests.acceptance.engines import PYTHON, vllm_settings
+from tests.harness.vllm import PYTHON, vllm_settings
 
 MARKS_EACH = 2**22
 """Marks of one fake engine's log, over all of its lives."""

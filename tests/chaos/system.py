@@ -29,8 +29,8 @@ from tests.chaos.journal import Journal
 from tests.chaos.processes import Process
 from tests.chaos.proxy import Link, free_port
 from tests.chaos.weights import save_sources
+from tests.harness.servers import PostgresServer, postgres_server
 from tests.proof.models import BLOCK, VERSIONS
-from tests.servers import PostgresServer, postgres_server
 
 ADMIN_KEY = "admin-of-the-chaos-proof"
 _CLUSTER_KEY = "cluster-of-the-chaos-proof"

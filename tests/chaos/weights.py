@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 
 from gateway.engines.fake.blocks import SHARPNESS, VOCABULARY
+from tests.harness.weights import write_manifest
 from tests.proof.models import BLOCK, VERSIONS, block_ids, save_counting
-from tests.published import write_manifest
 
 
 def save_sources(root: Path) -> list[Path]:

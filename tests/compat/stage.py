@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler.cluster.local import die_with_parent, free_port
-from tests.tiny import save_tokenizer
+from tests.harness.models import save_tokenizer
 
 START_S = 120.0
 NAMES = [

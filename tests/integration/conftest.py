@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, serve
-from tests.integration.elsewhere import Elsewhere, behind
+from tests.harness.gateways import RunningGateway, serve
+from tests.harness.upstream import Elsewhere, behind
+from tests.harness.weights import unlike
 
 
 @pytest.fixture
@@ -28,3 +29,9 @@ async def relayed(
     there, port = elsewhere
     async with behind(tiny_model, tmp_path, port, server={"keep_alive_s": 0.05}) as gateway:
         yield gateway, there
+
+
+@pytest.fixture
+def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
+    """The weights of versions 0 to 4, of which no two sample alike."""
+    return unlike(tmp_path, tiny_model)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.client import EpisodeRunner, RunStopped
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 ONE_OF_THREE_FAILS = """
 import pathlib, sys, urllib.request, os, json

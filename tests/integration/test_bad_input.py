@@ -11,9 +11,10 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import USER, nodes_of
-from tests.published import fake_weights, publish
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import nodes_of
+from tests.harness.scripted import USER
+from tests.harness.weights import fake_weights, publish
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import check_sampled_by_the_fake, nodes_of
-from tests.integration.test_updates import SEQUENCE, agent, check_everything, probe_of
-from tests.published import fake_weights, publish
+from tests.harness.agents import agent
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
+from tests.harness.weights import SEQUENCE, fake_weights, probe_of, publish
 
 DEADLINES = {"load_s": 1.0, "probe_s": 5.0}
 

@@ -13,13 +13,12 @@ import openai
 import pytest
 
 from gateway.errors import Unavailable
-from tests.clusters import run_cluster
-from tests.clusters import until as soon
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import until
-from tests.integration.test_retries import RETRY, drop, lasting, send, stops, turns_of
-from tests.integration.test_updates import faults
-from tests.servers import PostgresServer, RedisServer, redis_server
+from tests.harness.clusters import run_cluster
+from tests.harness.clusters import until as soon
+from tests.harness.gateways import RunningGateway, faults, run_gateway, settings_for
+from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
+from tests.harness.servers import PostgresServer, RedisServer, redis_server
+from tests.harness.waiting import until
 
 AGENT_KEY = "an-agents-key-0123456789"
 

@@ -21,9 +21,10 @@ import pytest
 
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
-from tests.clusters import Cluster, run_cluster, until
-from tests.integration.test_handover import RETRY, Answer, mark
-from tests.servers import PostgresServer, RedisServer, redis_server
+from tests.harness.clusters import Cluster, run_cluster, until
+from tests.harness.handovers import Answer, mark
+from tests.harness.retries import RETRY
+from tests.harness.servers import PostgresServer, RedisServer, redis_server
 
 AGENTS, REQUESTS = 6, 8
 

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.client.admin import GatewayRefused
 from gateway.types import groups_from_arrow, groups_to_arrow
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import nodes_of
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import nodes_of
 
 
 async def called(gateway: RunningGateway, headers: dict[str, str], count: int) -> list[str]:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.gateways import RunningGateway
-from tests.integration.support import (
-    TOOL_CALL,
-    TOOLS,
-    USER,
-    ScriptedEngine,
-    nodes_of,
-    path_to,
-    scripted_gateway,
-    until,
-)
+from tests.harness.callers import KEYS, Stage, code, notice_of, said, say, send, user
+from tests.harness.records import nodes_of, path_to
+from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-KEYS = {name: f"the-key-of-{name}-and-nobody-else" for name in ("ann", "bob", "few", "brief")}
-Stage = tuple[RunningGateway, ScriptedEngine]
 
 
 @pytest.fixture(scope="module")
@@ -36,40 +25,6 @@ async def stage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     models = {"demo": {"path": str(tiny_model), "thinking": False}}
     async with scripted_gateway(tiny_model, work, agents=agents, models=models) as running:
         yield running
-
-
-def said(content: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": content}
-
-
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-async def send(
-    stage: Stage, agent: str, messages: Sequence[Any], path: str = "", **more: Any
-) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {KEYS.get(agent, agent)}", **more.pop("headers", {})}
-    body = {"model": "m", "messages": messages, **more}
-    return await stage[0].http.post(f"{path}/v1/chat/completions", json=body, headers=headers)
-
-
-async def say(stage: Stage, agent: str, messages: Sequence[Any], reply: str = "so", **more: Any) -> str:
-    """The id of the episode that a call with this reply belonged to."""
-    stage[1].replies.append(reply)
-    answer = await send(stage, agent, messages, **more)
-    assert answer.status_code == 200, answer.text
-    return answer.headers["x-headgate-episode"]
-
-
-async def notice_of(stage: Stage, episode: str) -> str:
-    row = await stage[0].admin.episode(episode)
-    assert (await stage[0].admin.why(episode))["notice"] == row["notice"]
-    return row["notice"]
-
-
-def code(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]["code"]
 
 
 async def test_conversations_that_share_a_key_are_episodes_of_their_own(stage: Stage) -> None:

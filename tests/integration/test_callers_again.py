@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateways import RunningGateway
-from tests.integration.support import ScriptedEngine, scripted_gateway, until
-from tests.integration.test_callers import KEYS, Stage, code, notice_of, said, say, send, user
+from tests.harness.callers import KEYS, Stage, code, notice_of, said, say, send, user
+from tests.harness.gateways import RunningGateway
+from tests.harness.retries import RETRY
+from tests.harness.scripted import ScriptedEngine, scripted_gateway
+from tests.harness.waiting import until
 
-RETRY = {"x-stainless-retry-count": "1"}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

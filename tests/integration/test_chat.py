@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import RunningGateway
-from tests.integration.support import (
-    TOOL_CALL,
-    TOOLS,
-    USER,
-    ScriptedEngine,
-    client_of,
-    nodes_of,
-    scripted_gateway,
-)
+from tests.harness.agents import client_of
+from tests.harness.gateways import RunningGateway
+from tests.harness.records import nodes_of
+from tests.harness.scripted import TOOL_CALL, TOOLS, USER, ScriptedEngine, scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.api import generation
 from gateway.store import turns
-from tests.clusters import LIMIT_S, Cluster, Member, run_cluster, until
-from tests.servers import PostgresServer, RedisServer
+from tests.harness.clusters import LIMIT_S, Cluster, Member, run_cluster, until
+from tests.harness.servers import PostgresServer, RedisServer
 
 
 @pytest.fixture

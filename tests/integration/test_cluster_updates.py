@@ -15,18 +15,12 @@ import openai
 import pytest
 
 from gateway.client import GatewayClient
-from tests.clusters import Cluster, Member, placed, run_cluster, until
-from tests.integration.support import check_sampled_by_the_fake, sdk
-from tests.integration.test_updates import unlike
-from tests.servers import PostgresServer
+from tests.harness.agents import sdk
+from tests.harness.clusters import Cluster, Member, placed, run_cluster, until
+from tests.harness.records import check_sampled_by_the_fake
+from tests.harness.servers import PostgresServer
 
 PINNED = {"presence_penalty": 0.5}
-
-
-@pytest.fixture
-def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
-    """See `unlike`."""
-    return unlike(tmp_path, tiny_model)
 
 
 @pytest.fixture(params=["abort", "keep"])

@@ -10,16 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.elsewhere import Elsewhere
-from tests.integration.support import (
-    ScriptedEngine,
-    check_sampled_by_the_fake,
-    client_of,
-    nodes_of,
-    path_to,
-    scripted_gateway,
-)
+from tests.harness.agents import client_of
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import check_sampled_by_the_fake, nodes_of, path_to
+from tests.harness.scripted import ScriptedEngine, scripted_gateway
+from tests.harness.upstream import Elsewhere
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

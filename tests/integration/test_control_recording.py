@@ -11,7 +11,7 @@ from scheduler.policies.staleness_events import event_from_json
 from scheduler.program import PROGRAMS, ControlProgram
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Decision, Event, Run
-from tests.gateways import run_gateway, settings_for
+from tests.harness.gateways import run_gateway, settings_for
 
 
 async def test_the_ledgers_decisions_are_recorded_and_made_again_over_a_restart(

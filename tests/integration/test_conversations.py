@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import (
-    TOOL_CALL,
-    TOOLS,
-    USER,
-    check_sampled_by_the_fake,
-    client_of,
-    nodes_of,
-    path_to,
-    scripted_gateway,
-)
+from tests.harness.agents import client_of
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import check_sampled_by_the_fake, nodes_of, path_to
+from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,10 +12,9 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
 from gateway.types import CRASHED_ATTEMPT
-from tests.gateways import RunningGateway
-from tests.integration.support import until
-from tests.integration.test_retries import lasting, send
-from tests.integration.test_updates import faults
+from tests.harness.gateways import RunningGateway, faults
+from tests.harness.retries import lasting, send
+from tests.harness.waiting import until
 
 
 class Crashing:

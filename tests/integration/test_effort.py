@@ -12,9 +12,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.families.family import TEMPLATES
-from tests.integration.support import nodes_of, path_to, scripted_gateway
-from tests.integration.test_responses import Scripted
-from tests.unit.render.test_switches import EFFORT_TEMPLATE
+from tests.harness.records import nodes_of, path_to
+from tests.harness.responses import Scripted
+from tests.harness.scripted import scripted_gateway
+from tests.harness.templates import EFFORT_TEMPLATE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

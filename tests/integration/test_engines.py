@@ -12,43 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.engines.fake import identity, next_token
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import (
-    STOP_TOKENS,
-    check_sampled_by_the_fake,
-    nodes_of,
-    path_to,
-    until,
-)
-from tests.integration.test_updates import agent, check_everything, probe_of
-from tests.published import fake_weights, publish
+from tests.harness.agents import finished, start_agents
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines
+from tests.harness.records import STOP_TOKENS, check_everything, check_sampled_by_the_fake, nodes_of, path_to
+from tests.harness.waiting import until
 
 SEED = 7
-
-
-@pytest.fixture
-def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
-    """Version 0 is the model; 1 to 4 have nothing in common with it or each other."""
-    found = {0: tiny_model}
-    for version in range(1, 5):
-        source = fake_weights(tmp_path / f"source-{version}", f"weights {version}")
-        probe = probe_of(source, found[version - 1])
-        found[version] = publish(source, tmp_path / f"v{version}", version, version - 1, probe)
-    return found
-
-
-def two_engines(model: Path, work: Path, delay_s: float = 0.01, **overrides: Any) -> dict[str, Any]:
-    engine = {
-        "launch": "fake",
-        "count": 2,
-        "args": ["--delay-s", str(delay_s)],
-        **overrides.pop("engine", {}),
-    }
-    return settings_for(model, work, engine=engine, **overrides)
-
-
-def slots(gateway: RunningGateway) -> list[Any]:
-    return list(gateway.model.pool.slots.values())
 
 
 async def streams(gateway: RunningGateway) -> int:
@@ -59,16 +28,6 @@ async def last(gateway: RunningGateway, delay_s: float = 0.5) -> None:
     """What runs in the engines lasts, however slow the machine is, until they are told of a shorter delay."""
     for slot in slots(gateway):
         await gateway.fake("faults", slot, delay_s=delay_s)
-
-
-async def finished(agents: list[asyncio.Task[Any]], done: asyncio.Event) -> list[Any]:
-    done.set()
-    return list(await asyncio.gather(*agents))
-
-
-def start_agents(gateway: RunningGateway, count: int) -> tuple[list[asyncio.Task[Any]], asyncio.Event]:
-    done = asyncio.Event()
-    return [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(count)], done
 
 
 @pytest.mark.parametrize("order", ["rolling", "together"])

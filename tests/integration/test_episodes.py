@@ -10,9 +10,10 @@ import pytest
 from gateway.client import GatewayClient
 from gateway.client.admin import GatewayRefused
 from gateway.types import EpisodeMode
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import client_of, until
-from tests.published import fake_weights, publish
+from tests.harness.agents import client_of
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.waiting import until
+from tests.harness.weights import fake_weights, publish
 
 
 async def free_slots(gateway: RunningGateway) -> int:

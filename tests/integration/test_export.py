@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.feed import export as exports
 from gateway.types import FEED_SCHEMA, Group, groups_from_arrow, groups_to_arrow
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 
 async def rewarded(gateway: RunningGateway, task: str, members: int = 2, calls: int = 2) -> None:

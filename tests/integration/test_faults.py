@@ -20,10 +20,12 @@ from sqlalchemy import text
 from gateway.app import open_services
 from gateway.client import GatewayClient
 from gateway.settings import ConfigError, Settings
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import USER, check_sampled_by_the_fake, nodes_of, sdk, until
-from tests.integration.test_updates import agent, check_everything, faults, running
-from tests.published import fake_weights, publish
+from tests.harness.agents import agent, sdk
+from tests.harness.gateways import RunningGateway, faults, run_gateway, running, settings_for
+from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
+from tests.harness.scripted import USER
+from tests.harness.waiting import until
+from tests.harness.weights import fake_weights, publish
 
 
 @pytest.fixture

@@ -23,13 +23,14 @@ from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
 from gateway.grading import grading as gateway_grading
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, run_gateway, serve, settings_for
-from tests.integration.support import nodes_of, path_to, until
-from tests.published import fake_weights, publish
+from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.harness.records import nodes_of, path_to
+from tests.harness.waiting import until
+from tests.harness.weights import fake_weights, publish
 
 LONG_S = 60.0
 ONE_SLOT = {"batch": 1, "eta": 0, "min_members": 1}
-GATED = {"gated": {"function": "tests.graders:gated", "workers": 1, "timeout_s": 600.0}}
+GATED = {"gated": {"function": "tests.harness.graders:gated", "workers": 1, "timeout_s": 600.0}}
 
 
 class Judge:
@@ -93,7 +94,7 @@ async def test_an_episode_is_graded_by_functions_and_urls_with_their_weights(
     tiny_model: Path, tmp_path: Path, judge: Judge
 ) -> None:
     graders = {
-        "value": {"function": "tests.graders:constant", "weight": 2.0},
+        "value": {"function": "tests.harness.graders:constant", "weight": 2.0},
         "judge": {"url": judge.url, "weight": -1.0},
     }
     judge.answers.append((200, '{"reward": 0.25}'))
@@ -214,7 +215,7 @@ async def test_graders_are_tried_again(tiny_model: Path, tmp_path: Path, judge: 
     asked = tmp_path / "asked"
     graders = {
         "judge": {"url": judge.url, "retries": 3},
-        "slow": {"function": "tests.graders:fails_at_first", "retries": 2},
+        "slow": {"function": "tests.harness.graders:fails_at_first", "retries": 2},
     }
     judge.answers.extend([(500, "boom"), (429, ""), (200, "no json")])
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
@@ -229,7 +230,7 @@ async def test_graders_are_tried_again(tiny_model: Path, tmp_path: Path, judge: 
 async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
     tiny_model: Path, tmp_path: Path, judge: Judge, mode: Any
 ) -> None:
-    graders = {"value": {"function": "tests.graders:constant"}, "judge": {"url": judge.url}}
+    graders = {"value": {"function": "tests.harness.graders:constant"}, "judge": {"url": judge.url}}
     judge.answers.append((422, "what is this?"))
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
         episode, _ = await gateway.open("task", metadata={"value": 1.0}, mode=mode)
@@ -245,7 +246,7 @@ async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
 
 
 async def test_eval_episodes_are_graded_beside_the_ledger(tiny_model: Path, tmp_path: Path) -> None:
-    graders = {"value": {"function": "tests.graders:constant"}}
+    graders = {"value": {"function": "tests.harness.graders:constant"}}
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
         episode, _ = await gateway.open("task", mode="eval", metadata={"value": 0.5})
         fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
@@ -414,7 +415,7 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
             "aborted": 0,
             "reward_mean": 0.375,
         }
-        for more in (("--agent", "tests.graders:slowly"), ("--worker", "--", "worker")):
+        for more in (("--agent", "tests.harness.graders:slowly"), ("--worker", "--", "worker")):
             refusal = await invoke(*more)
             assert refusal.exit_code == 2
             assert "--grade is for a command" in refusal.output.replace("\n", " ")

@@ -29,13 +29,15 @@ from gateway.render.renderer import ChatRenderer
 from gateway.rollout.logged import TOKEN_BYTES
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
-from tests.clusters import CLUSTER_KEY, run_cluster
-from tests.gateways import serve, settings_for
-from tests.integration.gateway_process import GatewayProcess
-from tests.integration.support import STOP_TOKENS, lasting, until
-from tests.servers import PostgresServer, RedisServer, redis_server
+from tests.harness.clusters import CLUSTER_KEY, run_cluster
+from tests.harness.gateway_process import GatewayProcess
+from tests.harness.gateways import serve, settings_for
+from tests.harness.handovers import Answer, mark
+from tests.harness.records import STOP_TOKENS, lasting
+from tests.harness.retries import RETRY
+from tests.harness.servers import PostgresServer, RedisServer, redis_server
+from tests.harness.waiting import until
 
-RETRY = {"x-stainless-retry-count": "1"}
 LIMIT_S = 90.0
 CLIENT_S = 5.0
 """How long a retry waits for the next part of a stream: it may have been sent on to a process that sleeps."""
@@ -45,36 +47,6 @@ CLIENT_S = 5.0
 def redis() -> Iterator[RedisServer]:
     with redis_server() as server:
         yield server
-
-
-def mark(logprob: float) -> int:
-    """Which sampling it was."""
-    return round(-logprob * 2**20)
-
-
-@dataclass
-class Answer:
-    """What a client has got of a stream."""
-
-    id: str = ""
-    marks: list[int] = field(default_factory=list)
-    finish: str | None = None
-    failed: bool = False
-    """The connection broke, or an error came."""
-
-    def take(self, line: str) -> None:
-        if not line.startswith("data: {"):
-            return
-        event = json.loads(line[6:])
-        if "error" in event:
-            self.failed = True
-            return
-        self.id = event["id"]
-        for choice in event["choices"]:
-            self.marks += [
-                mark(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]
-            ]
-            self.finish = choice["finish_reason"] or self.finish
 
 
 @dataclass

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.client.admin import GatewayRefused
 from gateway.types import Lease, groups_to_arrow
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import nodes_of, versions_of
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import nodes_of, versions_of
 from tests.machines.virtual import Clock
 
 

@@ -14,8 +14,8 @@ from gateway.rollout.call import Call
 from gateway.services import open_services
 from gateway.settings import ConfigError, Settings
 from scheduler.lengths import Features
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import until
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.waiting import until
 
 LEARNT = {"ranker": "boosted", "warm_s": 60.0}
 LONG, SHORT = "write a long story", "yes or no"

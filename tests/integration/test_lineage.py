@@ -10,8 +10,8 @@ import pytest
 
 from gateway.client.admin import GatewayRefused
 from gateway.types import Episode, TokenFlag
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.published import fake_weights, publish
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.weights import fake_weights, publish
 from trainer.packing import rows_of
 
 PARENTS = {1: 0, 2: 1, 3: 1}

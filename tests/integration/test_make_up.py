@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from examples.service.programs import find_program
 from gateway.client import GatewayClient
 from scheduler.cluster.local import LocalProcess, free_port
-from tests.integration.served import command_line, descendants
-from tests.integration.support import until
+from tests.harness.gateway_command import command_line, descendants
+from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
 WORDS = re.compile(r"\b(headgate_\w+|process_\w+|up)\b")

@@ -15,8 +15,10 @@ import pytest
 import pytest_asyncio
 
 from gateway.engines.fake.engine import Faults
-from tests.gateways import RunningGateway
-from tests.integration.support import ScriptedEngine, nodes_of, path_to, scripted_gateway, until
+from tests.harness.gateways import RunningGateway
+from tests.harness.records import nodes_of, path_to
+from tests.harness.scripted import ScriptedEngine, scripted_gateway
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

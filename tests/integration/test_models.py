@@ -16,10 +16,10 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.engines.fake.engine import Faults
 from gateway.types import EpisodeMode
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, serve
-from tests.integration.support import check_sampled_by_the_fake, until, versions_of
-from tests.published import fake_weights, publish
-from tests.several import Engines, gateway_of
+from tests.harness.gateways import Engines, RunningGateway, gateway_of, serve
+from tests.harness.records import check_sampled_by_the_fake, versions_of
+from tests.harness.waiting import until
+from tests.harness.weights import fake_weights, publish
 
 
 @pytest.fixture

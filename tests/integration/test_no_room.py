@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.clusters import until
-from tests.gateways import run_gateway, settings_for
-from tests.unit.store.test_no_room import Disk
+from tests.harness.clusters import until
+from tests.harness.disk import Disk
+from tests.harness.gateways import run_gateway, settings_for
 
 LONG = [{"role": "user", "content": "x" * 20_000}]
 

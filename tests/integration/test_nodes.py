@@ -13,12 +13,10 @@ import pytest
 from gateway.client import GatewayRefused
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import until
-from tests.integration.test_engines import finished, start_agents, versions
-from tests.integration.test_updates import check_everything
-
-__all__ = ["versions"]  # a fixture
+from tests.harness.agents import finished, start_agents
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.records import check_everything
+from tests.harness.waiting import until
 
 QUICK = {"margin_s": 0.0, "min_stay_s": 0.0, "deadline_s": 20.0, "claim_s": 60.0}
 BOTH = ["rollout", "train"]

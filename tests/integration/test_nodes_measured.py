@@ -10,7 +10,7 @@ import pytest
 
 from gateway.client import GatewayRefused
 from scheduler.program.nodes import Filling
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 BOTH = ["rollout", "train"]
 

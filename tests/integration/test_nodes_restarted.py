@@ -14,9 +14,9 @@ import httpx
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
 from scheduler.cluster.local import free_port
-from tests.gateways import serve, settings_for
-from tests.integration.gateway_process import GatewayProcess
-from tests.integration.support import until
+from tests.harness.gateway_process import GatewayProcess
+from tests.harness.gateways import serve, settings_for
+from tests.harness.waiting import until
 from trainer.feed import Feed
 from trainer.nodes import Nodes
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import RunningGateway, run_gateway
-from tests.integration.support import check_sampled_by_the_fake, nodes_of, until
-from tests.integration.test_engines import finished, slots, start_agents, two_engines, versions
-from tests.integration.test_updates import check_everything
-
-__all__ = ["versions"]
+from tests.harness.agents import finished, start_agents
+from tests.harness.gateways import RunningGateway, run_gateway, slots, two_engines
+from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
+from tests.harness.waiting import until
 
 
 def of_version(gateway: RunningGateway, version: int) -> list[Any]:

@@ -14,10 +14,16 @@ from pathlib import Path
 import pytest
 
 from scheduler.cluster.local import LocalProcess
-from tests.integration.cluster_process import UP_S, RunningCluster, run_cluster, run_to_end, write_files
-from tests.integration.ray_nodes import RayNodes, node_of, ray_nodes
-from tests.integration.support import until
-from tests.integration.test_scheduler_run import trainer
+from tests.harness.ray_nodes import RayNodes, node_of, ray_nodes
+from tests.harness.scheduler_process import (
+    UP_S,
+    RunningCluster,
+    run_cluster,
+    run_to_end,
+    trainer,
+    write_files,
+)
+from tests.harness.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -11,34 +11,23 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from gateway.errors import Unavailable
 from gateway.store import answers
-from tests.gateways import RunningGateway
-from tests.integration.support import (
-    TOOL_CALL,
-    ScriptedEngine,
-    client_of,
-    nodes_of,
-    path_to,
-    scripted_gateway,
-    sdk,
-)
-from tests.open_responses import check_event, check_response
+from tests.harness.agents import client_of, sdk
+from tests.harness.records import nodes_of
+from tests.harness.responses import Scripted, checked, create, one_path, streamed
+from tests.harness.retries import RETRY
+from tests.harness.scripted import TOOL_CALL, scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-Scripted = tuple[RunningGateway, ScriptedEngine]
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ADD: Any = {
     "type": "function",
     "name": "add",
     "description": "Adds.",
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
-RETRY = {"x-stainless-retry-count": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +42,6 @@ def scripted(shared: Scripted) -> Scripted:
     shared[1].replies.clear()
     shared[1].requests.clear()
     return shared
-
-
-def checked(response: Any) -> Any:
-    """A response that is what the SDK's types say; the SDK itself does not look."""
-    said = response.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    Response.model_validate(said)
-    check_response(said)
-    return response
-
-
-async def create(client: openai.AsyncOpenAI, text: Any, **body: Any) -> Any:
-    return checked(await client.responses.create(**{"model": "gpt-4o", "input": text, **body}))
-
-
-async def streamed(client: openai.AsyncOpenAI, text: Any, **body: Any) -> list[Any]:
-    stream = await client.responses.create(**{"model": "gpt-4o", "input": text, "stream": True, **body})
-    events = [event async for event in stream]
-    for event in events:
-        said = event.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        EVENT.validate_python(said)
-        check_event(said)
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    return events
 
 
 async def test_a_whole_response(scripted: Scripted) -> None:
@@ -180,19 +146,6 @@ async def test_logprobs(scripted: Scripted) -> None:
         events = await streamed(client, "ho", include=include)
         said = [e.logprobs for e in events if e.type == "response.output_text.delta"]
         assert [entry.token for some in said for entry in some] == ["y", "e", "s"]
-
-
-async def one_path(gateway: RunningGateway, episode: str, turns: int) -> None:
-    """Every turn goes on from the tokens of the one before it."""
-    nodes = await nodes_of(gateway, episode)
-    sampled = [node for node in nodes if node["sampled"]]
-    assert len(sampled) == turns
-    before: list[int] = []
-    for node in sampled:
-        path = path_to(nodes, node)
-        assert path[: len(before)] == before
-        before = path + node["ids"]
-    assert [node["parent"] for node in nodes] == list(range(-1, len(nodes) - 1)), "no branches"
 
 
 def output(call: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.test_responses import Scripted, create, one_path, scripted_gateway, streamed
+from tests.harness.responses import Scripted, create, one_path, streamed
+from tests.harness.scripted import scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

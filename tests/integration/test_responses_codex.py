@@ -10,8 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.support import client_of, scripted_gateway
-from tests.integration.test_responses import EVENT, Scripted, one_path
+from tests.harness.agents import client_of
+from tests.harness.responses import EVENT, Scripted, one_path
+from tests.harness.scripted import scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, serve
-from tests.integration.elsewhere import Elsewhere, behind, call_of, events
-from tests.integration.support import sdk
+from tests.harness.agents import sdk
+from tests.harness.gateways import RunningGateway, serve
+from tests.harness.upstream import Elsewhere, behind, call_of, events
 
 WHOLE = {
     "id": "resp_far",

@@ -20,9 +20,9 @@ from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.types import Group, Lease, TokenFlag
 from scheduler.cluster.local import free_port
-from tests.gateways import serve, settings_for
-from tests.integration.gateway_process import GatewayProcess
-from tests.published import fake_weights, publish
+from tests.harness.gateway_process import GatewayProcess
+from tests.harness.gateways import serve, settings_for
+from tests.harness.weights import fake_weights, publish
 
 Action = tuple[str, ...]
 

@@ -16,7 +16,7 @@ from gateway.cli import app
 from gateway.control import retention
 from gateway.sections import RetentionSettings
 from gateway.store.retention import Ages
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 LATER = time.time() + 1_000_000
 EVERYTHING = Ages(LATER, LATER, LATER)

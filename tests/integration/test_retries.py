@@ -14,42 +14,13 @@ import openai
 import pytest
 
 from gateway.api.generation import WHOLE_INTERVAL
-from gateway.engines.fake import create_fake_app, identity, next_token
+from gateway.engines.fake import create_fake_app
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, run_gateway, serve, settings_for
-from tests.integration.support import (
-    STOP_TOKENS,
-    TOOL_CALL,
-    TOOLS,
-    USER,
-    ScriptedEngine,
-    check_sampled_by_the_fake,
-    nodes_of,
-    scripted_gateway,
-    until,
-)
-from tests.integration.test_updates import faults
-
-RETRY = {"x-stainless-retry-count": "1"}
-
-
-def lasting(gateway: RunningGateway, seed: int | None = None) -> dict[str, Any]:
-    """A request whose reply takes 40 to 80 tokens: the fake engine is a function, so that can be known."""
-    weights = identity(str(gateway.settings.model.path.resolve()))
-    for number in range(1, 200):
-        message = {"role": "user", "content": "why" * number}
-        context = gateway.model.renderer.render([message], [])
-        length = 0
-        while length <= 80 and context[-1] not in STOP_TOKENS[:1] * bool(length):
-            context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
-            length += 1
-        if 40 <= length <= 80:
-            return {"model": "m", "messages": [message], "seed": seed}
-    raise AssertionError("no such question")
-
-
-async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:
-    return [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for
+from tests.harness.records import STOP_TOKENS, check_sampled_by_the_fake, nodes_of
+from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
+from tests.harness.scripted import TOOL_CALL, TOOLS, USER, ScriptedEngine, scripted_gateway
+from tests.harness.waiting import until
 
 
 async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 1) -> dict[str, Any]:
@@ -62,28 +33,6 @@ async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 1) -
     check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()})
     assert 0 <= gateway.engine.sampled - len(turn["ids"]) <= lost
     return turn
-
-
-async def stops(gateway: RunningGateway) -> None:
-    await until(lambda: gateway.engine.running == 0, "the engine stops")
-
-
-async def send(
-    gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], **more: str
-) -> httpx.Response:
-    return await gateway.http.post("/v1/chat/completions", json=body, headers={**headers, **more})
-
-
-async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], tokens: int) -> None:
-    """Sends a request, and breaks the connection when the engine has sampled some tokens of it."""
-    enough = gateway.engine.sampled + tokens
-    call = asyncio.create_task(send(gateway, headers, body), name="dropped")
-    await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= enough, "it generates")
-    before = gateway.engine.faults
-    gateway.engine.set_faults({"delay_s": 0.5})  # it is not over before the end is noticed
-    call.cancel()
-    await stops(gateway)
-    gateway.engine.faults = before
 
 
 def told(answer: httpx.Response) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 NO_NUMBERS = ['"0.5"', "true", "false", "null", "[1]", "NaN", "Infinity", "1e999", "1" + "0" * 400]
 LONG_S = 60.0
@@ -23,7 +23,7 @@ async def bounded(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGate
         tmp_path,
         rewards={"min": -1.0, "max": 2.0},
         staleness={"batch": 1, "eta": 0},
-        graders={"value": {"function": "tests.graders:constant", "retries": 0}},
+        graders={"value": {"function": "tests.harness.graders:constant", "retries": 0}},
     )
     async with run_gateway(values) as gateway:
         yield gateway

@@ -8,27 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.integration.cluster_process import KEY, UP_S, run_cluster, run_to_end
-from tests.integration.support import until
-from tests.published import fake_weights, publish
-
-RANK = """
-import json, os, pathlib, time
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HEADGATE_TRAIN_NODES", "HEADGATE_ADMIN_KEY")
-told = {name: os.environ.get(name) for name in names}
-aside = pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}.tmp")
-aside.write_text(json.dumps(told))
-aside.rename(pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}-{os.getpid()}.json"))
-while not pathlib.Path(FOLDER, "done").exists():
-    time.sleep(0.05)
-"""
-
-
-def trainer(folder: Path, ranks: int, **keys: str) -> str:
-    """A `[trainer]` whose ranks write down what they were told, and end once there is a file `done`."""
-    folder.joinpath("rank.py").write_text(RANK.replace("FOLDER", repr(str(folder))))
-    more = "\n".join(f"{key} = {value}" for key, value in keys.items())
-    return f'[trainer]\ncommand = ["{{python}}", "{folder}/rank.py"]\nranks = {ranks}\n{more}\n'
+from tests.harness.scheduler_process import KEY, UP_S, run_cluster, run_to_end, trainer
+from tests.harness.waiting import until
+from tests.harness.weights import fake_weights, publish
 
 
 async def test_everything_is_started_tended_and_ended(tiny_model: Path, tmp_path: Path) -> None:

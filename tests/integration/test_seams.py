@@ -12,8 +12,9 @@ import pytest
 
 from gateway.engines.fake import create_fake_app
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, run_gateway, serve, settings_for
-from tests.integration.support import TOOL_CALL, TOOLS, ScriptedEngine, nodes_of
+from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.harness.records import nodes_of
+from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine
 
 LONG_TEXT = "one two three, émile and 漢字 🙂 too\n\nand a second paragraph without an end"
 

@@ -12,7 +12,7 @@ from gateway.client import GatewayClient
 from gateway.demo import WORDS
 from gateway.engines.fake import VOCABULARY
 from scheduler.cluster.local import LocalProcess, free_port
-from tests.integration.served import Served
+from tests.harness.gateway_command import Served
 
 
 async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Path) -> None:

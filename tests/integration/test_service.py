@@ -14,10 +14,10 @@ import pytest
 
 from gateway.client import GatewayClient
 from scheduler.cluster.local import free_port
-from tests.gateways import settings_for
-from tests.integration.served import Served, command_line, descendants, served
-from tests.integration.support import until
-from tests.servers import PostgresServer
+from tests.harness.gateway_command import Served, command_line, descendants, served
+from tests.harness.gateways import settings_for
+from tests.harness.servers import PostgresServer
+from tests.harness.waiting import until
 
 KEY = "an admin key that nobody knows"
 

@@ -15,7 +15,7 @@ from gateway.engines.process import connect
 from gateway.errors import EngineError
 from gateway.types import Sampling
 from scheduler.cluster.local import free_port
-from tests.gateways import serve
+from tests.harness.gateways import serve
 
 
 @asynccontextmanager

@@ -17,9 +17,10 @@ import pytest
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from scheduler.cluster.local import free_port
-from tests.gateways import serve, settings_for
-from tests.integration.served import Served, served
-from tests.integration.support import sdk, until
+from tests.harness.agents import sdk
+from tests.harness.gateway_command import Served, served
+from tests.harness.gateways import serve, settings_for
+from tests.harness.waiting import until
 
 SLOW_S = 0.05
 TOKENS = 40

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import until
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.waiting import until
 
 
 async def test_an_empty_ledger(gateway: RunningGateway) -> None:

@@ -13,8 +13,9 @@ from openai.types.chat import ChatCompletion
 
 from gateway.errors import Unavailable
 from gateway.store import answers
-from tests.gateways import RunningGateway
-from tests.integration.support import TOOL_CALL, TOOLS, USER, ScriptedEngine, client_of, scripted_gateway, sdk
+from tests.harness.agents import client_of, sdk
+from tests.harness.gateways import RunningGateway
+from tests.harness.scripted import TOOL_CALL, TOOLS, USER, ScriptedEngine, scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,9 +11,9 @@ import pytest
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Decision, Event, read
-from tests.gateways import RunningGateway, run_gateway
-from tests.integration.support import lasting, until
-from tests.integration.test_engines import slots, two_engines
+from tests.harness.gateways import RunningGateway, run_gateway, slots, two_engines
+from tests.harness.records import lasting
+from tests.harness.waiting import until
 
 LONG = 60
 """Tokens of a long call at most; short ones have 4."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gateway.client import EpisodeRunner, load_agent
 from gateway.client.agents import read_tasks
-from tests.integration.support import nodes_of, path_to, scripted_gateway
+from tests.harness.records import nodes_of, path_to
+from tests.harness.scripted import scripted_gateway
 
 TOOLS = Path(__file__).parents[2] / "examples" / "tools"
 

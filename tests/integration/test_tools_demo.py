@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from examples.tools_demo import tasks, teacher
 from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
 from gateway.client.agents import Task
-from tests.integration.support import nodes_of, path_to, scripted_gateway
+from tests.harness.records import nodes_of, path_to
+from tests.harness.scripted import scripted_gateway
 from trainer.conversations import Rows, spoken
 from trainer.warmstart import Recipe, warm_start
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 from gateway.engines.fake import FakeEngine, create_fake_app
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, run_gateway, serve, settings_for
-from tests.integration.trainer_process import POINTS, REPLAY, Point, start
-from tests.tiny import logprobs
+from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.harness.models import logprobs
+from tests.harness.trainer_process import POINTS, REPLAY, Point, start
 from tests.unit.trainer.rollouts import episodes
 from trainer.learner import Learner
 from trainer.settings import Settings

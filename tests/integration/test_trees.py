@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from gateway.store import turns
 from gateway.types import Episode, Node
-from tests.gateways import RunningGateway
-from tests.integration.support import TOOL_CALL, TOOLS, ScriptedEngine, scripted_gateway
+from tests.harness.gateways import RunningGateway
+from tests.harness.retries import RETRY
+from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine, scripted_gateway
 from trainer.packing import rows_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = "the-key-of-an-agent-and-its-helpers"
-RETRY = {"x-stainless-retry-count": "1"}
 THOUGHT = "<think>\nhmm\n</think>\n\n"
 Said = tuple[list[int], list[int]]
 """What the engine was given, and what it said."""

@@ -3,88 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.engines.fake import identity, token_logprob
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import (
-    USER,
-    check_sampled_by_the_fake,
-    client_of,
-    nodes_of,
-    until,
-)
-from tests.published import fake_weights, publish
-
-SEQUENCE = [5, 9, 200, 3, 77, 12]
-
-
-def probe_of(new: Path, parent: Path) -> dict[str, Any]:
-    def scores(weights: Path) -> list[float]:
-        pairs = pairwise(SEQUENCE)
-        return [token_logprob(identity(str(weights)), previous, token) for previous, token in pairs]
-
-    return {"sequences": [SEQUENCE], "new_logprobs": [scores(new)], "parent_logprobs": [scores(parent)]}
-
-
-def unlike(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
-    """Version 0 is the model; 1 to 3 have nothing in common with it or each other."""
-    found = {0: tiny_model}
-    for version in (1, 2, 3):
-        source = fake_weights(tmp_path / f"source-{version}", f"weights {version}")
-        probe = probe_of(source, found[version - 1])
-        found[version] = publish(source, tmp_path / f"v{version}", version, version - 1, probe)
-    return found
-
-
-@pytest.fixture
-def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
-    """See `unlike`."""
-    return unlike(tmp_path, tiny_model)
-
-
-async def faults(gateway: RunningGateway, **values: Any) -> None:
-    await gateway.fake("faults", **values)
-
-
-async def running(gateway: RunningGateway) -> int:
-    """Requests in the engine, by its own count."""
-    return (await gateway.fake("state"))["running"]
-
-
-async def agent(gateway: RunningGateway, done: asyncio.Event, number: int) -> tuple[str, list[int]]:
-    """Streams one reply after the other until `done`; answers how many tokens it got in each."""
-    counts: list[int] = []
-    async with client_of(gateway, mode="eval") as (client, episode):
-        while not done.is_set():
-            question: Any = {"role": "user", "content": f"agent {number}, call {len(counts)}"}
-            stream = await client.chat.completions.create(
-                model="m", messages=[question], stream=True, logprobs=True, max_tokens=60
-            )
-            choices = [choice async for chunk in stream for choice in chunk.choices]
-            assert choices[-1].finish_reason in ("stop", "length")
-            counts.append(sum(len(c.logprobs.content or []) for c in choices if c.logprobs))
-    return episode, counts
-
-
-async def check_everything(gateway: RunningGateway, versions: dict[int, Path], agents: list[Any]) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how many turns have more than one version."""
-    crossed = 0
-    for episode, counts in agents:
-        nodes = await nodes_of(gateway, episode)
-        turns = [node for node in nodes if node["sampled"]]
-        assert [len(turn["ids"]) for turn in turns] == counts, "received is recorded"
-        for turn in turns:
-            assert turn["mask_reason"] == ""
-            check_sampled_by_the_fake(nodes, turn, versions)
-            crossed += len(turn["versions"]) > 1
-            numbers = [version for version, _ in turn["versions"]]
-            assert numbers == sorted(numbers)
-    return crossed
+from tests.harness.agents import agent
+from tests.harness.gateways import faults, run_gateway, running, settings_for
+from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
+from tests.harness.scripted import USER
+from tests.harness.waiting import until
 
 
 async def test_streams_cross_three_updates_and_every_token_is_of_its_version(

@@ -12,19 +12,10 @@ import pytest
 from starlette.responses import Response
 
 from gateway.client.admin import GatewayRefused
-from tests.gateways import RunningGateway
-from tests.integration.elsewhere import (
-    EVENTS,
-    WHOLE,
-    WORDS,
-    Elsewhere,
-    behind,
-    call_of,
-    event,
-    events,
-    streaming,
-)
-from tests.integration.support import USER, sdk
+from tests.harness.agents import sdk
+from tests.harness.gateways import RunningGateway
+from tests.harness.scripted import USER
+from tests.harness.upstream import EVENTS, WHOLE, WORDS, Elsewhere, behind, call_of, event, events, streaming
 
 
 async def test_a_whole_answer_is_the_upstreams_own_and_recorded(

@@ -12,8 +12,8 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway
-from tests.integration.elsewhere import (
+from tests.harness.gateways import RunningGateway
+from tests.harness.upstream import (
     EVENTS,
     Elsewhere,
     behind,
@@ -23,7 +23,7 @@ from tests.integration.elsewhere import (
     streaming,
     whole_or_streamed,
 )
-from tests.integration.support import until
+from tests.harness.waiting import until
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,7 +11,7 @@ import pytest
 from gateway.client.admin import GatewayRefused
 from gateway.types import TokenFlag
 from scheduler.policies.staleness_events import Publish
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from tests.gateways import settings_for
-from tests.integration.served import served, write_toml
-from tests.servers import PostgresServer
+from tests.harness.gateway_command import served, write_toml
+from tests.harness.gateways import settings_for
+from tests.harness.servers import PostgresServer
 
 VLLM = {"launch": "vllm", "python": sys.executable}
 

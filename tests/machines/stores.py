@@ -25,7 +25,7 @@ from gateway.store.connections import begin_reading, connect
 from gateway.store.database import Database
 from gateway.store.models import Base
 from gateway.store.schema import bring_up_to_date
-from tests.servers import PostgresServer, postgres_server
+from tests.harness.servers import PostgresServer, postgres_server
 
 T = TypeVar("T")
 LEASE_S = 5.0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, show
-from tests.acceptance.engines import PYTHON
+from tests.harness.vllm import PYTHON
 from tests.proof.checker import COUNTS
 from tests.proof.models import VERSIONS
 from tests.proof.mutants import MUTANTS, Mutant

@@ -24,9 +24,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from gateway.engines.fake import identity, token_logprob
+from tests.harness.models import VOCABULARY, save_tokenizer
+from tests.harness.weights import fake_weights, publish
 from tests.proof.checker import Code
-from tests.published import fake_weights, publish
-from tests.tiny import VOCABULARY, save_tokenizer
 
 BLOCK = 10
 VERSIONS = 9

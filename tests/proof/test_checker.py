@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.harness.models import logprobs
 from tests.proof import checker
 from tests.proof.checker import Code, Report, check
 from tests.proof.models import BLOCK, SHARPNESS, VERSIONS, build, save_counting
-from tests.tiny import logprobs
 
 CODE = Code(
     [list(range(10 * v, 10 * v + 10)) for v in range(3)],

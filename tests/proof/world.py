@@ -20,8 +20,8 @@ import httpx
 import openai
 
 from gateway.types import EpisodeOpened
-from tests.acceptance.engines import vllm_settings
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.vllm import vllm_settings
 from tests.proof.models import Family
 
 _WAIT_S = {"fake": 120.0, "vllm": 600.0}

@@ -14,11 +14,11 @@ import typer
 import uvloop
 
 from bench.report import Steps, finish, machine, show
+from tests.harness.models import save_model
+from tests.harness.servers import postgres_server
 from tests.seam.checker import COUNTS, Report
 from tests.seam.mutants import MUTANTS
 from tests.seam.world import fuzz, seam
-from tests.servers import postgres_server
-from tests.tiny import save_model
 
 _SHOWN = 20
 """How many times the state is shown."""

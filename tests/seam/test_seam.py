@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import Cluster
+from tests.harness.clusters import Cluster
+from tests.harness.servers import PostgresServer
 from tests.seam.checker import COUNTS, Report, hidden, tag
 from tests.seam.mutants import MUTANTS, Mutant
 from tests.seam.world import fuzz, seam
-from tests.servers import PostgresServer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from gateway.api.door import served_path
 from gateway.client import GatewayClient
-from tests.clusters import Cluster, run_cluster
+from tests.harness.clusters import Cluster, run_cluster
 from tests.seam.checker import Report
 from tests.seam.hostile import conversation, talk
 from tests.seam.ordinary import Client

@@ -11,9 +11,9 @@ from typing import Any
 
 from gateway.engines.fake import FakeEngine, create_fake_app
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, run_gateway, serve, settings_for
-from tests.integration.elsewhere import Elsewhere
-from tests.integration.support import until
+from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.harness.upstream import Elsewhere
+from tests.harness.waiting import until
 
 ROOT = "the-root-key-of-everything"
 UPSTREAM_KEY = "sk-the-upstream-key-of-the-admin"

@@ -14,7 +14,7 @@ from gateway.app import create_app
 from gateway.server import listening
 from gateway.settings import ConfigError, Settings
 from scheduler.cluster.local import free_port
-from tests.gateways import settings_for
+from tests.harness.gateways import settings_for
 
 KEY = "the-root-key-of-everything"
 CLUSTER = "the-key-of-the-cluster"

@@ -12,8 +12,9 @@ import pytest_asyncio
 
 from gateway.json_depth import MAX_DEPTH, MAX_SAMPLED_DEPTH
 from gateway.render.formats import TOOL_FORMS, ToolForm
-from tests.gateways import RunningGateway
-from tests.integration.support import TOOLS, USER, ScriptedEngine, nodes_of, scripted_gateway
+from tests.harness.gateways import RunningGateway
+from tests.harness.records import nodes_of
+from tests.harness.scripted import TOOLS, USER, ScriptedEngine, scripted_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,7 +15,7 @@ from gateway.engines.process import _COMMANDS
 from gateway.errors import BadRequest
 from gateway.sections import EngineSettings, ModelSettings, is_public
 from gateway.settings import ConfigError, Settings
-from tests.gateways import run_gateway, settings_for
+from tests.harness.gateways import run_gateway, settings_for
 
 PUBLIC = ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"]
 PRIVATE = [

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 import gateway.keys
 from gateway.control.callers import Caller
 from gateway.settings import ConfigError, Settings
-from tests.gateways import settings_for
+from tests.harness.gateways import settings_for
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -19,8 +19,8 @@ from gateway.control.limits import Limits, Rooms, Ticket
 from gateway.control.projects import Projects
 from gateway.errors import BadRequest, Busy
 from gateway.settings import Settings
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import until
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

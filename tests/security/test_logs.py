@@ -17,7 +17,7 @@ from gateway.engines.process import connect
 from gateway.errors import EngineError
 from gateway.logs import Formatter, told
 from scheduler.cluster.local import free_port
-from tests.integration.support import TOOLS
+from tests.harness.scripted import TOOLS
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,7 +11,7 @@ import pytest
 from gateway.app import create_app
 from gateway.control.projects import Projects
 from gateway.settings import ConfigError, Settings
-from tests.gateways import settings_for
+from tests.harness.gateways import settings_for
 from tests.security.tenants import ROOT, Tenants, agent_key_of, bearer, key_of, routes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

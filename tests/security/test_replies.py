@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from gateway.api.upstream import replies_of
 from scheduler.cluster.local import free_port
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.elsewhere import Elsewhere, behind
-from tests.integration.support import until
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.upstream import Elsewhere, behind
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

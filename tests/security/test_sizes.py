@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.sections import RequestSettings
-from tests.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

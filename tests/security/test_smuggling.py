@@ -20,7 +20,7 @@ from gateway.control.projects import Projects
 from gateway.keys import Keyring
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
-from tests.gateways import serve
+from tests.harness.gateways import serve
 
 AGENT, ROOT, LIMIT = "the-key-of-the-agent", "the-key-of-root", 16 * 2**20
 ADMIN, CALL = "/admin/v1/status", "/v1/chat/completions"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.published import publish, write_manifest
+from tests.harness.weights import publish, write_manifest
 from tests.security.tenants import Tenants, bearer, key_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

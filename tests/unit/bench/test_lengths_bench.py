@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.lengths import scored, synthetic, unseen
-from tests.unit.bench.test_other_benches import report_of
+from tests.unit.bench.reports import report_of
 
 
 def test_it_ends_with_its_keys(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from bench import reactor_broadcast, reactor_gym, reactor_marl, reactor_qlearnin
 from bench.control import Plan, measure
 from bench.reactor import GOALS, keys
 from bench.reactor_sides import Result, Side, take_turns
-from tests.unit.bench.test_other_benches import report_of
+from tests.unit.bench.reports import report_of
 
 SMALL: dict[str, Callable[[], dict[str, Callable[[], Side]]]] = {
     "broadcast": lambda: reactor_broadcast.sides(0.01, 5, ray=False),

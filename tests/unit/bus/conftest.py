@@ -11,7 +11,7 @@ from gateway.bus.base import Bus
 from gateway.bus.memory import MemoryBus
 from gateway.bus.opening import open_bus
 from gateway.sections import BusSettings
-from tests.servers import RedisServer, redis_server
+from tests.harness.servers import RedisServer, redis_server
 
 Connect = Callable[..., Bus]
 

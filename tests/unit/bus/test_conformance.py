@@ -6,23 +6,11 @@ import asyncio
 import random
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
-from gateway.bus.base import Entry, Log, Process
-from tests.integration.support import until
+from gateway.bus.base import Process
+from tests.harness.waiting import until
+from tests.unit.bus.calls import BEGUN, A, B, C, goes_on, only
 from tests.unit.bus.conftest import Connect
-
-A, B, C = Process("a", "http://a"), Process("b", "http://b"), Process("c")
-BEGUN = Entry("call", "place", 1, b"\x00head", b"1", 0, b"\x00\x01\x02\x03")
-
-
-def goes_on(at: int, body: bytes, **values: Any) -> Entry:
-    return replace(BEGUN, head=b"", state=str(at).encode(), at=at, body=body, **values)
-
-
-async def only(bus: Any, place: str = "place") -> Log:
-    (log,) = await bus.find(place)
-    return log
 
 
 async def test_a_process_is_alive_until_it_leaves(connect: Connect) -> None:

@@ -19,7 +19,7 @@ from gateway.sections import BusSettings
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Sampling
-from tests.integration.support import until
+from tests.harness.waiting import until
 
 PLACE = "ep", "request"
 PROMPT = np.asarray([1, 2, 3], np.int32)

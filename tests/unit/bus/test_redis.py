@@ -13,9 +13,9 @@ from gateway.bus.base import Bus
 from gateway.bus.opening import open_bus
 from gateway.errors import BusAway
 from gateway.sections import BusSettings
-from tests.integration.support import until
-from tests.servers import RedisServer, redis_server
-from tests.unit.bus.test_conformance import BEGUN, A, goes_on, only
+from tests.harness.servers import RedisServer, redis_server
+from tests.harness.waiting import until
+from tests.unit.bus.calls import BEGUN, A, goes_on, only
 
 
 @pytest.fixture

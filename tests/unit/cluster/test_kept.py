@@ -12,21 +12,7 @@ from scheduler.cluster.errors import NodeLost
 from scheduler.cluster.kept import Budget, GivenUp, Kept
 from scheduler.cluster.launch import Ended, Running
 from tests.machines.virtual import Clock, VirtualLoop
-
-
-class Process:
-    """Ends when it is told to."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.host, self.port = name, "127.0.0.1", 1
-        self.stopped = False
-        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> Ended:
-        return await asyncio.shield(self.ended)
-
-    async def stop(self, grace_s: float) -> None:
-        self.stopped = True
+from tests.unit.cluster.processes import Process
 
 
 class World:

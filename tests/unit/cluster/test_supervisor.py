@@ -17,7 +17,7 @@ from scheduler.cluster.launch import Ended, Job, Running
 from scheduler.cluster.local import free_port
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen
-from tests.unit.cluster.test_kept import Process
+from tests.unit.cluster.processes import Process
 
 GROUP = '[[groups]]\nname = "s"\ntags = ["rollout"]\nmost = 2\n'
 LEARNER = '[nodes.t]\ntags = ["train"]\n'

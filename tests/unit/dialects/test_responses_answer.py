@@ -21,8 +21,8 @@ from gateway.render.segmenter import Segmenter
 from gateway.rollout.reply import Choices, Reply
 from gateway.sections import ModelSettings
 from gateway.trajectories.conversation import digests
-from tests.open_responses import check_event, check_response
-from tests.tiny import save_tokenizer
+from tests.harness.models import save_tokenizer
+from tests.harness.open_responses import check_event, check_response
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

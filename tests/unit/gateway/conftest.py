@@ -6,7 +6,7 @@ import pytest
 
 from gateway.render.renderer import ChatRenderer
 from gateway.sections import ModelSettings
-from tests.tiny import save_tokenizer
+from tests.harness.models import save_tokenizer
 
 
 @pytest.fixture(scope="session")

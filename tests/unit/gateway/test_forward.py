@@ -18,7 +18,7 @@ from gateway.errors import Elsewhere
 from gateway.keys import Keyring
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
-from tests.gateways import serve
+from tests.harness.gateways import serve
 
 KEY, BODY = "the-key-of-the-agent", b"one" * 1000
 URL = "http://gateway/v1/chat/completions"

@@ -16,8 +16,8 @@ from safetensors.torch import save_file as save_torch
 from gateway.errors import Unprocessable
 from gateway.rollout.tensors import scan
 from gateway.rollout.weights import read_weights
-from tests.published import fake_weights, write_manifest
-from tests.tiny import save_model, tensors
+from tests.harness.models import save_model, tensors
+from tests.harness.weights import fake_weights, write_manifest
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import Unprocessable
 from gateway.rollout.weights import read_weights
-from tests.published import fake_weights, publish
+from tests.harness.weights import fake_weights, publish
 
 PROBE = {"sequences": [[1, 2]], "new_logprobs": [[-1.0]], "parent_logprobs": [[-2.0]]}
 

@@ -16,7 +16,7 @@ from gateway import workers
 from gateway.settings import ConfigError, Settings
 from gateway.workers import KeptEngine, Supervisor, Worker, check, delay_s
 from scheduler.cluster.local import LocalProcess, free_port
-from tests.integration.support import until
+from tests.harness.waiting import until
 
 SLEEP = "import time; time.sleep(3600)"
 

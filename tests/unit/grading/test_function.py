@@ -34,7 +34,7 @@ def episode(**metadata: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def grader(name: str, workers: int = 1, timeout_s: float = 60.0) -> AsyncIterator[FunctionGrader]:
-    made = FunctionGrader(f"tests.graders:{name}", workers, timeout_s)
+    made = FunctionGrader(f"tests.harness.graders:{name}", workers, timeout_s)
     yield made
     await made.close()
 
@@ -119,7 +119,7 @@ async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     code = (
         "import asyncio\n"
         "from gateway.grading.function import FunctionGrader\n"
-        "grader = FunctionGrader('tests.graders:behave', 1, 600.0)\n"
+        "grader = FunctionGrader('tests.harness.graders:behave', 1, 600.0)\n"
         f"asyncio.run(grader.grade({{'metadata': {{'do': 'hang', 'pid': {str(pid)!r}}}}}))\n"
     )
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
@@ -133,8 +133,8 @@ async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("tests.no_such_module:f", "No module named 'tests.no_such_module'"),
-        ("tests.graders:nobody", "there is no function nobody in tests.graders"),
-        ("tests.graders:Path.nobody", "there is no function"),
+        ("tests.harness.graders:nobody", "there is no function nobody in tests.harness.graders"),
+        ("tests.harness.graders:Path.nobody", "there is no function"),
     ],
 )
 async def test_a_function_that_cannot_be_imported_is_told_at_once(name: str, words: str) -> None:

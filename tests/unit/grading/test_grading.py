@@ -132,7 +132,7 @@ async def test_cancelling_a_grade_ends_its_tries() -> None:
 
 
 async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> None:
-    settings = {"mine": GraderSettings(function="tests.graders:nobody")}
+    settings = {"mine": GraderSettings(function="tests.harness.graders:nobody")}
     with pytest.raises(ConfigError, match=r"\[graders\.mine\] function: .*cannot be imported"):
         await Grading.open(settings, None, {})  # type: ignore[arg-type]
 

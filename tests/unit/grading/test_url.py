@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from gateway.grading.base import GradingFailed
 from gateway.grading.url import UrlGrader
 from scheduler.cluster.local import free_port
-from tests.gateways import serve
+from tests.harness.gateways import serve
 
 
 class Server:

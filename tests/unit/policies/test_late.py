@@ -16,7 +16,7 @@ from scheduler.policies.placement import Choice, Engines, OpenEngine
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-from tests.unit.policies.test_placement import MODEL, calls, poured
+from tests.unit.policies.placements import MODEL, calls, poured
 
 LATE = Choice("gain", mu=0.3, urgency=8.0)
 LONG = EngineModel(k1=1e-4, k2=0.1, k3=1e-3, k4=0.1)

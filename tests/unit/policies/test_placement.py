@@ -15,9 +15,7 @@ from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-
-MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
-GAIN = Choice("gain", mu=0.3)
+from tests.unit.policies.placements import GAIN, MODEL, calls, poured
 
 
 def waterfall(choice: Choice = GAIN, **versions: int) -> Waterfall:
@@ -25,16 +23,6 @@ def waterfall(choice: Choice = GAIN, **versions: int) -> Waterfall:
     for name, version in versions.items():
         engines.opened(name, version, MODEL)
     return Waterfall(engines)
-
-
-def poured(fall: Waterfall, *wishes: Arrived) -> dict[str, str]:
-    for wish in wishes:
-        fall.add(wish)
-    return {wish.call: engine for wish, engine in fall.pour()}
-
-
-def calls(count: int, version: int = 0) -> list[Arrived]:
-    return [Arrived(f"v{version}-{i}", version, 10) for i in range(count)]
 
 
 def test_each_call_goes_where_it_adds_most_and_what_finds_no_room_waits() -> None:

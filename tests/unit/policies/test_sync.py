@@ -8,7 +8,7 @@ from scheduler.policies.migration import MigrationSettings, Movable, moves
 from scheduler.policies.placement import Choice, OpenEngine, Wish
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.program.calls import Arrived
-from tests.unit.policies.test_placement import GAIN, MODEL
+from tests.unit.policies.placements import GAIN, MODEL
 
 
 def engine(name: str, version: int, running: int, waiting: int = 0) -> OpenEngine:

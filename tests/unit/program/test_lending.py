@@ -12,7 +12,7 @@ from scheduler.program import ControlProgram
 from scheduler.program.events import Do, Step
 from scheduler.program.nodes import NodeAdded
 from scheduler.reactor import replay
-from tests.unit.program.test_properties import ANSWERS, SETTINGS
+from tests.unit.program.answers import ANSWERS, SETTINGS
 from tests.unit.program.world import MODEL, Answer, World
 
 T0 = {"a": "t0", "b": "t0"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,96 +10,16 @@ from hypothesis import strategies as st
 from scheduler.program import ControlProgram
 from scheduler.program.calls import (
     Arrived,
-    Closed,
     Demand,
     EngineSeen,
     Fitted,
     Left,
-    Move,
     Opened,
-    Placed,
     Seen,
 )
-from scheduler.program.events import Added, Begun, Published
-from scheduler.reactor import SECOND, Recording, Runtime, VirtualClock, replay
-from scheduler.reactor.elements import PhysicalAction
-
-MODEL = "actor"
-ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
-"""Has room for three calls, with mu = 0.3 (`tests/unit/policies/test_placement.py`)."""
-
-
-class Field:
-    """A model's engines and calls, as the placement is told of them. Nobody takes the steps of updates."""
-
-    def __init__(self, order: str = "rolling", **placement: Any) -> None:
-        given = {"rule": "gain", "mu": 0.3, "engine": ENGINE, **placement}
-        self.program = ControlProgram({"models": {MODEL: {"update": {"order": order}, "placement": given}}})
-        self.reactor = self.program.placements[MODEL]
-        self.clock = VirtualClock()
-        self.runtime = Runtime(self.program, self.clock)
-        self.open: dict[str, int] = {}
-        self.placed: dict[str, str] = {}
-        """Where calls are that have not left."""
-        self.wanted: dict[str, Arrived] = {}
-        self.moves: list[Move] = []
-        self.pulled: list[str] = []
-        self.runtime.observe(self.reactor.placed, self._on_placed)
-        self.runtime.observe(self.reactor.moves, lambda _tag, moves: self.moves.extend(moves))
-        self.runtime.observe(self.reactor.pull, lambda _tag, names: self.pulled.extend(names))
-        self.runtime.start()
-        self.runtime.advance()
-        self.tell(self.reactor.begun, Begun(0))
-        self.tell(self.program.updates[MODEL].begun, Begun(0))
-
-    def tell(self, action: PhysicalAction[Any], value: Any) -> None:
-        self.runtime.inject(action, value)
-        self.runtime.advance()
-
-    def opens(self, **versions: int) -> Field:
-        for name, version in versions.items():
-            self.open[name] = version
-            self.tell(self.reactor.opened, Opened(name, version))
-        return self
-
-    def closes(self, *names: str) -> Field:
-        for name in names:
-            self.open.pop(name, None)
-            self.tell(self.reactor.closed, Closed(name))
-        return self
-
-    def arrive(self, *calls: Arrived) -> Field:
-        self.wanted.update((call.call, call) for call in calls)
-        self.tell(self.reactor.demand, Demand((), calls))
-        return self
-
-    def leave(self, *names: str) -> Field:
-        for name in names:
-            self.placed.pop(name, None)
-            self.wanted.pop(name, None)
-        self.tell(self.reactor.demand, Demand(tuple(Left(name, 20) for name in names)))
-        return self
-
-    def second(self, *seen: EngineSeen) -> Field:
-        self.runtime.run_until(self.clock.now() + SECOND)
-        self.tell(self.reactor.seen, Seen(seen))
-        return self
-
-    def publish(self, version: int) -> Field:
-        self.tell(self.program.updates[MODEL].published, Published(version))
-        return self
-
-    def _on_placed(self, _tag: object, placed: tuple[Placed, ...]) -> None:
-        for one in placed:
-            call = self.wanted.pop(one.call)  # it waited, and is placed once
-            assert one.call not in self.placed
-            assert one.engine in self.open
-            assert self.open[one.engine] >= call.version
-            self.placed[one.call] = one.engine
-
-
-def calls(*names: str, version: int = 0, **fields: Any) -> list[Arrived]:
-    return [Arrived(name, version, 10, **fields) for name in names]
+from scheduler.program.events import Added
+from scheduler.reactor import Recording, Runtime, VirtualClock, replay
+from tests.unit.program.field import ENGINE, MODEL, Field, calls
 
 
 def test_calls_wait_until_an_engine_opens_and_then_in_their_order() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.program.calls import EngineSeen
 from scheduler.program.events import Added, Begun
-from tests.unit.program.test_placement import MODEL, Field, calls
+from tests.unit.program.field import MODEL, Field, calls
 
 
 def test_while_one_is_away_to_pull_no_other_leaves_however_long_it_takes() -> None:

@@ -5,35 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program.events import Do, Step
+from tests.unit.program.answers import ANSWERS, SETTINGS
 from tests.unit.program.world import Answer, World
 
 ENGINES = ["a", "b", "c"]
-SETTINGS = st.tuples(
-    st.fixed_dictionaries({"max_restarts": st.integers(0, 2), "backoff_s": st.sampled_from([1, 3])}),
-    st.fixed_dictionaries(
-        {
-            "mode": st.sampled_from(["abort", "keep"]),
-            "order": st.sampled_from(["rolling", "together", "pull"]),
-        }
-    ),
-)
-ANSWER = st.builds(
-    Answer,
-    ok=st.sampled_from([True, True, True, False]),
-    after_s=st.sampled_from([1, 1, 0, 2, 3, 4, 6, 8, None]),
-    pinned=st.sampled_from([0, 0, 2]),
-    stubborn=st.booleans(),
-)
-ANSWERS = st.dictionaries(
-    st.sampled_from(get_args(Step)), st.lists(ANSWER, min_size=1, max_size=4), max_size=6
-)
-"""What becomes of a step when it is begun for the first time, the second, ...; then, and of other steps: done in 1 s."""
 HAPPENS = st.one_of(
     st.tuples(st.just("run"), st.integers(0, 12)),
     st.tuples(st.just("run"), st.integers(0, 12)),

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.program.events import Do, Step
 from scheduler.program.trial import Trial
-from tests.unit.program.test_update import but, fleet_of
+from tests.unit.program.fleets import but, fleet_of
 from tests.unit.program.world import Answer, World
 
 

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step
+from tests.unit.program.fleets import but, fleet_of
 from tests.unit.program.world import Answer, World
-
-
-def fleet_of(*engines: str, **update: Any) -> World:
-    """Engines that are open at version 0, at second 10."""
-    world = World(update=update).add(*engines).run(10)
-    assert all(engine.runs == 0 for engine in world.watch.engines.values())
-    world.story()
-    return world
-
-
-def but(wrong: Callable[[Do], bool], answer: Answer) -> Callable[[Do], Answer]:
-    """Every step is done in a second, but some."""
-    return lambda do: answer if wrong(do) else Answer()
 
 
 def test_a_new_engine_is_named_and_probed_before_it_is_opened() -> None:

@@ -14,8 +14,7 @@ import scheduler.program
 from scheduler.cli import app
 from scheduler.reactor import Program
 from scheduler.reactor.draw import duration, mermaid, svg
-from tests.unit.reactor.test_properties import SPEC
-from tests.unit.reactor.test_recording import limited, record
+from tests.unit.reactor.recordings import SPEC, limited, record
 from tests.unit.reactor.toys import build, toy
 
 

@@ -158,7 +158,8 @@ def test_a_changed_decision_is_found_and_a_cut_recording_replays(
 def test_hashes_do_not_matter() -> None:
     """The record is the same in processes that hash strings differently."""
     code = (
-        "import tempfile; from tests.unit.reactor.test_properties import perform, SPEC, EVENTS\n"
+        "import tempfile; from tests.unit.reactor.recordings import SPEC\n"
+        "from tests.unit.reactor.test_properties import perform, EVENTS\n"
         "with tempfile.TemporaryDirectory() as folder: print('\\n'.join(perform(SPEC, EVENTS, folder)))"
     )
     told = {
@@ -175,11 +176,6 @@ def test_hashes_do_not_matter() -> None:
     assert told.pop().count('"port"') > 10
 
 
-_REACTION = {"on": [0, 1, 2, 3], "reads": [4], "writes": [0, 1, 2], "deadline": None}
-SPEC: dict[str, Any] = {
-    "reactors": [{"inputs": 3, "outputs": 2, "reactions": [_REACTION, {**_REACTION, "deadline": 0}]}] * 3,
-    "links": [[0, 3, None], [1, 6, None], [2, 7, None], [3, 0, 0], [4, 1, 1], [5, 4, 0]],
-}
 EVENTS = [
     ("inject", 1),
     ("inject", 2),

@@ -30,30 +30,8 @@ from scheduler.reactor import (
     replay,
 )
 from scheduler.reactor.recording import Decision, Event, Full, Late, read
+from tests.unit.reactor.recordings import limited, record
 from tests.unit.reactor.toys import Again, Fleet, Log, Lost, toy
-
-
-def record(
-    path: Path, settings: dict[str, Any] | None = None, close: bool = True, late: bool = False
-) -> list[str]:
-    """Two engines are lost, the second so long before anybody looks that the log is late. Answers the lines."""
-    program = toy(settings or {})
-    recording = Recording.open(path, settings or {})
-    clock = VirtualClock(1000)
-    runtime = Runtime(program, clock, recording)
-    runtime.start()
-    fleet = program.reactors[0]
-    assert isinstance(fleet, Fleet)
-    runtime.inject(fleet.lost, Lost("e0", -9))
-    runtime.run_until(2 * SECOND)
-    runtime.inject(fleet.lost, Lost("e1"))
-    if late:
-        clock.advance_to(2 * SECOND + 6 * MILLISECOND)
-    runtime.advance()
-    if close:
-        recording.close()
-        recording.close()
-    return path.read_text().splitlines()
 
 
 def test_the_lines(tmp_path: Path) -> None:
@@ -285,24 +263,6 @@ def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:
 
 
 # A recording that is long enough
-
-
-def limited(path: Path, limit: int, events: int = 6) -> tuple[list[int], int]:
-    """A run whose recording has a limit; answers what was counted in it, and how often it was said that it is full."""
-    program, said, seen = toy({}), [], []
-    fleet, log = program.reactors
-    assert isinstance(fleet, Fleet)
-    assert isinstance(log, Log)
-    recording = Recording.open(path, {}, limit, on_full=lambda: said.append(path.stat().st_size))
-    runtime = Runtime(program, VirtualClock(), recording)
-    runtime.observe(log.count, lambda _, value: seen.append(value))
-    runtime.start()
-    for number in range(events):
-        runtime.inject(fleet.lost, Lost(f"e{number}"))
-        runtime.run_until(number * SECOND)
-    recording.close()
-    assert recording.full == bool(said)
-    return seen, len(said)
 
 
 def test_a_recording_ends_at_its_limit_and_the_program_goes_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.render.renderer import check_model
 from gateway.sections import ModelSettings
 from gateway.settings import ConfigError
-from tests.tiny import save_tokenizer
+from tests.harness.models import save_tokenizer
 
 
 def test_a_config_is_needed_only_where_an_engine_loads_the_model(tmp_path: Path) -> None:

@@ -12,21 +12,11 @@ from gateway.render.renderer import ChatRenderer
 from gateway.render.switches import EFFORTS, NONE, Switches, chosen
 from gateway.sections import ModelSettings
 from tests.families.family import named, renderer, save
-from tests.tiny import save_tokenizer
+from tests.harness.models import save_tokenizer
+from tests.harness.templates import EFFORT_TEMPLATE
 
 TALK = [{"role": "user", "content": "hi"}]
 OFF = Switches(thinking=False)
-EFFORT_TEMPLATE = """{%- set effort = reasoning_effort | default("medium") -%}
-{%- if effort not in ["low", "medium", "high"] %}{{ raise_exception("no such effort") }}{% endif -%}
-<|im_start|>system
-Reasoning: {{ effort }}<|im_end|>
-{% for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""A template that takes an effort, in the way of gpt-oss, and refuses those that it does not know."""
 
 
 def with_template(directory: Path, template: str, **values: bool) -> ChatRenderer:

@@ -36,7 +36,7 @@ from scheduler.policies.staleness import (
     event_from_json,
     event_to_json,
 )
-from tests.unit.scheduler.test_staleness_races import lost, play, solos, table
+from tests.unit.scheduler.races import lost, play, solos, table
 
 
 def no_room(late: Literal["cancel", "drop", "mask"]) -> Ledger:

@@ -9,7 +9,6 @@ from scheduler.policies.staleness import (
     Admit,
     BufferReady,
     CloseGroup,
-    Command,
     Consume,
     Consumed,
     Drop,
@@ -29,28 +28,7 @@ from scheduler.policies.staleness import (
     Reward,
     Skipped,
 )
-
-
-def play(limits: LedgerSettings, *events: Event) -> Ledger:
-    book = Ledger(limits)
-    for event in events:
-        assert not any(isinstance(command, Refuse) for command in book.apply(event)), event
-    return book
-
-
-def solos(names: str) -> list[Event]:
-    """Groups of one, whose episodes have the groups' names."""
-    return [Join(name, name, 1) for name in names]
-
-
-def lost(names: str, reason: str) -> list[Command]:
-    """What is told when these groups of one are given up while they run."""
-    return [command for x in names for command in (GroupDropped(x, reason), AbortEpisode(x, reason))]
-
-
-def table(book: Ledger) -> list[tuple[int, str, int, int]]:
-    return [(row.buffer, row.state, row.occupied, row.reserved) for row in book.buffers()]
-
+from tests.unit.scheduler.races import lost, play, solos, table
 
 # Members
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.simulate.planned import Planned, split
-from tests.unit.simulate.test_combined import run
-from tests.unit.simulate.test_world import scenario
+from tests.unit.simulate.scenarios import run, scenario
 
 ALIKE = {"kind": "lognormal", "median": 300, "sigma": 0.1, "longest": 1000}
 TAIL = {"kind": "tail", "median": 300, "longest": 8400}

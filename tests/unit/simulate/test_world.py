@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from scheduler.simulate.meter import ROLES, Meter
 from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.world import World
+from tests.unit.simulate.scenarios import scenario
 
 BOUND: dict[str, Callable[[int], float]] = {
     "sync_colocated": lambda eta: 0,
@@ -37,22 +37,6 @@ LIVE: dict[str, Callable[[int], int]] = {
     "streamrl": lambda eta: 2,
 }
 """The most batches that may be live."""
-
-
-def scenario(**changes: Any) -> Scenario:
-    """A small cluster."""
-    base: dict[str, Any] = {
-        "name": "small",
-        "gpus": 8,
-        "model": "7B",
-        "batch": 8,
-        "group": 4,
-        "eta": 1,
-        "batches": 6,
-        "warmup": 2,
-        "lengths": {"kind": "lognormal", "median": 300, "sigma": 0.9, "longest": 6000},
-    }
-    return Scenario(**{**base, **changes})
 
 
 BEFORE = "3f62875c991eb937a3a4f2aa386910fd3fe2c1f30c9c80bc7ded99dd51afa10c"

@@ -10,7 +10,7 @@ import pytest
 from gateway.sections import StoreSettings
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date
-from tests.servers import PostgresServer
+from tests.harness.servers import PostgresServer
 
 KINDS = ("sqlite", "postgresql")
 NewStore = Callable[[], str]

@@ -16,7 +16,7 @@ from gateway.sections import StoreSettings
 from gateway.store import answers, connections, episodes
 from gateway.store.answers import Whose
 from gateway.store.schema import bring_up_to_date
-from tests.unit.store.test_round_trips import episode
+from tests.unit.store.rows import episode
 
 STORED = 60
 MINE = Whose("", "mine")

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from gateway.sections import StoreSettings
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date, newest_revision
-from tests.servers import PostgresServer
+from tests.harness.servers import PostgresServer
 
 TRIES = 6
 LIMIT_S = 120.0

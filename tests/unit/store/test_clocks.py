@@ -19,9 +19,7 @@ from gateway.sections import FeedSettings, RetentionSettings, StoreSettings
 from gateway.store import clock, decisions, episodes, turns
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
-from tests.unit.store.test_retries import NAME, record, turn
-from tests.unit.store.test_round_trips import episode
-from tests.unit.store.test_stored_ledger import MINE, leases_of
+from tests.unit.store.rows import MINE, NAME, episode, leases_of, record, turn
 
 HOUR = 3600.0
 Work = Callable[[Database], Coroutine[Any, Any, object]]

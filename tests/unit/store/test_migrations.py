@@ -28,7 +28,7 @@ from gateway.store.connections import driver
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
 from gateway.store.models import Base
-from tests.servers import PostgresServer
+from tests.harness.servers import PostgresServer
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, event
 
 from gateway.errors import Unavailable
 from gateway.sections import StoreSettings
@@ -17,42 +17,7 @@ from gateway.store import ledger as statements
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
-
-ROOM = 2**31 - 2
-_RAISE = """
-CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN RAISE EXCEPTION 'could not extend file "base/1/2"' USING ERRCODE = '53100'; END $$;
-CREATE TRIGGER no_room BEFORE INSERT ON ledger_events EXECUTE FUNCTION no_room()
-"""
-
-
-class Disk:
-    """Of a database: it has room, or none. SQLite's own limit of pages counts as its disk; PostgreSQL is told to say so."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._pages = ROOM
-        if engine.dialect.name == "sqlite":
-            event.listen(engine, "connect", self._limit)
-            event.listen(engine, "checkout", lambda raw, record, _proxy: self._limit(raw, record))
-
-    def _limit(self, raw: Any, _record: Any) -> None:
-        raw.execute(f"PRAGMA max_page_count={self._pages}")
-
-    def fill(self) -> None:
-        """No page can be added any more."""
-        self._pages = 1  # SQLite takes as many as there are
-        self._tell(_RAISE)
-
-    def make_room(self) -> None:
-        """There is room again."""
-        self._pages = ROOM
-        self._tell("DROP TRIGGER no_room ON ledger_events")
-
-    def _tell(self, statement: str) -> None:
-        if self._engine.dialect.name == "postgresql":
-            with self._engine.begin() as connection:
-                connection.exec_driver_sql(statement)
+from tests.harness.disk import Disk
 
 
 def append(number: int) -> Callable[[Connection], int]:

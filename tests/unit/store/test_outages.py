@@ -24,7 +24,7 @@ from gateway.store.commits import Committer
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
-from tests.servers import PostgresServer, postgres_server
+from tests.harness.servers import PostgresServer, postgres_server
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from gateway.sections import StoreSettings
 from gateway.store import retention
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date
-from tests.servers import PostgresServer
+from tests.harness.servers import PostgresServer
 
 FILLED = Filled(30_000)
 BIG = {"episodes", "calls", "nodes", "decisions", "ledger_events", "exchanges", "answers"}

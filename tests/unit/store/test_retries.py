@@ -5,28 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway.errors import Conflict
 from gateway.sections import StoreSettings
 from gateway.store import episodes, turns
 from gateway.store.database import Database
-from gateway.types import Node
 from tests.unit.store.locks import wait_for_a_lock
-from tests.unit.store.test_round_trips import call, episode
-
-NAME, BODY = "n" * turns.NAME, "b" * turns.NAME
-
-
-def turn(call_id: str, index: int = 0, **values: Any) -> tuple[list[Node], dict[str, Any]]:
-    """Of the request."""
-    empty = np.empty(0, np.int32)
-    node = Node(
-        index, -1, 0, True, empty, np.empty(0, np.float32), empty, np.empty(0, np.uint8), 1.0, "", call_id
-    )
-    row = call(call_id, "e", node=index) | {"request_key": NAME + BODY}
-    return [node], row | values
+from tests.unit.store.rows import BODY, NAME, episode, record, turn
 
 
 @pytest.fixture
@@ -35,12 +21,6 @@ async def database(store_url: str) -> Any:
     await opened.submit(lambda c: episodes.insert_episode(c, episode("e")))
     yield opened
     await opened.close()
-
-
-async def record(database: Database, *made: Any, ago_s: float = 60.0) -> None:
-    """A turn whose call came so many seconds ago."""
-    arrived = time.monotonic() - ago_s
-    await database.submit(lambda c: turns.insert_turn(c, *made, arrived=arrived))
 
 
 async def begin(database: Database, call_id: str, name: str = NAME) -> bool:

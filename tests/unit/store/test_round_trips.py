@@ -25,6 +25,7 @@ from gateway.store.models import CallRow, EpisodeRow
 from gateway.store.schema import bring_up_to_date
 from gateway.types import Node
 from tests.unit.store.locks import wait_for_a_lock
+from tests.unit.store.rows import call, episode
 
 texts = st.text(st.characters(codec=None), max_size=300) | st.sampled_from(
     ["", "\0", "a\0b", "\ud800", "\udfff\ud800", "\ufdd0", "\ufdd00000", "\U0010ffff", "%_\\'\"", " ", "\x1b"]
@@ -45,22 +46,6 @@ def engine(store_url: str) -> Iterator[Engine]:
     bring_up_to_date(opened, StoreSettings(url=store_url))
     yield opened
     opened.dispose()
-
-
-def episode(name: str, **others: Any) -> dict[str, Any]:
-    return {
-        "id": name, "key_hash": f"hash of {name}", "task_id": "t", "group_id": "g", "mode": "train", "model": "m", "details": {},
-        "version": 0, "state": "open", "reason": "", "reward": None, "components": None, "created_at": 1.0, "closed_at": None,
-        "agent": "", "notice": "", "error": "", **others,
-    }  # fmt: skip
-
-
-def call(name: str, episode_id: str, **others: Any) -> dict[str, Any]:
-    return {
-        "id": name, "episode_id": episode_id, "model": "m", "node": 0, "request_key": "", "api": "chat", "stream": False,
-        "asked": {}, "used": {}, "logprobs_mode": "p", "engine": "e", "finish_reason": "stop", "prompt_tokens": 1,
-        "completion_tokens": 1, "pauses": 0, "digest": b"", "received_at": 1.0, "first_token_s": None, "seconds": 0.1, **others,
-    }  # fmt: skip
 
 
 @many

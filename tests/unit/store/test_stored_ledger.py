@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from gateway.errors import Conflict, NotFound, Unavailable
-from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger, check_settings
-from gateway.sections import FeedSettings, StalenessSettings, StoreSettings
+from gateway.sections import StalenessSettings, StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
@@ -37,9 +36,7 @@ from scheduler.policies.staleness_events import (
     Reward,
 )
 from tests.unit.store.conftest import NewStore
-from tests.unit.store.test_round_trips import call, episode
-
-MINE = StalenessSettings(batch=2, eta=1, min_members=1)
+from tests.unit.store.rows import MINE, call, episode, leases_of
 
 
 @pytest.fixture
@@ -58,11 +55,6 @@ def crashed(url: str) -> str:
     with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
         source.backup(target)
     return f"sqlite:///{copy}"
-
-
-async def leases_of(database: Database, ledger: StoredLedger, lease_s: float = 1000.0) -> Leases:
-    reader = GroupReader("m", MINE)
-    return await Leases.load(database, ledger, FeedSettings(lease_s=lease_s), reader)
 
 
 # Settings

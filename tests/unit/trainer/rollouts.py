@@ -13,7 +13,7 @@ import httpx
 
 from gateway.client import EpisodeRunner, Task
 from gateway.client.agents import FunctionAgent
-from tests.gateways import RunningGateway
+from tests.harness.gateways import RunningGateway
 
 
 @asynccontextmanager

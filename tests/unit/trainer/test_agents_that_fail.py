@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from scheduler.cluster.local import ChildDied
-from tests.gateways import RunningGateway
+from tests.harness.gateways import RunningGateway
 from trainer.metrics import Metrics
 from trainer.run import lonely, run
 from trainer.settings import Settings

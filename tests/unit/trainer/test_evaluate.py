@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.client import EpisodeOutcome
-from tests.gateways import RunningGateway
+from tests.harness.gateways import RunningGateway
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate, summary
 from trainer.settings import Settings

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.gateways import RunningGateway
+from tests.harness.gateways import RunningGateway
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.test_run import settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import settings_of, train_one, trainer_of
 from trainer.errors import PublishFailed, VersionRejected
 from trainer.run import Clock, Trainer
 from trainer.settings import Settings

@@ -14,9 +14,9 @@ import torch
 
 from gateway.client import GatewayRefused
 from gateway.types import Group, LeasedGroups
-from tests.gateways import RunningGateway
+from tests.harness.gateways import RunningGateway
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.test_run import settings_of, trainer_of
+from tests.unit.trainer.runs import settings_of, trainer_of
 from trainer import model
 from trainer.errors import LeaseLost
 from trainer.feed import Feed

@@ -15,64 +15,17 @@ import pytest
 
 from gateway.client import GatewayRefused
 from gateway.types import Group
-from tests.gateways import RunningGateway
-from tests.integration.support import until
-from tests.several import gateway_of
+from tests.harness.gateways import RunningGateway, gateway_of
+from tests.harness.waiting import until
 from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
 from trainer.batch import Batch
 from trainer.cluster import Watched, rollout_process, watch
 from trainer.errors import GatewayAhead, StepTimeout
-from trainer.learner import Learner
 from trainer.metrics import Metrics, sparkline
 from trainer.nodes import Nodes
 from trainer.run import Clock, Trainer
 from trainer.settings import Settings
-
-
-class ProbelessLearner(Learner):
-    """The fake engine's log-probabilities are no model's, so a probe would rightly fail."""
-
-    def step(self, batch: Batch) -> dict[str, float]:
-        measured = super().step(batch)
-        self.probe = None
-        return measured
-
-
-def settings_of(
-    gateway: RunningGateway,
-    model: Path,
-    tmp_path: Path,
-    name: str | None = None,
-    every: int = 1,
-    nodes: Sequence[str] = (),
-    **run: Any,
-) -> Settings:
-    return Settings.parse({
-        "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **run},
-        "gateway": {"url": gateway.url, "answer_s": 10, "model": name, "nodes": nodes},
-        "model": {"path": model},
-        "optimizer": {"lr": 1e-3},
-        "checkpoint": {"every": every},
-    })  # fmt: skip
-
-
-@asynccontextmanager
-async def trainer_of(gateway: RunningGateway, settings: Settings) -> AsyncIterator[Trainer]:
-    with Metrics(settings.run.dir, settings.run.steps) as metrics:
-        trainer = Trainer(settings, ProbelessLearner.open(settings), gateway.admin, metrics)
-        await trainer.check_versions()
-        yield trainer
-
-
-async def train_one(trainer: Trainer, *, publish: bool = True, ack: bool = True) -> None:
-    """One turn of the loop, up to the checkpoint at least."""
-    await trainer.feed.lease()
-    trainer.learner.step(await trainer.stream(Clock()))
-    await trainer.checkpoint()
-    if publish:
-        await trainer.publish()
-    if publish and ack:
-        await trainer.ack()
 
 
 class Watching(ProbelessLearner):

@@ -133,3 +133,47 @@ async def run_gateway(values: dict[str, Any], *, in_process: bool = True) -> Asy
         admin = await stack.enter_async_context(GatewayClient(url, key))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
         yield RunningGateway(url, settings, admin, http, app.state.services, engine)
+
+
+Engines = dict[str, FakeEngine]
+
+
+@asynccontextmanager
+async def gateway_of(
+    model: Path, work: Path, models: dict[str, dict[str, Any]], **overrides: Any
+) -> AsyncIterator[tuple[RunningGateway, Engines]]:
+    """A gateway whose models have a fake engine each, in this event loop."""
+    staleness = {"batch": 1, "eta": 0, "min_members": 1}
+    values = settings_for(model, work, **{"staleness": staleness, **overrides})
+    async with AsyncExitStack() as stack:
+        engines: Engines = {}
+        for name, given in models.items():
+            engines[name], port = FakeEngine("none"), free_port()
+            await stack.enter_async_context(serve(create_fake_app(engines[name]), port))
+            engine = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+            models[name] = {"path": str(model), "engine": engine, **given}
+        values["models"] = models
+        yield await stack.enter_async_context(run_gateway(values, in_process=False)), engines
+
+
+async def faults(gateway: RunningGateway, **values: Any) -> None:
+    await gateway.fake("faults", **values)
+
+
+async def running(gateway: RunningGateway) -> int:
+    """Requests in the engine, by its own count."""
+    return (await gateway.fake("state"))["running"]
+
+
+def two_engines(model: Path, work: Path, delay_s: float = 0.01, **overrides: Any) -> dict[str, Any]:
+    engine = {
+        "launch": "fake",
+        "count": 2,
+        "args": ["--delay-s", str(delay_s)],
+        **overrides.pop("engine", {}),
+    }
+    return settings_for(model, work, engine=engine, **overrides)
+
+
+def slots(gateway: RunningGateway) -> list[Any]:
+    return list(gateway.model.pool.slots.values())

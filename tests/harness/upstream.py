@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.gateways import RunningGateway, run_gateway, settings_for
-from tests.integration.support import USER
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.scripted import USER
 
 WORDS = ["Guten", " Tag", ", Welt", "!"]
 BODY = {"id": "x-1", "object": "chat.completion", "created": 1, "model": "big-one", "extra": {"kept": True}}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.forks import forks
+from tests.harness.forks import forks
 
 UNDERWAY_S = 0.02
 

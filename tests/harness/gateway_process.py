@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from tests.forks import forks
-from tests.integration.support import until
+from tests.harness.forks import forks
+from tests.harness.waiting import until
 
 START_S = 120.0
 

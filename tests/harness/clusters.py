@@ -16,7 +16,7 @@ from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
-from tests.gateways import serve, settings_for
+from tests.harness.gateways import serve, settings_for
 
 CLUSTER_KEY = "the-key-of-the-cluster"
 LIMIT_S = 60.0

@@ -104,3 +104,13 @@ def distribution(directory: Path, ids: list[int]) -> list[list[float]]:
 
     with torch.no_grad():
         return _load(directory)(torch.tensor([ids])).logits[0].tolist()
+
+
+def probe_of(new: Path, parent: Path) -> dict[str, list[list[float]]]:
+    """What a trainer would put into the manifest."""
+    sequence = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
+    return {
+        "sequences": [sequence],
+        "new_logprobs": [logprobs(new, sequence)],
+        "parent_logprobs": [logprobs(parent, sequence)],
+    }

@@ -1,6 +1,6 @@
 """Several Ray nodes on this machine (ray.cluster_utils), in a process of their own that lives as long as they shall.
 
-    python -m tests.integration.ray_nodes
+    python -m tests.harness.ray_nodes
 
 The first line that it writes is the cluster's address. Then each line it reads is a JSON object, `{"add": {...}}` (what
 `Cluster.add_node` takes) or `{"remove": "ID"}` (killed, without a word), and is answered by a JSON object. It ends with its

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from scheduler.cluster.local import LocalProcess
-from tests.integration.support import until
+from tests.harness.waiting import until
 
 START_S = 120.0
 

@@ -6,10 +6,12 @@ import hashlib
 import json
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import tensors
+from gateway.engines.fake import identity, token_logprob
+from tests.harness.models import tensors
 
 
 def publish(
@@ -45,3 +47,27 @@ def fake_weights(directory: Path, content: str) -> Path:
         file.write(len(head).to_bytes(8, "little") + head)
         file.truncate(8 + len(head) + end)
     return directory
+
+
+SEQUENCE = [5, 9, 200, 3, 77, 12]
+"""The tokens that probes score."""
+
+
+def probe_of(new: Path, parent: Path) -> dict[str, Any]:
+    """A probe with the fake engine's log-probabilities under both weights."""
+
+    def scores(weights: Path) -> list[float]:
+        pairs = pairwise(SEQUENCE)
+        return [token_logprob(identity(str(weights)), previous, token) for previous, token in pairs]
+
+    return {"sequences": [SEQUENCE], "new_logprobs": [scores(new)], "parent_logprobs": [scores(parent)]}
+
+
+def unlike(directory: Path, model: Path) -> dict[int, Path]:
+    """Version 0 is the model; 1 to 4 have nothing in common with it or each other."""
+    found = {0: model}
+    for version in range(1, 5):
+        source = fake_weights(directory / f"source-{version}", f"weights {version}")
+        probe = probe_of(source, found[version - 1])
+        found[version] = publish(source, directory / f"v{version}", version, version - 1, probe)
+    return found

@@ -16,7 +16,7 @@ import pytest
 from gateway.client import GatewayClient
 from gateway.types import EpisodeOpened
 from scheduler.cluster.local import LocalProcess, free_port
-from tests.integration.support import until
+from tests.harness.waiting import until
 
 UP_S = 120.0
 KEY = "the admin key of this test"
@@ -185,3 +185,22 @@ async def run_to_end(
     finally:
         await process.stop(1.0)
     return status, folder.joinpath("check.log").read_text()
+
+
+RANK = """
+import json, os, pathlib, time
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HEADGATE_TRAIN_NODES", "HEADGATE_ADMIN_KEY")
+told = {name: os.environ.get(name) for name in names}
+aside = pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}.tmp")
+aside.write_text(json.dumps(told))
+aside.rename(pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}-{os.getpid()}.json"))
+while not pathlib.Path(FOLDER, "done").exists():
+    time.sleep(0.05)
+"""
+
+
+def trainer(folder: Path, ranks: int, **keys: str) -> str:
+    """A `[trainer]` whose ranks write down what they were told, and end once there is a file `done`."""
+    folder.joinpath("rank.py").write_text(RANK.replace("FOLDER", repr(str(folder))))
+    more = "\n".join(f"{key} = {value}" for key, value in keys.items())
+    return f'[trainer]\ncommand = ["{{python}}", "{folder}/rank.py"]\nranks = {ranks}\n{more}\n'

@@ -1,0 +1,52 @@
+"""Agents for tests: the openai SDK in an episode, and agents that stream until they are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+
+from gateway.types import EpisodeOpened
+from tests.harness.gateways import (
+    RunningGateway,
+)
+
+
+@asynccontextmanager
+async def client_of(gateway: RunningGateway, **kwargs: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, str]]:
+    """The openai SDK as an agent would use it, in a new episode; and the episode's id."""
+    opened = await gateway.admin.open_episode("task", **kwargs)
+    async with sdk(opened) as client:
+        yield client, opened.episode_id
+
+
+def sdk(opened: EpisodeOpened, max_retries: int = 0) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=max_retries)
+
+
+async def agent(gateway: RunningGateway, done: asyncio.Event, number: int) -> tuple[str, list[int]]:
+    """Streams one reply after the other until `done`; answers how many tokens it got in each."""
+    counts: list[int] = []
+    async with client_of(gateway, mode="eval") as (client, episode):
+        while not done.is_set():
+            question: Any = {"role": "user", "content": f"agent {number}, call {len(counts)}"}
+            stream = await client.chat.completions.create(
+                model="m", messages=[question], stream=True, logprobs=True, max_tokens=60
+            )
+            choices = [choice async for chunk in stream for choice in chunk.choices]
+            assert choices[-1].finish_reason in ("stop", "length")
+            counts.append(sum(len(c.logprobs.content or []) for c in choices if c.logprobs))
+    return episode, counts
+
+
+async def finished(agents: list[asyncio.Task[Any]], done: asyncio.Event) -> list[Any]:
+    done.set()
+    return list(await asyncio.gather(*agents))
+
+
+def start_agents(gateway: RunningGateway, count: int) -> tuple[list[asyncio.Task[Any]], asyncio.Event]:
+    done = asyncio.Event()
+    return [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(count)], done

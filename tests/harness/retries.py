@@ -1,0 +1,56 @@
+"""Requests as SDKs send them again, streams that are dropped, and the turns that they leave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from gateway.engines.fake import identity, next_token
+from tests.harness.gateways import RunningGateway
+from tests.harness.records import STOP_TOKENS, nodes_of
+from tests.harness.waiting import until
+
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+def lasting(gateway: RunningGateway, seed: int | None = None) -> dict[str, Any]:
+    """A request whose reply takes 40 to 80 tokens: the fake engine is a function, so that can be known."""
+    weights = identity(str(gateway.settings.model.path.resolve()))
+    for number in range(1, 200):
+        message = {"role": "user", "content": "why" * number}
+        context = gateway.model.renderer.render([message], [])
+        length = 0
+        while length <= 80 and context[-1] not in STOP_TOKENS[:1] * bool(length):
+            context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
+            length += 1
+        if 40 <= length <= 80:
+            return {"model": "m", "messages": [message], "seed": seed}
+    raise AssertionError("no such question")
+
+
+async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:
+    return [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+
+
+async def stops(gateway: RunningGateway) -> None:
+    await until(lambda: gateway.engine.running == 0, "the engine stops")
+
+
+async def send(
+    gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], **more: str
+) -> httpx.Response:
+    return await gateway.http.post("/v1/chat/completions", json=body, headers={**headers, **more})
+
+
+async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], tokens: int) -> None:
+    """Sends a request, and breaks the connection when the engine has sampled some tokens of it."""
+    enough = gateway.engine.sampled + tokens
+    call = asyncio.create_task(send(gateway, headers, body), name="dropped")
+    await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= enough, "it generates")
+    before = gateway.engine.faults
+    gateway.engine.set_faults({"delay_s": 0.5})  # it is not over before the end is noticed
+    call.cancel()
+    await stops(gateway)
+    gateway.engine.faults = before

@@ -1,0 +1,23 @@
+"""Calls and costs for the tests of placement."""
+
+from __future__ import annotations
+
+from scheduler.policies.placement import Choice
+from scheduler.policies.throughput import EngineModel
+from scheduler.policies.waterfall import Waterfall
+from scheduler.program.calls import Arrived
+
+MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
+
+
+GAIN = Choice("gain", mu=0.3)
+
+
+def poured(fall: Waterfall, *wishes: Arrived) -> dict[str, str]:
+    for wish in wishes:
+        fall.add(wish)
+    return {wish.call: engine for wish, engine in fall.pour()}
+
+
+def calls(count: int, version: int = 0) -> list[Arrived]:
+    return [Arrived(f"v{version}-{i}", version, 10) for i in range(count)]
