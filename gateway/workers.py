@@ -73,7 +73,6 @@ class Worker:
         return await LocalProcess.start(self.name, self._argv, None, self._environment | own)
 
     async def healthy(self) -> bool:
-        """See `Child`."""
         async with httpx.AsyncClient(timeout=_LOOK_EVERY_S) as http:
             try:
                 return (await http.get(f"http://127.0.0.1:{self.port}/healthz")).is_success
@@ -99,7 +98,6 @@ class KeptEngine:
         return await launch(self.name, self._settings, self._given, self._model, weights, self._port)
 
     async def healthy(self) -> bool:
-        """See `Child`."""
         engine = connect(self.name, self.url, spoken(self._settings))
         try:
             return await engine.healthy()

@@ -42,7 +42,6 @@ class _Wire:
         self._hub = hub
 
     async def receive_text(self) -> str:
-        """See `gateway.peers.hub.Wire`."""
         try:
             return await self._wire.receive_text()
         except WebSocketDisconnect as ended:
@@ -51,5 +50,4 @@ class _Wire:
             raise
 
     async def send_text(self, data: str) -> None:
-        """See `gateway.peers.hub.Wire`."""
         await self._wire.send_text(data)

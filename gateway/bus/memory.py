@@ -41,26 +41,21 @@ class MemoryBus:
 
     @property
     def unbroken_s(self) -> float:
-        """See `Bus`."""
         return math.inf
 
     async def announce(self, process: Process) -> None:
-        """See `Bus`."""
         now = self._clock()
         self._alive = {id: known for id, known in self._alive.items() if known[1] > now}
         self._alive[process.id] = process.url, now + self._settings.alive_s
 
     async def leave(self, process: Process) -> None:
-        """See `Bus`."""
         self._alive.pop(process.id, None)
 
     async def whereabouts(self, process_id: str) -> str | None:
-        """See `Bus`."""
         url, until = self._alive.get(process_id, ("", -math.inf))
         return url if until > self._clock() else None
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
-        """See `Bus`."""
         await self.announce(process)
         self._expire()
         return [self._write(process, entry) for entry in entries]
@@ -84,7 +79,6 @@ class MemoryBus:
         return "written"
 
     async def find(self, place: str) -> list[Log]:
-        """See `Bus`."""
         self._expire()
         return [
             Log(
@@ -96,7 +90,6 @@ class MemoryBus:
         ]
 
     async def take(self, log: Log, process: Process) -> bool:
-        """See `Bus`."""
         self._expire()
         kept = self._logs.get(log.call)
         alive = await self.whereabouts(log.owner) is not None
@@ -107,24 +100,20 @@ class MemoryBus:
         return True
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        """See `Bus`."""
         now = self._clock()
         self._values = {name: known for name, known in self._values.items() if known[1] > now}
         self._values[key] = value, now + ttl_s
 
     async def get(self, key: str) -> bytes | None:
-        """See `Bus`."""
         value, until = self._values.get(key, (b"", -math.inf))
         return value if until > self._clock() else None
 
     async def publish(self, topic: str, message: bytes = b"") -> None:
-        """See `Bus`."""
         for topics, queue in self._listeners:
             if topic in topics:
                 queue.put_nowait((topic, message))
 
     async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """See `Bus`."""
         queue: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self._listeners.append((topics, queue))
         try:
@@ -135,8 +124,7 @@ class MemoryBus:
         finally:
             self._listeners.remove((topics, queue))
 
-    async def close(self) -> None:
-        """See `Bus`."""
+    async def close(self) -> None: ...
 
     def flush(self) -> None:
         """Loses everything, as a Redis server's FLUSHALL would."""

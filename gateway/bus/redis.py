@@ -56,24 +56,19 @@ class RedisBus:
 
     @property
     def unbroken_s(self) -> float:
-        """See `Bus`."""
         return time.monotonic() - self._failed_at
 
     async def announce(self, process: Process) -> None:
-        """See `Bus`."""
         await self._do(lambda: self._redis.set(self._of(process.id), process.url, px=self._alive_ms))
 
     async def leave(self, process: Process) -> None:
-        """See `Bus`."""
         await self._do(lambda: self._redis.delete(self._of(process.id)))
 
     async def whereabouts(self, process_id: str) -> str | None:
-        """See `Bus`."""
         url: Any = await self._do(lambda: self._redis.get(self._of(process_id)))
         return None if url is None else url.decode()
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
-        """See `Bus`."""
         outcomes: list[Outcome] = []
         if not entries:
             await self.announce(process)
@@ -87,7 +82,6 @@ class RedisBus:
         return outcomes
 
     async def find(self, place: str) -> list[Log]:
-        """See `Bus`."""
         rows = await self._do(lambda: self._find(args=[self._prefix, place]))
         found = []
         for call, owner, epoch, alive, url, head, state, body, age in rows:
@@ -97,26 +91,21 @@ class RedisBus:
         return sorted(found, key=lambda found: found.call)
 
     async def take(self, log: Log, process: Process) -> bool:
-        """See `Bus`."""
         arguments: list[Any] = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
         arguments += [log.call, log.owner, log.epoch]
         return bool(await self._do(lambda: self._take(args=arguments)))
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        """See `Bus`."""
         await self._do(lambda: self._redis.set(f"{self._prefix}value:{key}", value, px=_ms(ttl_s)))
 
     async def get(self, key: str) -> bytes | None:
-        """See `Bus`."""
         value: Any = await self._do(lambda: self._redis.get(f"{self._prefix}value:{key}"))
         return None if value is None else bytes(value)
 
     async def publish(self, topic: str, message: bytes = b"") -> None:
-        """See `Bus`."""
         await self._do(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
 
     async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """See `Bus`."""
         while True:
             try:
                 async with aclosing(self._heard(topics)) as heard:
@@ -140,7 +129,6 @@ class RedisBus:
                     yield names[message["channel"].decode()], message["data"]
 
     async def close(self) -> None:
-        """See `Bus`."""
         await self._redis.aclose()
         await self._listening.aclose()
 

@@ -125,7 +125,6 @@ class _Model:
             self._newest.append((prediction, length))
 
     def describe(self) -> dict[str, Any]:
-        """See `Lengths.describe`."""
         count = len(self._newest)
         said = [prediction for prediction, _ in self._newest]
         lengths = [length for _, length in self._newest]

@@ -85,12 +85,10 @@ class ControlPlacement:
     # What calls do
 
     def seek(self, seeker: Seeker) -> None:
-        """See `Placer`."""
         self._asking[seeker.call.call_id] = seeker
         self._soon()
 
     def cease(self, seeker: Seeker) -> None:
-        """See `Placer`."""
         call = seeker.call
         if self._asking.get(call.call_id) is seeker:
             del self._asking[call.call_id]
@@ -99,12 +97,10 @@ class ControlPlacement:
             self.left(call)
 
     def left(self, call: Call) -> None:
-        """See `Placer`."""
         self._left.append(Left(call.call_id, call.length))
         self._soon()
 
     def retire(self) -> list[Seeker]:
-        """See `Placer`."""
         seekers = [*self._waiting.values(), *self._asking.values()]
         self._waiting, self._asking = {}, {}
         return seekers
@@ -150,7 +146,6 @@ class ControlPlacement:
     # What engines do
 
     def changed(self) -> None:
-        """See `Placer`."""
         if not self._host.running:
             return
         slots = self._pool.slots

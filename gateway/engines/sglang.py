@@ -98,7 +98,6 @@ class SGLangEngine:
             await self._http.post("/flush_cache", params=None if keep else {"timeout": _IDLE_S})
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """See `Engine`."""
         if not request_ids:
             return
         if self._paused:
@@ -110,7 +109,6 @@ class SGLangEngine:
             self._cut(request_ids)
 
     async def resume(self) -> None:
-        """See `Engine`."""
         await self._http.post("/continue_generation", {})
         self._paused = self._frozen = False
 
@@ -119,7 +117,6 @@ class SGLangEngine:
         await self._http.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
 
     async def label(self, version: int) -> None:
-        """See `Engine`."""
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._http.post("/update_weight_version", body)
 
@@ -171,7 +168,6 @@ class SGLangEngine:
         return await (self._http.well("/ping", 5.0) if self._paused else self._http.well("/health", 25.0))
 
     async def close(self) -> None:
-        """See `Engine`."""
         await self._http.close()
 
     async def _pause(self, mode: str) -> None:

@@ -42,7 +42,6 @@ class VLLMEngine:
         self._http = EngineHTTP(name, base_url, silence_s, watched=watched)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """See `Engine`."""
         finished = False
         try:
             check = partial(self._check, request.label) if request.label else None
@@ -80,7 +79,6 @@ class VLLMEngine:
             )
 
     async def resume(self) -> None:
-        """See `Engine`."""
         await self._http.post("/resume")
 
     async def load(self, path: str) -> None:
@@ -90,7 +88,6 @@ class VLLMEngine:
         )
 
     async def label(self, version: int) -> None:
-        """See `Engine`."""
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 
     async def sleep(self, level: Level) -> None:
@@ -121,11 +118,9 @@ class VLLMEngine:
         return Load(int(sum(running)), int(sum(waiting)), int(sum(usage) * tokens), int(sum(sampled)))
 
     async def healthy(self) -> bool:
-        """See `Engine`."""
         return await self._http.well("/health", 5.0)
 
     async def close(self) -> None:
-        """See `Engine`."""
         await self._http.close()
 
 

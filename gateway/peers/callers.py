@@ -36,7 +36,6 @@ class RemoteCallers:
         return caller
 
     async def reach(self, caller: Caller, episode_id: str) -> LiveEpisode:
-        """See `Callers`."""
         if caller.episode is None or caller.episode.id != episode_id:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
         return await self.still_open(caller.episode)
@@ -53,16 +52,13 @@ class RemoteCallers:
         return await self.apart(caller)
 
     async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
-        """See `Callers`."""
         return await self._follower.named(episode.id, self._wait_s)
 
     async def apart(self, caller: Caller) -> LiveEpisode:
-        """See `Callers`."""
         assert caller.episode is not None, "agents' keys are forwarded"
         return await self.still_open(caller.episode)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
-        """See `Callers`."""
         raise AssertionError("agents' keys are forwarded")
 
     async def failed(self, episode: LiveEpisode) -> None:

@@ -115,20 +115,16 @@ class Hub:
     # What the control half asks (see `Peers`)
 
     def show(self, model: str, slot: Slot) -> Awaitable[None]:
-        """See `Peers`."""
         return self._ask_all("slot", self._slot(model, slot))
 
     def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        """See `Peers`."""
         values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
         return self._ask_all("cross", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        """See `Peers`."""
         return self._ask_all("give_back", {"model": model, "name": slot.name})
 
     def forget(self, model: str, name: str) -> Awaitable[None]:
-        """See `Peers`."""
         return self._ask_all("forget", {"model": model, "name": name})
 
     def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
@@ -139,12 +135,10 @@ class Hub:
         return self._ask(links, "end", {"episode": episode_id, **error_to_json(reason)})
 
     def runs(self, model: str, name: str) -> tuple[int, int]:
-        """See `Peers`."""
         found = [link.runs.get(model, {}).get(name, (0, 0)) for link in self._links.values()]
         return sum(streams for streams, _ in found), sum(pinned for _, pinned in found)
 
     def waiting(self, model: str) -> int:
-        """See `Peers`."""
         return sum(link.waiting.get(model, 0) for link in self._links.values())
 
     def describe(self) -> list[dict[str, Any]]:

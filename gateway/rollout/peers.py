@@ -59,29 +59,22 @@ class NoPeers:
     """A gateway of one process."""
 
     def show(self, model: str, slot: Slot) -> Awaitable[None]:
-        """See `Peers`."""
         return _Done()
 
     def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        """See `Peers`."""
         return _Done()
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        """See `Peers`."""
         return _Done()
 
     def forget(self, model: str, name: str) -> Awaitable[None]:
-        """See `Peers`."""
         return _Done()
 
     def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """See `Peers`."""
         return _Done()
 
     def runs(self, model: str, name: str) -> tuple[int, int]:
-        """See `Peers`."""
         return 0, 0
 
     def waiting(self, model: str) -> int:
-        """See `Peers`."""
         return 0

@@ -63,14 +63,12 @@ class SlotPlacer:
         """First come, first served."""
 
     def seek(self, seeker: Seeker) -> None:
-        """See `Placer`."""
         if slot := self._choose(seeker.call):
             seeker.found.set_result(slot)
         elif self._pool.let_wait(seeker):
             self._waiting[seeker] = None
 
     def cease(self, seeker: Seeker) -> None:
-        """See `Placer`."""
         self._waiting.pop(seeker, None)
 
     def left(self, call: Call) -> None:
@@ -82,7 +80,6 @@ class SlotPlacer:
             self._pool.in_turn(partial(self._again, seeker))
 
     def retire(self) -> list[Seeker]:
-        """See `Placer`."""
         seekers, self._waiting = list(self._waiting), {}
         return seekers
 

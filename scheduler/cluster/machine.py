@@ -30,11 +30,9 @@ class LocalRunning:
         self._process = process
 
     async def wait(self) -> Ended:
-        """See `Running`."""
         return Ended(await self._process.wait(), self._process.tail())
 
     async def stop(self, grace_s: float) -> None:
-        """See `Running`."""
         await self._process.stop(grace_s)
 
 
@@ -53,18 +51,15 @@ class LocalLauncher:
             self._first_gpu[name] = gpus
             gpus += capacity.gpus
 
-    async def open(self) -> None:
-        """See `Launcher`."""
+    async def open(self) -> None: ...
 
     async def close(self) -> None:
         """See `Launcher`: each process is stopped by who started it."""
 
     async def seen(self) -> list[Seen]:
-        """See `Launcher`."""
         return list(self._nodes)
 
     async def start(self, jobs: Sequence[Job]) -> list[Running]:
-        """See `Launcher`."""
         started: list[LocalRunning] = []
         first = {"first_host": HOST, "first_port": str(free_port())}
         try:

@@ -44,7 +44,6 @@ class RayRunning:
         self._group = group
 
     async def wait(self) -> Ended:
-        """See `Running`."""
         try:
             status, said = await self._actor.wait.remote()
         except RayError as error:
@@ -52,7 +51,6 @@ class RayRunning:
         return Ended(status, said)
 
     async def stop(self, grace_s: float) -> None:
-        """See `Running`."""
         try:
             await _within(self._actor.stop.remote(grace_s), grace_s + _KILL_S)
         except (RayError, TimeoutError):
@@ -105,11 +103,9 @@ class RayLauncher:
             raise Refused(f"[ray] address: no Ray cluster at {address!r}: {_first_line(error)}") from error
 
     async def close(self) -> None:
-        """See `Launcher`."""
         await asyncio.to_thread(ray.shutdown)
 
     async def seen(self) -> list[Seen]:
-        """See `Launcher`."""
         rows: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
         alive = [_seen(row) for row in rows if row["Alive"]]
         return sorted(alive, key=lambda node: node.id)

@@ -371,11 +371,9 @@ class _Here:
         self._process = process
 
     async def wait(self) -> Ended:
-        """See `Running`."""
         return Ended(await self._process.wait(), self._process.tail())
 
     async def stop(self, grace_s: float) -> None:
-        """See `Running`."""
         await self._process.stop(grace_s)
 
 

@@ -118,7 +118,6 @@ class Boosted:
         self._due = _FIRST
 
     def predict(self, features: Features) -> Prediction:
-        """See `Ranker`."""
         call = self._open[features.call] = self._models.call(self._encoder.seen(features))
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
@@ -128,7 +127,6 @@ class Boosted:
         return Prediction(min(expected, features.most or math.inf), self._threshold.above(score), True)
 
     def learn(self, features: Features, length: int) -> None:
-        """See `Ranker`."""
         call = self._open.pop(features.call, None) or self._models.call(self._encoder.seen(features))
         self._newest.append((call, math.log1p(length)))
         self._encoder.add(features, length)

@@ -25,6 +25,5 @@ class History:
         return Prediction(expected, self._threshold.above(expected), mean is not None)
 
     def learn(self, features: Features, length: int) -> None:
-        """See `Ranker`."""
         self._tasks.add(features.task, length)
         self._all.add(length, _KEEP_ALL)

@@ -21,12 +21,12 @@ from scheduler.policies.throughput import EngineModel
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step would be if it were not as measured: factors."""
+    """A load that differs from the measured one, as factors."""
 
     length: float = 1.0
-    """Of every reply."""
+    """The factor of every reply's length."""
     training: float = 1.0
-    """Of the time that training takes for a token."""
+    """The factor of the training time per token."""
 
 
 AS_MEASURED = Load()
@@ -49,10 +49,9 @@ class Points:
     measured: tuple[tuple[int, float], ...]
     """(nodes, seconds), by nodes, at least one."""
     trains: bool = False
-    """It is training; `Load.training` concerns it."""
+    """True while it trains; only then `Load.training` applies."""
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """See `Stage`."""
         at = bisect_left(self.measured, (nodes, 0.0))
         right = self.measured[min(at, len(self.measured) - 1)]
         left = self.measured[max(at - 1, 0)]
@@ -82,14 +81,13 @@ class Sampling:
     prompt: float = 0.0
     """Mean tokens before it."""
     engines: int = 1
-    """Of one node."""
+    """Engines per node."""
     most: int = 256
     """Replies that an engine samples at once."""
     factor: float = 1.0
-    """What was measured, over what this says."""
+    """The measured time divided by the modelled one."""
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """See `Stage`."""
         each = math.ceil(self.samples / (nodes * self.engines))
         running = min(each, self.most)
         reply, longest = self.reply * load.length, self.longest * load.length
@@ -110,7 +108,6 @@ class Training:
     fixed_s: float = 0.0
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """See `Stage`."""
         tokens = self.samples * (self.prompt + self.reply * load.length)
         return tokens * self.token_s * load.training / nodes + self.fixed_s
 
@@ -141,7 +138,7 @@ class Split:
     generation_s: float
     training_s: float
     cost: float
-    """Of the nodes that are used."""
+    """GPUs of the nodes in use."""
 
     @property
     def step_s(self) -> float:
@@ -164,7 +161,7 @@ class Site:
     train: Pool | None = None
 
     def split(self, rollout: int, train: int, load: Load = AS_MEASURED) -> Split:
-        """What this split would take and cost. It need not be possible."""
+        """The time and cost of this split, which need not be possible here (`allows`)."""
         trains = (self.train or self.rollout).hardware
         return Split(
             rollout,
@@ -175,7 +172,7 @@ class Site:
         )
 
     def allows(self, rollout: int, train: int) -> bool:
-        """Whether there are so many nodes."""
+        """True if the site has that many nodes."""
         if self.train is None:
             return min(rollout, train) >= 1 and rollout + train <= self.rollout.nodes
         return 1 <= rollout <= self.rollout.nodes and 1 <= train <= self.train.nodes
@@ -231,7 +228,7 @@ SENSITIVITY: dict[str, Load] = {
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What a split is worth under another load than the one that it was made for."""
+    """The value of a split under a load other than the one it was made for."""
 
     name: str
     chosen: Split

@@ -1,4 +1,4 @@
-"""Whether one more rollout node is worth having: StreamRL's elastic rule (arXiv 2504.15930), pure.
+"""StreamRL's elastic rule (arXiv 2504.15930), pure: decides whether one more rollout node is worth its cost.
 
 With delta = T_gen - T_train, the seconds by which generating a batch takes longer than training on it, and delta' the seconds
 that one more unit of rollout would save, a unit is added while delta >= delta': then nothing of what it saves is lost to waiting
@@ -28,13 +28,13 @@ class Measured:
         return self.generation_s - self.training_s
 
     def gain_s(self, units: int) -> float:
-        """What one more unit than these would save."""
+        """Seconds that one more unit than these would save."""
         return self.generation_s / (units + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What has been seen of the running step. Times are seconds of any one clock."""
+    """Observations of the running step. Times are seconds of any one clock."""
 
     version: int = -1
     began: float | None = None

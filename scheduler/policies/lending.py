@@ -53,7 +53,7 @@ class LendingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to do it, and why or why not."""
+    """A decision to act or not, with its reason."""
 
     yes: bool
     reason: str
@@ -72,12 +72,12 @@ class Lendable:
     awake: int
     """Engines elsewhere that are open for them."""
     wake_s: float
-    """What waking and putting to sleep took so far; 0: it was never done."""
+    """Seconds that waking and putting to sleep took so far; 0 before the first time."""
     sleep_s: float
     called_back_s: float = math.inf
     """Since it was called back without being claimed."""
     train_s: float = 0.0
-    """What computing on the groups of a batch took its trainer so far; 0: nobody has said."""
+    """Seconds that the trainer computes on the groups of a batch; 0 while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class Lent:
     lent_s: float
     """Since it was lent."""
     train_s: float = 0.0
-    """See `Lendable`."""
+    """As `Lendable.train_s`."""
 
 
 def lend(node: Lendable, settings: LendingSettings) -> Verdict:
-    """Whether a node is to be lent."""
+    """Decides whether a node is lent."""
     least = node.wake_s + node.sleep_s + settings.margin_s + settings.lead * node.train_s
     cost = f"waking takes {node.wake_s:.2f} s, putting to sleep {node.sleep_s:.2f} s, {_early(node.train_s, settings)}"
     short = node.wait_s <= (least if node.awake else 0.0)
@@ -113,7 +113,7 @@ def lend(node: Lendable, settings: LendingSettings) -> Verdict:
 
 
 def call_back(node: Lent, settings: LendingSettings) -> Verdict:
-    """Whether a lent node is to be called back before it is claimed."""
+    """Decides whether a lent node is called back before its trainer claims it."""
     cost = f"putting to sleep takes {node.sleep_s:.2f} s, {_early(node.train_s, settings)}"
     if node.wait_s > node.sleep_s + settings.margin_s + settings.lead * node.train_s:
         return Verdict(False, f"{waiting(node.wait_s)}: {cost}")
@@ -209,7 +209,7 @@ class Mean:
     """An exponentially weighted mean of measured seconds."""
 
     share: float = 0.3
-    """Of the newest value."""
+    """The weight of the newest value."""
     value: float = field(default=0.0)
     count: int = 0
 

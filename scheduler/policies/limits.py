@@ -1,4 +1,4 @@
-"""What one key may use: calls at once, and tokens in a minute.
+"""Limits of one key: calls at once, and tokens in a minute.
 
 A minute's tokens are a bucket that fills evenly. How many tokens a call will take is not known before it is rendered and sampled,
 so a call begins while there is anything in the bucket, and what it took is drawn afterwards: the level may fall below zero, and
@@ -15,7 +15,7 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a key may have; None: as much as it likes."""
+    """The limits of a key; None means unlimited."""
 
     calls: int | None = None
     tokens_per_minute: int | None = None
@@ -28,7 +28,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a key has now: calls that run, and its bucket as it was at `at` (seconds)."""
+    """A key's running calls, and its token bucket as it was at `at` (seconds)."""
 
     calls: int = 0
     level: float = 0.0
@@ -45,7 +45,7 @@ class Refusal:
 
 
 def fresh(limit: Limit, now: float) -> Usage:
-    """Of a key that has used nothing: a full minute."""
+    """The usage of a key that has used nothing: a full minute."""
     return Usage(0, float(limit.tokens_per_minute or 0), now)
 
 
@@ -81,12 +81,12 @@ def ended(usage: Usage, calls: int = 1) -> Usage:
 
 
 def drawn(limit: Limit, usage: Usage, tokens: int, now: float) -> Usage:
-    """What a call took is drawn from the bucket."""
+    """Draws a call's tokens from the bucket."""
     filled = refill(limit, usage, now)
     return Usage(filled.calls, filled.level - tokens, filled.at)
 
 
 def idle(limit: Limit, usage: Usage, now: float) -> bool:
-    """Whether nothing would be lost by forgetting what the key has used."""
+    """True if forgetting the key's usage would lose nothing."""
     full = limit.tokens_per_minute is None or refill(limit, usage, now).level >= limit.tokens_per_minute
     return usage.calls == 0 and full

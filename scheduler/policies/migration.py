@@ -26,7 +26,8 @@ from itertools import islice
 from scheduler.policies.placement import Choice, OpenEngine
 
 _LOOKED_AT = 4
-"""Of the fastest engines, those that are compared for a call; and so many calls of an engine may find none before it is left."""
+"""The number of fastest engines that are compared for a call, and of calls without a better engine after which an engine
+is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Movable:
     version: int
     length: int
     weight: float = 1.0
-    """What it counts; more than 1: it is late."""
+    """The call's weight; above 1 for a late call."""
 
 
 class _Plan:
@@ -132,7 +133,7 @@ def _from_queues(
 
 
 def _takes(engine: OpenEngine, call: Movable, choice: Choice) -> bool:
-    """Whether a call would have room in it, and may be sampled there."""
+    """True if the engine has room for the call and may sample it."""
     if engine.waiting or engine.version < call.version:
         return False
     gain = engine.model.gain(engine.running, engine.kv, call.length)
@@ -186,7 +187,7 @@ def _better(
 
 
 def _gap(engines: Iterable[OpenEngine], settings: MigrationSettings) -> bool:
-    """Whether one samples so much more than another."""
+    """True if one engine samples so much more than another that moving calls pays."""
     rates = [engine.rate for engine in engines if not engine.aside]
     return bool(rates) and max(rates) > settings.gap_above * min(rates)
 

@@ -43,7 +43,7 @@ _FULL = float("inf")
 
 
 class Wish(Protocol):
-    """What a call wants (`scheduler.program.calls.Arrived`)."""
+    """A call's requirements (`scheduler.program.calls.Arrived`)."""
 
     @property
     def call(self) -> str:
@@ -67,7 +67,7 @@ class Wish(Protocol):
 
     @property
     def tail(self) -> bool:
-        """It is predicted to be long."""
+        """True if the call is predicted to be long."""
         ...
 
     @property
@@ -76,9 +76,7 @@ class Wish(Protocol):
         ...
 
     @property
-    def cached(self) -> int:
-        """See `near`."""
-        ...
+    def cached(self) -> int: ...
 
     @property
     def avoid(self) -> tuple[str, ...]:
@@ -99,7 +97,7 @@ class OpenEngine:
     version: int
     model: EngineModel
     aside: bool = False
-    """It takes calls that are predicted to be long alone."""
+    """True if the engine takes only calls that are predicted to be long."""
     running: int = 0
     """Calls in it, its own queue included: those placed here, and `foreign`."""
     foreign: int = 0
@@ -113,9 +111,9 @@ class OpenEngine:
     held: dict[int, int] = field(default_factory=dict)
     """Calls that were placed here, by V."""
     extra: float = 0.0
-    """What they count beyond one each."""
+    """The weight of its calls beyond one each."""
     stamp: int = 0
-    """Of the newest entries in its heaps."""
+    """The stamp of the engine's newest entries in its heaps."""
 
     @property
     def rate(self) -> float:
@@ -132,7 +130,7 @@ class OpenEngine:
         return model.step_s(running, kv), model.step_s(running + 1, kv + length)
 
     def adds(self, length: int, weight: float = 1.0) -> float:
-        """What a call that is in it adds now: the `gain` if it were not, and came."""
+        """The gain of a call that is already in the engine, computed as if it arrived now."""
         kv, extra = max(0, self.kv - length), self.extra - (weight - 1)
         return self.model.gain(self.running - 1, kv, length, extra, weight)
 
@@ -149,7 +147,7 @@ def footprint(wish: Wish) -> int:
 Key = tuple[float, int, int, str]
 _Entry = tuple[Key, int, OpenEngine]
 _Place = tuple[bool, bool, int]
-"""Of a heap: whether it is for late calls, whether its engines are set aside, their version."""
+"""The key of a heap: for late calls or not, engines set aside or not, the engines' version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +168,11 @@ class Choice:
 
     @property
     def weighs(self) -> bool:
-        """Whether late calls count more than others."""
+        """True if late calls count more than others."""
         return self.rule == "gain" and self.urgency > 1
 
     def weight(self, behind: int) -> float:
-        """What a call counts whose V is so many versions behind the newest."""
+        """The weight of a call whose oldest allowed version is `behind` versions behind the newest."""
         return self.urgency ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
 
     def key(self, engine: OpenEngine, length: int, expected: int, cached: int, weight: float = 1.0) -> Key:
@@ -207,10 +205,8 @@ class Choice:
         return (lost - gain, running, engine.version, engine.name)
 
     def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
-        """Whether it is better for a call to be in the engine than to wait: by tokens a second, whatever the others count.
-
-        One that counts more waits for less.
-        """
+        """True if it is better for a call to run in the engine than to wait: by tokens a second, whatever the others
+        count. A call with more weight waits for less."""
         if self.rule == "cached" or not engine.running:
             return True
         return self._is_worth_it(engine, length, weight, *engine.steps_s(length))
@@ -228,7 +224,7 @@ class Engines:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self._weights = (choice.weight(0), choice.weight(1)) if choice.weighs else (1.0,)
-        """Of a call that is not late, and of one that is: each has its heaps."""
+        """The weights of a call in time and of a late one; each has heaps of its own."""
         self.open: dict[str, OpenEngine] = {}
         self.typical = 512.0
         """The length of a call, on average, the newest most."""
@@ -245,7 +241,7 @@ class Engines:
     def opened(
         self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
     ) -> None:
-        """It runs this version and takes calls. `runs`: V and length of those that it kept."""
+        """Opens an engine that runs this version. `runs` has V and length of the calls that it kept."""
         self.closed(name)
         engine = OpenEngine(name, version, self._models.get(name, model), name in self._aside)
         self.open[name] = engine
@@ -256,12 +252,12 @@ class Engines:
         self._file(engine)
 
     def closed(self, name: str) -> None:
-        """It takes no calls."""
+        """Closes an engine: it takes no calls."""
         if engine := self.open.pop(name, None):
             engine.stamp = 0
 
     def fitted(self, name: str, model: EngineModel) -> None:
-        """What is known of its speed, now and when it is opened again."""
+        """Sets the engine's speed model, now and for when it opens again."""
         self._models[name] = model
         if engine := self.open.get(name):
             engine.model = model
@@ -276,7 +272,7 @@ class Engines:
                 self._file(engine)
 
     def published(self, version: int) -> None:
-        """It is the newest from now on."""
+        """Makes this version the newest."""
         self._set_newest(max(self.newest, version))
 
     def withdrawn(self, version: int) -> None:
@@ -345,16 +341,16 @@ class Engines:
         return found or self._best_of(wish, self._candidates(wish, aside=False))
 
     def legal(self, version: int) -> bool:
-        """Whether an open engine may sample calls of this V."""
+        """True if an open engine may sample calls of this V."""
         return any(held >= version for _, _, held in self._held())
 
     def weight(self, version: int) -> float:
-        """What a call of this V counts now."""
+        """The present weight of a call of this V."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
     @property
     def any_aside(self) -> bool:
-        """Whether an open engine is set aside."""
+        """True if an open engine is set aside."""
         return any(aside for _, aside, _ in self._held())
 
     def _best_of(self, wish: Wish, candidates: list[OpenEngine]) -> OpenEngine | None:
@@ -404,7 +400,7 @@ class Engines:
         engine.extra = sum(count * (self.weight(version) - 1) for version, count in engine.held.items())
 
     def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:
-        """What says in each heap that is for it how good the engine is."""
+        """The engine's entries for the heaps that it belongs to: how good it is in each."""
         length, choice = int(self.typical), self.choice
         if choice.rule == "cached":
             yield (False, engine.aside, engine.version), (choice.key(engine, 0, 0, 0), engine.stamp, engine)

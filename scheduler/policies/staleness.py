@@ -164,7 +164,7 @@ class Ledger:
         return tuple(self._entries.at(buffer).occupied)
 
     def complete(self, buffer: int) -> bool:
-        """Whether no group will be added to the buffer: it can be trained."""
+        """True if the buffer gets no more groups and can be trained."""
         return self._entries.complete(buffer)
 
     def free_slots(self) -> int:

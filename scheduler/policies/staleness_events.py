@@ -1,4 +1,4 @@
-"""What can happen to the staleness ledger (events) and what it decides (commands): frozen values with a JSON form.
+"""Events and commands of the staleness ledger: frozen values with a JSON form.
 
 A group is dropped (`GroupDropped`) for one of these reasons: too_few_rewards; zero_variance (its rewards are equal, so it teaches
 nothing); stale (its buffer was skipped); no_room (every buffer within its bound is complete); surplus (other groups were faster);

@@ -1,4 +1,4 @@
-"""What a ledger of groups holds: its settings, its groups, and the entries of its buffers.
+"""The state of a ledger of groups: its settings, its groups, and the entries of its buffers.
 
 `Entries` knows who holds which entry of which buffer, and keeps the empty ones as early as they can be (`fill`). It does not know
 when a group is over, nor which buffers a new group may use: that is the ledger's (staleness.py).
@@ -48,8 +48,8 @@ class LedgerSettings:
     drop_equal: bool = False
     """Drop a group whose rewards are all equal."""
     late: LateAction = "cancel"
-    """What becomes of a group that no buffer within its bound is left for: dropped and aborted (`cancel`), dropped but not
-    aborted (`drop`), or trained in a later buffer, its too old tokens masked (`mask`)."""
+    """The treatment of a group that misses its last buffer: dropped and aborted (`cancel`), dropped but not aborted
+    (`drop`), or trained in a later buffer with its too old tokens masked (`mask`)."""
     stuck_groups: int = 4
     """A buffer that lacks more groups than this is not stuck: `Unstick` is refused."""
 
@@ -94,10 +94,8 @@ class GroupRow:
     """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
 
     def take(self, event: Finish | Reward | Drop) -> list[Command]:
-        """What an event does to its member, whatever the group makes of it; the answer [Refuse] alone changes nothing.
-
-        Raises ValueError, and changes nothing, if a reward is not finite.
-        """
+        """Applies an event to its member. A result of [Refuse] alone changes nothing. Raises ValueError, and changes
+        nothing, if a reward is not finite."""
         episode_id, state = event.episode_id, self.members[event.episode_id]
         if isinstance(event, Reward) and not math.isfinite(event.value or 0.0):
             raise ValueError(f"a reward is a finite number, not {event.value}: {episode_id}")
@@ -153,7 +151,7 @@ class Buffer:
     reserved: dict[str, GroupRow] = field(default_factory=dict)
     occupied: dict[str, GroupRow] = field(default_factory=dict)
     truncated: bool = False
-    """It is complete with the groups that it has."""
+    """True once the buffer is complete with the groups that it has."""
 
 
 class Entries:
@@ -184,7 +182,7 @@ class Entries:
         return self._buffers.get(buffer, Buffer())
 
     def complete(self, buffer: int) -> bool:
-        """Whether no group will be added."""
+        """True if the buffer gets no more groups."""
         at = self.at(buffer)
         return at.truncated or len(at.occupied) == self._settings.batch
 

@@ -30,7 +30,7 @@ class SyncSettings:
     running_below: int = 2
     """Fewer calls run in it than these."""
     rate_below: float = 0.0
-    """It samples less than this share of what the open engines sample on average; 0: that is no reason."""
+    """An engine that samples less than this share of the open engines' average pulls; 0 turns this off."""
     at_once: float = 0.25
     """The share of the engines that may be on their way together; one always may."""
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from scheduler.policies.throughput import EngineModel
 
 ALPHA = 0.2
-"""What share of the calls are tails, as in the paper."""
+"""The share of calls that are tails, as in the paper."""
 _TAIL_PERCENT, _REST_PERCENT = 90, 50
 
 
@@ -55,11 +55,11 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What an engine gets."""
+    """The share of the load that an engine gets."""
 
     name: str
     tails: bool
-    """It is one of those that are for tails."""
+    """True if the engine is one of those for tails."""
     calls: tuple[str, ...]
     """Longest first."""
 

@@ -47,7 +47,7 @@ class Waterfall:
         heapq.heappush(queues.tails if wish.tail else queues.others, entry)
 
     def drop(self, call: str) -> bool:
-        """It waits no more; answers whether it did."""
+        """Removes a waiting call; returns True if it was waiting."""
         return self.waiting.pop(call, None) is not None
 
     def heads(self) -> list[Wish]:
@@ -84,7 +84,7 @@ class Waterfall:
         return queue[0][3] if queue else None
 
     def _drain(self, queue: list[_Entry], placed: list[tuple[Wish, str]]) -> bool:
-        """Whether nobody is left in it."""
+        """Places the calls of a queue; returns True if none is left."""
         while (wish := self._head(queue)) is not None:
             engine = self.engines.best(wish)
             if engine is None:

@@ -1,4 +1,4 @@
-"""What happens to calls (from outside), and where the control program wants them. Frozen values with a JSON form.
+"""Events of calls from outside, and the control program's placements.
 
 Events are arrivals, ends and one snapshot a second of every engine; never tokens.
 """
@@ -20,14 +20,14 @@ class Arrived:
     expected: int = 0
     """Tokens that are still to come, as predicted; 0: nobody knows."""
     tail: bool = False
-    """It is predicted to be one of the longest."""
+    """True if the call is predicted to be one of the longest."""
     near: str = ""
     """The engine that has `cached` of its tokens in its cache."""
     cached: int = 0
     avoid: tuple[str, ...] = ()
     """Engines that it shall not go to while there is another."""
     pinned: bool = False
-    """It cannot leave its engine once it is there."""
+    """True if the call cannot leave its engine once it is there."""
     to: str = ""
     """The engine that it shall go to if that is open: it was sent there, or waited for it."""
 
@@ -43,7 +43,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What happened to calls since the last one, ends first."""
+    """The changes of calls since the last one, ends first."""
 
     left: tuple[Left, ...] = ()
     arrived: tuple[Arrived, ...] = ()
@@ -66,7 +66,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class EngineSeen:
-    """What an engine said of itself, or what is known of it."""
+    """An engine's state, reported by itself or known otherwise."""
 
     engine: str
     running: int
@@ -87,7 +87,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What is known by now of an engine's speed (`scheduler.policies.throughput`)."""
+    """The fitted speed of an engine (`scheduler.policies.throughput`)."""
 
     engine: str
     k1: float

@@ -1,4 +1,4 @@
-"""What happens to engines (from outside), and what the control program wants done with them. Frozen values with a JSON form."""
+"""Events of engines from outside, and the steps that the control program orders. Frozen values with a JSON form."""
 
 from __future__ import annotations
 

@@ -73,13 +73,13 @@ class _Life:
     """When (ns), within the window."""
     was_up: bool = False
     warm: bool = False
-    """It was launched, and has not been stopped since: asleep, it needs only to be woken."""
+    """True if the engine was launched and not stopped since: asleep, it only has to be woken."""
     version: int = 0
     """The version that its last step is about."""
     started: int = -1
     """The version that its process was started with."""
     serial: int = 0
-    """Of what was decided last; no two are alike, in this life or in a later one of the same name."""
+    """The number of the last decision, unique over all lives of engines with this name."""
 
 
 class Fleet(Reactor):
@@ -212,7 +212,7 @@ class Fleet(Reactor):
                     self._unwant(now, engine, life, wanted.reason)
 
     def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
-        """What is awake goes to sleep; what is about to be, or is of no use, is stopped."""
+        """Puts an awake engine to sleep, and stops one that is starting or useless."""
         self._give_no_evidence(engine)
         self._outbox.gone.append(Gone(engine, final=True, asleep=True))
         match life.phase:
@@ -415,7 +415,7 @@ class Fleet(Reactor):
             self._launch(now, engine, reason)
 
     def _forget(self, engine: str) -> None:
-        """It is gone, and whatever it had is free."""
+        """Forgets an engine that is gone, and frees what it held."""
         del self._lives[engine]
         self._unwanted.discard(engine)
         self._asleep.append(Asleep(engine, warm=False))

@@ -1,4 +1,4 @@
-"""What lending knows: nodes, the engines that live on them, and the batches that their trainers wait for. It decides nothing.
+"""The state that lending decides on: nodes, the engines that live on them, and the batches that their trainers wait for.
 
 Invariants: an engine is in `Node.engines` of the node that it names, and of no other; `Engine.node` is empty if it lives on none,
 or was heard of before it was hosted.
@@ -28,7 +28,7 @@ class Engine:
     asleep: bool = False
     warm: bool = False
     leaving: bool = False
-    """It was removed, and may not have ended yet."""
+    """True if the engine was removed and may not have ended yet."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Node:
     lent_at: int = 0
     called_back_at: int | None = None
     serial: int = 0
-    """Of the switch."""
+    """The number of the node's last switch."""
     claim: int = 0
     """Serial of what the trainer said last."""
     wake: Mean = field(default_factory=Mean)
@@ -68,12 +68,12 @@ class Node:
 
     @property
     def unused(self) -> bool:
-        """Whether its trainer has no use for it; it may be lent."""
+        """True if the trainer has no use for the node, so that it may be lent."""
         return "train" in self.tags and not (self.claimed or self.unsure)
 
     @property
     def lendable(self) -> bool:
-        """Whether its engines may sample, if it has some."""
+        """True if the node's engines may sample."""
         return {"rollout", "train"} <= self.tags
 
 
@@ -119,10 +119,10 @@ class Batches:
         return pace.wait_s if pace is not None else float("inf")
 
     def train_s(self, model: str) -> float:
-        """What computing on the groups of one takes; 0 if it was never said."""
+        """Seconds that computing on the groups of one batch takes; 0 while unknown."""
         mean = self._training.get(model)
         return mean.value if mean is not None else 0.0
 
     def calls(self, models: Iterable[str]) -> int:
-        """Of these models, that run or wait."""
+        """The number of running and waiting calls of these models."""
         return sum(self._filling[model].running for model in models if model in self._filling)

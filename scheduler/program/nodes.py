@@ -1,4 +1,4 @@
-"""What happens to nodes (from outside), and which of them are lent. Frozen values with a JSON form.
+"""Events of nodes from outside, and the decisions which of them are lent. Frozen values with a JSON form.
 
 A node is a machine, or a part of one, with tags. Tagged `rollout`, its engines sample; tagged `train`, a trainer works on it;
 tagged both, its engines sample while the trainer has no use for it (SeamlessFlow, arXiv 2508.11553).
@@ -12,7 +12,7 @@ from typing import Literal, Self
 from scheduler.policies.rules import StalenessRule
 
 Role = Literal["rollout", "train", "switching", "idle"]
-"""What a node does: its engines are awake; its trainer has it; it changes from one to the other; neither."""
+"""The role of a node: its engines are awake; its trainer has it; it changes from one to the other; neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Asleep:
 
 @dataclass(frozen=True, slots=True)
 class RoleIs:
-    """What a node does from now on, and why."""
+    """The new role of a node, and the reason."""
 
     node: str
     role: Role
@@ -105,7 +105,7 @@ class RoleIs:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Whether an engine shall be awake."""
+    """The wish that an engine is awake, or asleep."""
 
     engine: str
     awake: bool

@@ -1,4 +1,4 @@
-"""What the reactions of one reactor decided at one tag, told as one value a port."""
+"""Collects the decisions of one reactor's reactions at one tag, and sends one value per port."""
 
 from __future__ import annotations
 

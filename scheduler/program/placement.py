@@ -37,7 +37,7 @@ _SAMPLED = 1024
 
 @dataclass(frozen=True, slots=True)
 class PlacementSettings:
-    """See the policies' own."""
+    """The settings of routing, migration and pulls."""
 
     rule: Rule = "cached"
     mu: float = 0.05
@@ -49,7 +49,7 @@ class PlacementSettings:
     slots: int = 64
     """Calls that run at once in an engine, as far as the division for tails is concerned."""
     engine: EngineModel = field(default_factory=EngineModel)
-    """What is believed of an engine until it has been fitted."""
+    """The speed model of an engine that has not been fitted yet."""
     sync: SyncSettings = field(default_factory=SyncSettings)
     migration: MigrationSettings = field(default_factory=MigrationSettings)
 
@@ -208,7 +208,7 @@ class Placement(Reactor):
         return Placed(wish.call, engine)
 
     def _legal(self) -> bool:
-        """Whether an open engine may sample the calls whose turn it is."""
+        """True if an open engine may sample the calls whose turn it is."""
         return all(self._engines.legal(wish.version) for wish in self._waterfall.heads())
 
     def _pull(self, now: Context) -> bool:
@@ -243,7 +243,7 @@ class Placement(Reactor):
             now.set(self.moves, tuple(Move(*move) for move in planned), why=f"{len(planned)} would gain")
 
     def _movable(self, engine: str) -> Iterable[Movable]:
-        """What an engine was given and may lose; who was told to move is on its way, or cannot."""
+        """The calls that an engine was given and may lose. A call that was told to move is on its way, or cannot move."""
         steps = self._steps.get(engine, 0.0)
         for call, run in self._inside.get(engine, {}).items():
             if not run.pinned and not run.moved:

@@ -113,7 +113,7 @@ class WeightUpdate(Reactor):
         self._contradicted = False
         """An engine has failed with the newest version, since its update began."""
         self._doubted = False
-        """Whether the newest version is doubted: no engine leaves for it until it is known whether it is bad."""
+        """True while the newest version is suspected to be bad: no engine leaves for it until that is decided."""
         self._bad: Verdict | None = None
         self._serials = itertools.count(1)
         self._commands: list[Do] = []
@@ -236,7 +236,7 @@ class WeightUpdate(Reactor):
             self._do(now, engine, "hold", reason)
 
     def _go_on(self, now: Context) -> None:
-        """What follows from the present state: engines to begin with, the end of an update, the beginning of the next."""
+        """Takes the next steps: starts engines, ends an update, begins the next."""
         self._todo = [engine for engine in self._todo if not self._arrived(engine)]
         if self._bad is not None:
             self._leave_bad(now, self._bad)
@@ -258,7 +258,7 @@ class WeightUpdate(Reactor):
         self._commands, self._failed = [], []
 
     def _over(self) -> bool:
-        """Whether the running update waits for nobody: with `pull`, as soon as the first engine has come."""
+        """True if the running update waits for no engine; with `pull`, as soon as the first engine has it."""
         first = self._settings.order == "pull" and self._runs(self._target)
         return first or not self._todo
 

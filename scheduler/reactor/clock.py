@@ -40,7 +40,6 @@ class WallClock:
         self._offset = time.time_ns() - time.monotonic_ns()
 
     def now(self) -> int:
-        """See `Clock`."""
         return self._offset + time.monotonic_ns()
 
 
@@ -51,7 +50,6 @@ class VirtualClock:
         self._now = start
 
     def now(self) -> int:
-        """See `Clock`."""
         return self._now
 
     def advance_to(self, time: int) -> None:

@@ -67,7 +67,7 @@ def validate(declared: Any) -> None:
 
 
 def recorded(declared: Any) -> bool:
-    """Whether whole values of a valid type are in the recording."""
+    """True if whole values of a valid type are in the recording."""
     return not _has_opaque(declared, ())
 
 

@@ -1,4 +1,4 @@
-"""What a reaction may do while it runs."""
+"""The interface between a running reaction and its program."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Context:
         self.order = order
         """The reaction's place in the program."""
         self.queued = False
-        """Whether it is to run at this tag."""
+        """True if the reaction is queued at this tag."""
         self.late = False
-        """Whether it missed its deadline at this tag."""
+        """True if the reaction missed its deadline at this tag."""
         self.error: BaseException | None = None
         self.sent: list[tuple[Output[Any], Any, str, str]] = []
         """Port, value, its text for the recording, why."""
@@ -73,7 +73,7 @@ class Context:
         return found
 
     def present(self, source: Source[Any]) -> bool:
-        """Whether there is a value at this tag: the way to ask for STARTUP, which has none."""
+        """True if the source has a value at this tag; the only way to ask for STARTUP, which has none."""
         if source not in self._sources:
             raise self._refusal(source, "see")
         return source in self._present

@@ -19,7 +19,7 @@ from scheduler.reactor.topology import Program, Reactor
 _BOX, _PAD, _ROW, _LINE = 390, 14, 20, 14
 _LANE, _GAP, _STUB, _LABELLED = 12, 30, 18, 104
 _CHARS = 54
-"""Of the small text, in a line of a box."""
+"""The number of characters of small text that fit in a line of a box."""
 
 _STYLE = """
   svg { --paper: #ffffff; --ink: #1f2430; --dim: #667085; --box: #f7f8fa; --edge: #c3c9d4; --wire: #2f6fdb; --late: #b3541e; }

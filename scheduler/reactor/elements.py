@@ -46,11 +46,11 @@ class Element(Generic[T]):
 
 
 class Source(Element[T]):
-    """What can trigger a reaction."""
+    """A trigger of reactions."""
 
 
 class Effect(Element[T]):
-    """What a reaction can write."""
+    """A target that a reaction writes."""
 
 
 class Input(Source[T]):

@@ -30,10 +30,10 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is known of a declared type."""
+    """The checker and codec of a declared type."""
 
     fits: Callable[[Any], bool]
-    """Whether a value is of the type, all the way down."""
+    """Returns True if a value is of the type, all the way down."""
     text: Callable[[Any], str]
     """The JSON text of a value that fits."""
 
@@ -64,12 +64,12 @@ def opaque(declared: Any) -> Opaque | None:
 
 
 def is_union(declared: Any) -> bool:
-    """Whether it is one of several types."""
+    """True if the annotation is a union."""
     return get_origin(declared) in (Union, types.UnionType)
 
 
 def is_open(items: Sequence[Any]) -> bool:
-    """Whether a tuple with these arguments may have any length."""
+    """True if a tuple with these arguments may have any length."""
     return len(items) == 2 and items[1] is ...
 
 

@@ -1,4 +1,4 @@
-"""What a run was told from outside and what it decided, as lines of JSON in a file.
+"""Recordings of runs: the inputs from outside and the decisions, as lines of JSON in a file.
 
 Owns the format, and appending to it. A file holds one or more runs; each begins with a header. The lines of a tag are written
 at once when the tag ends, in the order in which things happened, and handed to the operating system without fsync: a process
@@ -194,7 +194,7 @@ def add_decisions(
 
 
 class Recorder(Protocol):
-    """What a runtime tells about its run."""
+    """The callbacks by which a runtime reports its run."""
 
     def begin(self, program: Program, start: int) -> None:
         """The run starts."""
@@ -224,7 +224,7 @@ class Recording:
         self._size = 0
         self._last: Tag | None = None
         self.full = False
-        """Whether the recording ended before its run: it reached its limit, or could not be written any more."""
+        """True if the recording ended before its run: it reached its limit, or could not be written any more."""
 
     @classmethod
     def open(
@@ -248,11 +248,9 @@ class Recording:
         return cls(file, settings, limit, on_full, on_lost)
 
     def begin(self, program: Program, start: int) -> None:
-        """See `Recorder`."""
         self._try([line(Header(program.name, self._settings, program.digest(), start))])
 
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
-        """See `Recorder`."""
         self._last = tag
         if lines:
             self._try(lines)
@@ -312,12 +310,12 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether its last tag is known to be complete."""
+        """True if the run's last tag is known to be complete."""
         return bool(self.entries) and isinstance(self.entries[-1], End | Full)
 
     @property
     def full(self) -> bool:
-        """Whether it went on after its recording had ended."""
+        """True if the run went on after its recording had ended."""
         return bool(self.entries) and isinstance(self.entries[-1], Full)
 
     @property

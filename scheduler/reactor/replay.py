@@ -50,7 +50,7 @@ class RunReport:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What was decided, in order."""
+        """All decisions, in order."""
         return [entry for entry in self.run.entries if isinstance(entry, Decision)]
 
     @property
@@ -82,12 +82,12 @@ class ReplayReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every decision of every run was made again."""
+        """True if every decision of every run was made again."""
         return self.difference is None
 
     @property
     def graph_changed(self) -> bool:
-        """Whether a run was of a program with another topology."""
+        """True if a run was of a program with another topology."""
         return any(run.graph_changed for run in self.runs)
 
 

@@ -52,7 +52,7 @@ class Runtime:
         self.wake: Callable[[], None] = _nothing
         self._recording = recording
         self.recorded = recording is not None
-        """Whether the run is still recorded."""
+        """True while the run is recorded."""
         self._lines: list[str] = []
         self._workers = Workers(workers, program.name) if workers else None
         self._observers: dict[Output[Any], list[Observer]] = {}
@@ -181,7 +181,8 @@ class Runtime:
                 level.append(context)
 
     def _run_level(self, level: list[Context]) -> None:
-        """What a reaction writes is seen by higher levels alone, so it may be applied at once or when all have run."""
+        """Runs the reactions of a level. Only higher levels see what they write, so writes may be applied at once or
+        when all have run."""
         if len(level) > 1:
             level.sort(key=_order)
         if self._workers is not None and sum(context.reaction.parallel for context in level) > 1:

@@ -1,4 +1,4 @@
-"""What a program of reactors is made of, and the order in which its reactions run.
+"""The structure of a program of reactors, and the order in which its reactions run.
 
 The model is that of Lingua Franca (arXiv 2312.04704): a *reactor* has ports, actions, state of its own and *reactions*; a
 reaction runs when one of its triggers is present and touches nothing but what it declared. Connections carry values from
@@ -136,7 +136,7 @@ class Program:
                 raise TopologyError(f"{reactor.name}: two reactors of that name, or one of another program")
 
     def connect(self, source: Output[T], target: Input[T], after: int | None = None) -> None:
-        """What is set on `source` becomes present at `target`: see `Connection`."""
+        """Makes what is set on `source` present at `target` (see `Connection`)."""
         link = f"{source.path} -> {target.path}"
         mine = {element for reactor in self.reactors for element in reactor.elements.values()}
         if self.sealed or not {source, target} <= mine:

@@ -41,7 +41,6 @@ class _Sampling:
     scenario: Scenario
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """See `allocation.Stage`."""
         scenario, model = self.scenario, self.scenario.engine.model
         calls, reply = scenario.batch * scenario.group, scenario.sampled_mean
         prompt, longest = scenario.contexts_mean - reply, scenario.lengths.longest

@@ -1,4 +1,4 @@
-"""What decides which group may start and which batch it is trained in: the seam between StaleFlow's ledger and its competitors.
+"""The seam between StaleFlow's ledger and its competitors: a rule decides which group may start and which batch trains it.
 
 A rule is a state machine of `staleness_events`: `apply` depends on the state and the event alone, so that the stored events,
 replayed in their order under the same settings, give the state again. Batches are numbered from 0; batch b makes version b + 1
@@ -32,7 +32,7 @@ class StalenessRule(Protocol):
         """The groups of batch `consumed` (others: as far as they are known), in order: it only grows, until it is `complete`."""
 
     def complete(self, buffer: int) -> bool:
-        """Whether no group will be added to the batch: it can be trained."""
+        """True if the batch gets no more groups and can be trained."""
 
     def buffers(self) -> list[BufferRow]:
         """Every batch that is not consumed and can hold something, in order."""

@@ -1,4 +1,4 @@
-"""What the competing rules share: groups that finish wait in a queue, and batches are made from its head.
+"""The shared part of the competing rules: finished groups wait in a queue, and batches are made from its head.
 
 A rule adds its decisions: how many groups may start now (`quota`), in which order finished groups are trained and from when on
 (`rank`, `may_enter`), and from which age on a group is given up (`max_age`).
@@ -94,11 +94,11 @@ class GroupQueue(ABC):
         return 0
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """Whether `group`, the first of the finished ones, may enter a batch that has room."""
+        """True if `group`, the first of the finished ones, may enter a batch that has room."""
         return True
 
     def on_settled(self, finished: bool) -> list[Command]:
-        """What follows from a group being finished (before it enters), or dropped for too few rewards."""
+        """The commands that follow when a group is finished (before it enters) or dropped for too few rewards."""
         return []
 
     # What the decisions are made from
@@ -228,7 +228,7 @@ class GroupQueue(ABC):
         return tuple(self._entries) if buffer == self.consumed else ()
 
     def complete(self, buffer: int) -> bool:
-        """Whether no group will be added to the batch: it can be trained."""
+        """True if the batch gets no more groups and can be trained."""
         return buffer == self.consumed and len(self._entries) == self.batch
 
     def free_slots(self) -> int:

@@ -40,7 +40,7 @@ class Slime(GroupQueue):
         """Groups of the batch underway that were dropped for too few rewards."""
 
     def quota(self) -> int:
-        """What is left of the waves of the batch underway."""
+        """The number of groups left in the waves of the running batch."""
         ahead, generated = divmod(self.untrained, self.batch)
         underway = self.next_batch + ahead
         if ahead > 1 or self.version < (underway - 1) // self.settings.eta * self.settings.eta:
