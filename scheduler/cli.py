@@ -112,7 +112,8 @@ def timeline(
         bool, typer.Option("--steps", help="Without the start, and what came after the last step.")
     ] = False,
 ) -> None:
-    """What every node did: seconds in rollout, train, switching and idle, and a Gantt chart. Exit status 2: no such run."""
+    """Show the state of every node over a run: seconds in rollout, train, switching and idle, and a Gantt chart. Exit
+    status 2: no such run."""
     from rich.console import Console
     from rich.table import Table
 

@@ -79,7 +79,7 @@ class Batch:
 
     @property
     def normaliser(self) -> float:
-        """What the gradient of the sum is divided by; 1 if nothing is trained."""
+        """The divisor of the summed gradient; 1 if nothing is trained."""
         return float(max(1, self.sequences if self._algorithm.sequence_mean else self.trained))
 
     @property

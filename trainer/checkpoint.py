@@ -28,7 +28,7 @@ _NAME = re.compile(r"v(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a checkpoint says beyond tensors."""
+    """The metadata of a checkpoint, beside its tensors."""
 
     version: int
     parent: int | None

@@ -84,7 +84,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What a user can act on is printed without a trace."""
+    """Prints errors that a user can act on without a traceback."""
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from scheduler.cluster.local import ChildDied
     from trainer.errors import ConfigError, TrainerError

@@ -52,7 +52,8 @@ class Rows:
     def _prompt(
         self, ids: list[int], before: int, heard: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """What the next turn is sampled from: `ids`, whose first `before` were the prompt of the turn before, and `heard`."""
+        """The prompt of the next turn: `ids`, whose first `before` were the prompt of the turn before, followed by
+        `heard`."""
         if not ids:
             return list(self._renderer.render_ids(heard, tools=tools, add_generation_prompt=True))
         bridged = self._renderer.bridge_to_next_turn(ids[:before], ids[before:], heard, tools=tools)
@@ -62,7 +63,7 @@ class Rows:
 
 
 def spoken(message: Mapping[str, Any]) -> str:
-    """What the model samples to say an assistant's message, its end included."""
+    """The text that the model samples for an assistant's message, with its end."""
     parts = [message["content"]] if message.get("content") else []
     for call in message.get("tool_calls") or ():
         name, arguments = call["function"]["name"], call["function"]["arguments"]

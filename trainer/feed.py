@@ -49,7 +49,7 @@ class Feed:
         return await self._ask("check versions", lambda: self._client.status(self._model))
 
     async def acknowledged(self, buffer: int) -> bool:
-        """Whether the gateway has gone on to a later buffer."""
+        """True if the gateway has gone on to a later buffer."""
         return bool((await self.status())["consumed"] > buffer)
 
     async def parent(self, version: int) -> int | None:
@@ -125,7 +125,7 @@ class Feed:
         await self._ask("release", lambda: self._client.release(node, self._model, busy_s))
 
     async def called_back(self, node: str) -> bool:
-        """Whether the node is not lent, and will not be until the batch is whole."""
+        """True if the node is not lent, and will not be until the batch is complete."""
         return bool((await self._ask("stream", lambda: self._client.node(node)))["near"])
 
     # How the gateway is asked

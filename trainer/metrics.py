@@ -1,4 +1,4 @@
-"""What a run reports of itself: `metrics.jsonl`, TensorBoard, and a live table or plain lines on the terminal.
+"""The reports of a run: `metrics.jsonl`, TensorBoard, and a live table or plain lines on the terminal.
 
 Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
 buffer; its keys are the names in `trainer.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the
@@ -29,7 +29,7 @@ from rich.text import Text
 from torch.utils.tensorboard import SummaryWriter
 
 Span = tuple[str, float, float]
-"""What was done, from when, until when, in seconds since 1970."""
+"""A block's name, start and end, in seconds since 1970."""
 _BARS = "▁▂▃▄▅▆▇█"
 _TAIL = 4096
 SPARK = 60

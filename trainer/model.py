@@ -54,7 +54,8 @@ def save(model: Any, directory: Path, companions: Path) -> None:
 
 
 def holds(directory: Path, model: Any) -> bool:
-    """Whether `directory`, as `save` wrote it, has the weights of `model` to the bit. Raises OSError if it cannot be read."""
+    """True if `directory`, as `save` wrote it, has the weights of `model` bit for bit. Raises OSError if it cannot be
+    read."""
     mine = model.state_dict()
     try:
         with safe_open(directory / "model.safetensors", framework="pt") as file:

@@ -24,7 +24,7 @@ class Nodes:
 
     @property
     def held(self) -> bool:
-        """Whether the trainer may compute."""
+        """True if the trainer may compute."""
         return self._held.is_set()
 
     async def claim(self) -> None:
@@ -44,7 +44,7 @@ class Nodes:
             await asyncio.gather(*(self._feed.release(name, busy_s) for name in self._names))
 
     async def called_back(self) -> bool:
-        """Whether the gateway has no other use for any node until the batch is whole."""
+        """True if the gateway has no other use for any node until the batch is complete."""
         return all([await self._feed.called_back(name) for name in self._names])
 
     async def keep(self) -> None:

@@ -53,7 +53,7 @@ class Row:
     """1 where nothing was sampled."""
     advantage: float
     weight: float
-    """What each of its trained tokens counts in the loss's sum."""
+    """The weight of each of its trained tokens in the loss's sum."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -233,7 +233,7 @@ class Packer:
                 yield self._leave(waiting)
 
     def flush(self) -> Iterator[MicroBatch]:
-        """What is left, at the end of the batch."""
+        """Returns the rest, at the end of the batch."""
         left = sorted((row for rows in self._waiting.values() for row in rows), key=len)
         self._waiting.clear()
         pending: list[Row] = []

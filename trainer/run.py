@@ -117,7 +117,7 @@ class Trainer:
         """How long it computed on the groups of the last batch."""
 
     def keeper(self) -> Watched:
-        """What keeps the nodes that are claimed."""
+        """The task that keeps the claimed nodes."""
         return Watched("renewal of the claim", self.nodes.keep())
 
     async def check_versions(self) -> None:
@@ -246,7 +246,7 @@ class Trainer:
 
     @property
     def _is_due(self) -> bool:
-        """Whether this step ends with a checkpoint: every so many do, and the last of the run."""
+        """True if this step ends with a checkpoint: every N-th step does, and the run's last."""
         steps = self.learner.steps
         return steps % self.settings.checkpoint.every == 0 or steps >= self.settings.run.steps
 

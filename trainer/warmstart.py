@@ -67,13 +67,13 @@ class Recipe(BaseModel):
     vocabulary: int = Field(352, ge=256 + len(SPECIAL_TOKENS), le=65_536)
     """The most tokens, specials included."""
     split: str = r" ?\p{N}| ?[+\-*/=]|\r?\n"
-    """What is a token of its own, as a regular expression: digits and signs, so that sums can be learnt. What stands between
-    them, such as the sentence in which every question is put, may become one token, which makes prompts short."""
+    """The pre-tokenizer's regular expression: digits and signs are tokens of their own, so that sums can be learnt. The
+    text between them, such as the sentence around every question, may become one token, which makes prompts short."""
     hidden: int = Field(128, ge=16)
     layers: int = Field(3, ge=1)
     heads: int = Field(2, ge=1)
     head_dim: int = Field(64, ge=16)
-    """What vLLM's attention takes: 32, 64, 96, 128, ..."""
+    """A size that vLLM's attention supports: 32, 64, 96, 128, ..."""
     intermediate: int = Field(384, ge=16)
     context: int = Field(2048, ge=64)
     """`max_position_embeddings`."""
@@ -93,7 +93,8 @@ class Recipe(BaseModel):
         return _named(self.data)(seed)
 
     def digest(self) -> str:
-        """What the cache knows this model by: the recipe, the sources of data and model, and the first conversations."""
+        """The key of this model in the cache: a digest of the recipe, the sources of data and model, and the first
+        conversations."""
         sources = [inspect.getsource(inspect.getmodule(_named(self.data)) or _named(self.data))]
         sources += [inspect.getsource(module) for module in (sys.modules[__name__], conversations)]
         # What the data's module imports, such as a tool's description, shows in what it yields.
@@ -174,7 +175,7 @@ def train_tokenizer(recipe: Recipe, samples: int = 2000) -> Tokenizer:
 
 
 def _tokenizer(model: models.Model, split: str) -> Tokenizer:
-    """What is around the merges."""
+    """The tokenizer around the merges."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre.Sequence([

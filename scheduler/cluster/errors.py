@@ -1,4 +1,4 @@
-"""What can go wrong when a cluster is put together. Every message says what to do about it."""
+"""Errors of putting a cluster together. Every message says what to do about it."""
 
 from __future__ import annotations
 

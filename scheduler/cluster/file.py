@@ -21,7 +21,7 @@ from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
 from scheduler.configuration import complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
-"""Of a node or a group; ids are put behind it, and the whole is an engine's name."""
+"""The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
 """A tag, or a label's value, in the grammar of Ray and Kubernetes."""
 LabelKey = Annotated[
@@ -30,7 +30,7 @@ LabelKey = Annotated[
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
 _TRAIN = "train"
-"""What the gateway calls a node that a trainer claims."""
+"""The gateway's tag for a node that a trainer claims."""
 
 
 class Section(BaseModel):
@@ -65,7 +65,8 @@ class ClusterTable(Section):
     dir: Path = Path("runs/cluster")
     """Logs, one a process."""
     restarts: int = Field(5, ge=0, le=1000)
-    """Of one process, within `restart_window_s`; then an engine is given up, and without gateway or trainer the cluster ends."""
+    """Restarts of one process within `restart_window_s`; after that an engine is given up, and a cluster without gateway
+    or trainer ends."""
     restart_window_s: Seconds = 600.0
     look_s: float = Field(1.0, ge=0.05, le=60)
     """How often nodes and engines are looked after."""
@@ -91,8 +92,8 @@ class TrainerTable(Sized):
     ranks: int = Field(1, ge=1, le=4096)
     tags: tuple[Label, ...] = ("train",)
     claims: bool | None = None
-    """Whether it claims its nodes from the gateway before it computes, and releases them while it waits, as headgate's own does.
-    Nodes of one that does not are never lent: their engines are awake all the time."""
+    """True if the trainer claims its nodes from the gateway before it computes and releases them while it waits, as
+    headgate's own does. Nodes of a trainer that does not are never lent: their engines are always awake."""
     env: dict[str, str] = Field({}, repr=False)
     stop_s: Seconds = 60.0
 
@@ -115,10 +116,10 @@ class EngineTable(Sized):
     """`{python}`, `{config}` (the gateway's file), `{model}`, `{host}` and `{port}` are filled in. The default is what `[engine]`
     of the gateway's file says."""
     model: str | None = Field(None, min_length=1)
-    """Of the gateway's models; its first, if none is named."""
+    """One of the gateway's models; by default its first."""
     tags: tuple[Label, ...] = ("rollout",)
     health: str = Field("/health", pattern="^/")
-    """What answers with 200 while an engine is well."""
+    """The path that answers 200 while an engine is well."""
     env: dict[str, str] = Field({}, repr=False)
     start_s: Seconds = 300.0
     silent_s: Seconds = 60.0
@@ -159,7 +160,7 @@ class RayTable(Section):
     """`[ray]`."""
 
     address: str = "auto"
-    """Of a running Ray cluster; `auto` is the one of this machine."""
+    """The address of a running Ray cluster; `auto` is the one on this machine."""
     wait_s: Seconds = 60.0
     """How long nodes may take to be there, and a placement to be made."""
     open: bool = False
@@ -222,7 +223,7 @@ class ClusterFile(Section):
             raise BadFile("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
     def wanted(self) -> tuple[Group, ...]:
-        """What nodes there should be."""
+        """The nodes that the cluster needs."""
         local = self.cluster.launcher == "local"
         named = [
             Group(
@@ -263,12 +264,12 @@ class ClusterFile(Section):
 
     @property
     def engine_need(self) -> Need:
-        """What one engine needs."""
+        """The resources of one engine."""
         return Need("engines", frozenset(self.engine.tags), self.engine.capacity(Capacity()))
 
     @property
     def trainer_need(self) -> Need | None:
-        """What one rank of the trainer needs."""
+        """The resources of one rank of the trainer."""
         if self.trainer is None:
             return None
         return Need("trainer", frozenset(self.trainer.tags), self.trainer.capacity(Capacity()))
@@ -276,11 +277,11 @@ class ClusterFile(Section):
 
 @dataclass(frozen=True, slots=True)
 class GatewayFile:
-    """What the cluster needs to know of a gateway's file; the gateway checks the rest itself."""
+    """The part of the gateway's configuration that the cluster needs; the gateway checks the rest itself."""
 
     path: Path
     url: str
-    """Of its calls."""
+    """The URL for calls."""
     admin_url: str
     key: str | None
     """The admin key, where the file has it; or the environment's."""

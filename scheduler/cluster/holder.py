@@ -1,4 +1,4 @@
-"""What runs on a node of a Ray cluster: an actor that holds one child process.
+"""A Ray actor that holds one child process on a node.
 
 The child dies with its actor, and the actor with the driver: `scheduler run`. What comes over Ray's network is a command line and
 variables that the cluster file has; keys are the node's own (its environment has them, from wherever it was started).

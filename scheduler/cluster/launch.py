@@ -13,7 +13,7 @@ from typing import Protocol
 from scheduler.cluster.tags import Capacity, Place, Seen
 
 SECRET = "HEADGATE_"
-"""What the names of variables begin with that engines have no business with: keys, and where the store is."""
+"""The prefix of variables that engines must not see: keys, and the store's address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Job:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     trusted: bool
-    """Whether it sees the node's variables that begin with `SECRET`. None of them is ever sent to a node."""
+    """True if the process sees the node's variables that begin with `SECRET`. None of them is ever sent to a node."""
     reserve: Capacity
-    """What is its own; nothing where it takes turns with others."""
+    """The resources reserved for it alone; none where it takes turns with others."""
 
 
 @dataclass(frozen=True, slots=True)

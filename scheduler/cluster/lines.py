@@ -37,7 +37,7 @@ class LineWorker:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process that can be asked."""
+        """True while there is a process that can be asked."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -113,7 +113,7 @@ class _Tail:
             del self._kept[:-TAIL_BYTES]
 
     async def end(self) -> str:
-        """What was kept, once the writers are dead. One that left the process group is not waited for."""
+        """Returns the kept output, once the writers are dead. Does not wait for a writer that left the process group."""
         await asyncio.wait({self._task}, timeout=_DRAIN_S)
         self._task.cancel()
         return self._kept.decode(errors="replace")

@@ -142,7 +142,7 @@ class LocalProcess:
 
 @contextlib.contextmanager
 def _output(log: Path | None) -> Iterator[BinaryIO | None]:
-    """What to write to; None: what the parent writes to."""
+    """The file to write to; None for the parent's own output."""
     if log is None:
         yield None
         return

@@ -20,7 +20,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalRunning:
-    """See `Running`."""
+    """A process on this machine."""
 
     def __init__(self, process: LocalProcess, port: int) -> None:
         self.name = process.name
@@ -37,7 +37,7 @@ class LocalRunning:
 
 
 class LocalLauncher:
-    """See `Launcher`."""
+    """Starts processes on this machine."""
 
     def __init__(self, file: ClusterFile) -> None:
         whole = Capacity(float(os.cpu_count() or 1), 0, _memory_gb())
@@ -54,7 +54,7 @@ class LocalLauncher:
     async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """See `Launcher`: each process is stopped by who started it."""
+        """Does nothing: whoever started a process stops it."""
 
     async def seen(self) -> list[Seen]:
         return list(self._nodes)
@@ -84,7 +84,7 @@ class LocalLauncher:
 
 
 def environment(job: Job, values: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a process has in place of what it would inherit."""
+    """The environment of a process, in place of the inherited one."""
     hidden = {} if job.trusted else {key: "" for key in inherited if key.startswith(SECRET)}
     return hidden | {key: filled(value, values) for key, value in job.env.items()}
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class RayRunning:
-    """See `Running`."""
+    """A process on a node of a Ray cluster."""
 
     def __init__(self, job: Job, actor: Any, group: Gang, port: int) -> None:
         self.name = job.place.name
@@ -75,7 +75,7 @@ class Gang:
 
 
 class RayLauncher:
-    """See `Launcher`. One at a time in a process, as Ray has one driver."""
+    """Starts processes on a Ray cluster. One per process, as Ray has one driver."""
 
     def __init__(self, file: ClusterFile) -> None:
         self._name = file.cluster.name
@@ -84,7 +84,7 @@ class RayLauncher:
         self._folder = os.getcwd()
 
     async def open(self) -> None:
-        """See `Launcher`. Raises Refused if there is no such cluster, or if everybody may use it."""
+        """Connects to Ray. Raises Refused if there is no such cluster, or if it is open to everybody."""
         address = self._settings.address
         if not self._settings.open and os.environ.get(_MODE, "").lower() != _TOKEN:
             raise Refused(
@@ -111,7 +111,7 @@ class RayLauncher:
         return sorted(alive, key=lambda node: node.id)
 
     async def start(self, jobs: Sequence[Job]) -> list[Running]:
-        """See `Launcher`. The jobs get what they reserve, in one placement group, or nothing."""
+        """Starts all jobs or none, with what they reserve in one placement group."""
         for job in jobs:
             _check_private(job)
         group = await self._placed(jobs)

@@ -53,7 +53,7 @@ class Registry:
         await self._http.aclose()
 
     async def answers(self, path: str = "/healthz") -> bool:
-        """Whether the gateway is there, or, at `/readyz`, whether it would serve calls."""
+        """True if the gateway answers at `path`; at `/readyz`, if it would serve calls."""
         try:
             return (await self._http.get(path)).is_success
         except httpx.HTTPError:
@@ -115,7 +115,7 @@ class Registry:
             self._ours.pop(name, None)
 
     def _check(self, name: str, answer: httpx.Response) -> bool:
-        """Whether it was accepted; what was not is told once."""
+        """True if the gateway accepted the request; each refusal is reported once."""
         if answer.is_success:
             self._refused.discard(name)
             return True

@@ -21,7 +21,7 @@ HAS = "true"
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a node has, or what one process needs. Memory is in GiB."""
+    """The resources of a node, or of one process. Memory is in GiB."""
 
     cpus: float = 0.0
     gpus: int = 0
@@ -34,7 +34,7 @@ class Capacity:
         return min(rooms) if rooms else None
 
     def lacks(self, need: Capacity, times: int = 1) -> str:
-        """What is too little for so many, in words; empty: nothing."""
+        """Names the resources that are too small for `times` processes; empty if none is."""
         pairs = (
             ("cpus", self.cpus, need.cpus),
             ("gpus", self.gpus, need.gpus),
@@ -83,7 +83,7 @@ class Group:
         }
 
     def wants(self, seen: Seen) -> bool:
-        """Whether a node has all of these labels."""
+        """True if a node has all of these labels."""
         return all(seen.labels.get(key) == value for key, value in self.selector.items())
 
 
@@ -103,7 +103,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one process of a kind needs of its node."""
+    """The resources that one process of a kind needs of its node."""
 
     what: str
     tags: frozenset[str]
@@ -124,13 +124,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who is to be where."""
+    """The nodes of every process."""
 
     engines: tuple[Place, ...]
     ranks: tuple[Place, ...]
 
     def roles(self, node: Node) -> str:
-        """What a node does, in words."""
+        """The roles of a node, in words."""
         engines = sum(place.node == node for place in self.engines)
         ranks = [str(rank) for rank, place in enumerate(self.ranks) if place.node == node]
         told = [f"{engines} engine{'s' * (engines > 1)}"] if engines else []

@@ -32,21 +32,21 @@ class Alike:
         self._most = min(memory, _MOST)
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._has = np.zeros((2**BITS, self._most), bool)
-        """Whether a token (row) is in a task's prompt (column)."""
+        """Marks tokens (rows) that occur in a task's prompt (columns)."""
         self._count = np.zeros(2**BITS, np.float32)
         """In how many prompts a token is."""
         self._known, self._more, self._size = (np.zeros(self._most, np.float32) for _ in range(3))
-        """Of each task: 1 if a call of it is over; by how much its calls were longer than others; how long its prompt is."""
+        """For each task: 1 if one of its calls is over; by how much its calls were longer than others; the length of its
+        prompt."""
 
     def __len__(self) -> int:
         """Tasks that are remembered."""
         return len(self._slots)
 
     def told(self, task: str, tokens: NDArray[np.uint32], size: float) -> list[float]:
-        """Of the tasks alike: by how much their calls were longer, and this prompt is; how much the best of them is alike.
-
-        `tokens`: of the prompt, hashed, each once; `size`: the logarithm of its length. The prompt is kept if the task is new.
-        """
+        """Returns, for similar tasks: by how much their calls were longer, and this prompt is; the similarity of the
+        best one. `tokens`: the prompt's tokens, hashed, each once; `size`: the logarithm of its length. Keeps the
+        prompt of a new task."""
         rare = np.log((len(self._slots) + 2) / (self._count[tokens] + 1)) ** 2
         alike = rare @ self._has[tokens].astype(np.float32) * self._known / max(float(rare.sum()), 1e-6)
         alike[self._slot(task, tokens, size)] = 0

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """What is known of a call at its beginning."""
+    """The known features of a call at its beginning."""
 
     call: str
     task: str
@@ -26,14 +26,14 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a ranker says of a call."""
+    """A ranker's prediction for a call."""
 
     expected: float = 0.0
     """Tokens."""
     tail: bool = False
-    """It is one of the longest."""
+    """True if the call is predicted to be one of the longest."""
     known: bool = False
-    """Whether anything that was learnt says so; if not, the rest means nothing."""
+    """True if the prediction comes from learnt data; if False, the rest means nothing."""
 
 
 class Ranker(Protocol):
@@ -44,7 +44,7 @@ class Ranker(Protocol):
     """
 
     def predict(self, features: Features) -> Prediction:
-        """Of a call that begins."""
+        """Predicts a call that begins."""
         ...
 
     def learn(self, features: Features, length: int) -> None:

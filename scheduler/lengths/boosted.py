@@ -98,11 +98,11 @@ class Call:
     expected: float
     """Without trees; the logarithm."""
     row: Row
-    """What trees see."""
+    """The input of the trees."""
 
 
 class Boosted:
-    """See `Ranker`."""
+    """A ranker of gradient-boosted trees."""
 
     def __init__(self, tail_share: float, memory: int, aside: Aside = at_once) -> None:
         """`memory`: tasks (and groups, and episodes) that it remembers. Raises ImportError if LightGBM is not there."""
@@ -139,7 +139,7 @@ class Boosted:
 
 
 class Models:
-    """What is fitted anew now and then. `call` and `predict` may be called while another thread is in `fit`."""
+    """The models that are refitted from time to time. `call` and `predict` may run while another thread is in `fit`."""
 
     def __init__(self) -> None:
         """Raises ImportError if LightGBM is not there."""
@@ -151,7 +151,7 @@ class Models:
         """A fit was asked for, and is not done."""
 
     def call(self, seen: Seen) -> Call:
-        """What is expected of a call by its prompt and its histories."""
+        """The features of a call from its prompt and its histories."""
         told = self._prompts.predict(seen.prompt)
         more = 0.0 if told is None else told - seen.turn
         drawn = seen.drawn(more)

@@ -36,7 +36,7 @@ _MOST = 200.0
 _DRAWN = 8.0
 """With n values a word's mean counts n / (n + 8)."""
 _PRIOR = 0.3
-"""What is expected without a history counts as so many values of it."""
+"""The weight of the expectation without a history, in values of a history."""
 _MIX = np.uint32(2_654_435_761)
 _NEXT = np.uint32(31)
 
@@ -49,14 +49,14 @@ class Seen:
     turn: float
     """The mean of the logarithms of calls of its turn; what follows is beside it."""
     prompt: Vector
-    """What is known without its histories, shape (`Encoder.prompt`,)."""
+    """The features without histories, shape (`Encoder.prompt`,)."""
     past: tuple[tuple[float, float], ...]
     """The histories, from the widest to the narrowest: totals and counts."""
     row: Row
     """All of this, shape (`Encoder.width`,)."""
 
     def drawn(self, more: float) -> list[float]:
-        """What each history makes of what is expected without it; of the first that is `more`."""
+        """The expectation of each history, shrunk towards the one without it; `more` is the first history's value."""
         found = []
         for total, count in self.past:
             more = (total + _PRIOR * more) / (count + _PRIOR)
@@ -69,15 +69,16 @@ class Encoder:
 
     prompt = 4 + Alike.width + TURNS
     width = prompt - TURNS + 3 + 2 * 4 + 4 + 2**_COLUMN_BITS
-    """What is known without histories; the turn, with its mean; the histories, with how much is known; the words."""
+    """The features without histories; the turn, with its mean; the histories, with their weights; the words."""
 
     def __init__(self, memory: int) -> None:
         """`memory`: keys of each kind that are remembered."""
         self._turns = [Mean() for _ in range(TURNS)]
         self._histories = [Means(memory, _KEEP) for _ in range(4)]
-        """Of the task, of its turn, of the group (samples of one prompt, by the newest weights), of the episode."""
+        """The histories of the task, of its turn, of the group (samples of one prompt, by the newest weights), and of
+        the episode."""
         self._totals, self._counts = np.zeros(2**_WORD_BITS), np.zeros(2**_WORD_BITS)
-        """Of the words."""
+        """Sums and counts of each word."""
         self._alike = Alike(memory)
 
     def __len__(self) -> int:
@@ -118,7 +119,8 @@ class Encoder:
         self._counts[words] = self._counts[words] * keep + 1
 
     def _told(self, words: Words) -> tuple[float, float, float, float]:
-        """Of the means of the words: their mean, the 90th and the 10th percentile, and the mean in which far ones count more."""
+        """Statistics of the words' means: their mean, the 90th and the 10th percentile, and a mean in which far ones
+        count more."""
         if not len(words):
             return 0.0, 0.0, 0.0, 0.0
         means = np.sort(self._totals[words] / (self._counts[words] + _DRAWN))

@@ -10,7 +10,7 @@ _KEEP_ALL = 0.999
 
 
 class History:
-    """See `Ranker`."""
+    """A ranker by earlier calls of the same task."""
 
     def __init__(self, tail_share: float, memory: int) -> None:
         """`memory`: tasks that it remembers."""
@@ -19,7 +19,7 @@ class History:
         self._threshold = Threshold(tail_share)
 
     def predict(self, features: Features) -> Prediction:
-        """See `Ranker`. Nothing is known of a task that is new."""
+        """Predicts by the task's history; nothing is known of a new task."""
         mean = self._tasks.get(features.task)
         expected = (mean or self._all).value
         return Prediction(expected, self._threshold.above(expected), mean is not None)

@@ -1,4 +1,4 @@
-"""What a ranker remembers: means of what was seen under a key, and the newest scores. Bounded."""
+"""The bounded memory of a ranker: means by key, and the newest scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Mean:
 
     def __init__(self) -> None:
         self.count = 0.0
-        """Of values, each with its weight."""
+        """The sum of the values' weights."""
         self.total = 0.0
 
     @property
@@ -71,7 +71,7 @@ class Threshold:
         self._ordered: list[float] = []
 
     def above(self, score: float) -> bool:
-        """Whether it is among the highest of those before; from now on it is one of them."""
+        """True if the score is among the highest of those before. Remembers it."""
         count = len(self._ordered)
         found = False
         if count >= self._least:

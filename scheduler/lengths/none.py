@@ -8,7 +8,7 @@ _NOTHING = Prediction()
 
 
 class NoRanker:
-    """See `Ranker`."""
+    """A ranker that predicts nothing."""
 
     def predict(self, features: Features) -> Prediction:
         """Nothing."""

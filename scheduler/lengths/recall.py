@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 
 def tail_recall(scores: Sequence[float], lengths: Sequence[float], share: float = 0.2) -> float | None:
-    """Of the calls of a window: which share of the longest `share` of them is in the top `share` by score; None of no calls.
-
-    Where equal ones stand at the border each is in with the same probability, so that a ranking that says nothing reaches
-    `share`, and the true order 1.
-    """
+    """Returns the share of a window's longest calls that are also in the top `share` by score; None without calls. Of
+    equal scores at the border each is in with the same probability, so a ranking without information reaches `share`,
+    and the true order 1."""
     if not lengths:
         return None
     count = max(math.ceil(round(len(lengths) * share, 9)), 1)

@@ -1,4 +1,4 @@
-"""What `scheduler plan` does: reads, plans, and shows."""
+"""The command `scheduler plan`: reads, plans, and shows."""
 
 from __future__ import annotations
 

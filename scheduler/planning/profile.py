@@ -1,4 +1,4 @@
-"""What a plan is made from: a TOML file, every key typed and bounded, unknown keys refused; docs/scheduler.md has an example."""
+"""The input of a plan: a TOML file, every key typed and bounded, unknown keys refused; docs/scheduler.md has an example."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ class GenerationSettings(Section):
     k2: NotNegative | None = None
     k3: NotNegative | None = None
     k4: NotNegative | None = None
-    """See `scheduler.policies.throughput`: seconds of a decode step, by cached token, least, by call, and always."""
+    """Coefficients of `scheduler.policies.throughput`: seconds of a decode step by cached token, the least, by call, and
+    always."""
     engines: int = Field(1, ge=1, le=1024)
-    """Of one node."""
+    """Engines per node."""
     max_running: int = Field(256, ge=1, le=1_000_000)
     """Replies that an engine samples at once."""
 
@@ -72,7 +73,7 @@ class TrainingSettings(Section):
     token_s: Positive | None = None
     """Seconds for one token on one node."""
     fixed_s: NotNegative = 0.0
-    """What every step costs, on however many nodes."""
+    """Seconds that every step costs, on any number of nodes."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

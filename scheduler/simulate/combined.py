@@ -37,12 +37,12 @@ _RENEW_S = 10
 """A trainer that holds its nodes says so this often."""
 _FLEET_STEPS = ("launch", "sleep", "stop", "wake")
 _AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep", "stop": "asleep"}
-"""What an engine is when a step that takes time has ended."""
+"""The state of an engine after a step that takes time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What a gateway's configuration would say."""
+    """The settings of a gateway that the simulation varies."""
 
     mu: float = 0.2
     urgency: float = 64.0
@@ -55,14 +55,14 @@ class Knobs:
     tails: bool = False
     lend: bool = True
     lead: float = 1.0
-    """See `[lending] lead`."""
+    """`[lending] lead`."""
     mode: Literal["abort", "keep"] = "abort"
     share: float = 0.0
-    """Of the GPUs, those that train and are lent; 0: the scenario's."""
+    """The share of GPUs that train and are lent; 0 for the scenario's."""
 
 
 class Combined:
-    """See `policy.Policy`."""
+    """headgate's own policy: the gateway's control program in simulated time."""
 
     name = "combined"
     stream = 64
@@ -80,7 +80,7 @@ class Combined:
         self._steps: dict[str, Do] = {}
         """Steps that take time, by engine."""
         self._roles: dict[str, RoleIs] = {}
-        """Of the nodes that the trainer needs."""
+        """The roles of the nodes that the trainer needs."""
         self._claims = False
         """The trainer has claimed its nodes, or has them."""
         self._hosts: dict[str, Host] = {}
@@ -175,11 +175,11 @@ class Combined:
         self._do_all(world)
 
     def on_opened(self, world: World, host: Host) -> None:
-        """What the engine was to do is done, or can be begun with."""
+        """Finishes the engine's step, or begins the next one."""
         self._go_on(world, host, sleeps=False)
 
     def on_asleep(self, world: World, host: Host) -> None:
-        """What the engine was to do is done, or can be begun with."""
+        """Finishes the engine's step, or begins the next one."""
         self._go_on(world, host, sleeps=True)
 
     def on_ready(self, world: World) -> None:

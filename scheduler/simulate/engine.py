@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """What an engine can, and what that takes."""
+    """The capacity of an engine, and the time of its steps."""
 
     model: EngineModel
     prefill_s: float

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulation, for whoever called it."""
+"""Errors of a simulation, for its caller."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from collections import deque
 
 
 class Foresight:
-    """Of one run."""
+    """Length prediction for one run."""
 
     def __init__(self, tail_share: float = 0.2, window: int = 1000, least: int = 20) -> None:
         self._tail_share, self._window, self._least = tail_share, window, least

@@ -1,7 +1,8 @@
-"""What was settled before headgate's own policy was tuned: coefficients, baselines, and the grid of scenarios.
+"""The files that were settled before headgate's own policy was tuned: coefficients, baselines, and the grid of scenarios.
 
 `digest` is over their bytes. Its value is held by tests/unit/simulate/test_frozen.py; whoever changes one of these files
-says there why, and runs every policy again."""
+says there why, and runs every policy again.
+"""
 
 from __future__ import annotations
 

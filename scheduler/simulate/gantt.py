@@ -1,4 +1,4 @@
-"""What every node of a simulated run did, as the timeline of a real one (`scheduler.timeline`). Its seconds are simulated."""
+"""The timeline of a simulated run, in the form of a real one's (`scheduler.timeline`). Its seconds are simulated."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What engines, trainers and transfers take, from coefficients.toml by a roofline.
+"""The times of engines, trainers and transfers, computed from coefficients.toml by a roofline.
 
 An engine of g GPUs holds P parameters in bf16. A decode step reads all weights (2P bytes) or does the arithmetic of its n
 calls (2P flops each), whichever is longer; it reads the cache of every running call; and it has a fixed cost. So the four
 coefficients of StaleFlow's model (papers.md section 3) follow from the memory's bandwidth, the flops, and the shares of
-them that are reached."""
+them that are reached.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from scheduler.simulate.errors import ScenarioError
 
 COEFFICIENTS = Path(__file__).with_name("coefficients.toml")
 _BYTES = 2
-"""Of a parameter or a cached number in bf16."""
+"""Bytes of a parameter or a cached number in bf16."""
 
 
 @lru_cache
@@ -31,7 +32,7 @@ def coefficients() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCosts:
-    """What a trainer takes."""
+    """The times of a trainer."""
 
     token_s: float
     """GPU seconds for each trained token."""

@@ -26,7 +26,7 @@ class Hosting:
         """`settings` as `ControlProgram` takes them."""
         self.program = ControlProgram(settings)
         self.wanted: deque[Any] = deque()
-        """What the program wants, in order."""
+        """The commands of the program, in order."""
         self.clock: Callable[[], float] = lambda: 0.0
         """The world's time, in seconds."""
         self._recording = Recording.open(recording, settings) if recording else None
@@ -38,7 +38,7 @@ class Hosting:
         self._runtime.observe(self._ledger.impossible, lambda _tag, why: self._answered(ValueError(why)))
 
     def want(self, port: Output[tuple[T, ...]]) -> None:
-        """What this output says is to be done. Before `start` only."""
+        """Collects the commands of this output. Before `start` only."""
         self._runtime.observe(port, lambda _tag, told: self.wanted.extend(told))
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
@@ -57,7 +57,7 @@ class Hosting:
         self._runtime.advance()
 
     def decide(self, event: Event) -> list[Command]:
-        """What the ledger says to an event. Raises ValueError if the event is impossible."""
+        """Passes an event to the ledger and returns its commands. Raises ValueError if the event is impossible."""
         self._answer = None
         self.tell(self._ledger.told, event)
         if isinstance(self._answer, ValueError):

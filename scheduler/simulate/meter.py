@@ -1,9 +1,10 @@
-"""What a run is judged by: tokens, their staleness, and what every GPU did.
+"""The measures of a run: tokens, their staleness, and the use of every GPU. Owns the sums.
 
 Owns the sums. A GPU second is one of four: `rollout` (its engine has a call), `train`, `switching` (weights load, the
 node changes hands, the trainer waits for a transfer) or `idle`. A GPU that the trainer has taken over counts as what the
 trainer does. Figures are taken between the end of batch `warmup` and that of the last one; tokens are counted over the
-whole run, so that they add up."""
+whole run, so that they add up.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Meter:
         self.sampled = 0
         """Tokens that left an engine."""
         self.wasted = 0
-        """Of those, tokens of groups and members that were given up."""
+        """Of the sampled tokens, those of groups and members that were given up."""
         self.tokens: list[int] = []
         """Trained, by batch."""
         self.ends: list[float] = []

@@ -25,7 +25,7 @@ BESIDE = 0.25
 
 
 class Planned(Combined):
-    """See `policy.Policy`."""
+    """The combined policy with the split that the planner suggests."""
 
     name = "combined_planned"
 
@@ -57,7 +57,7 @@ class _Training:
     scenario: Scenario
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """See `allocation.Stage`. The plan asks for no other load."""
+        """Seconds of a step on so many nodes. The plan asks for no other load."""
         scenario = self.scenario
         tokens = scenario.batch * scenario.group * scenario.contexts_mean
         trainer = scenario.trainer

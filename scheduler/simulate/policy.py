@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who works where, in GPUs. Those of both kinds have engines that sleep while the trainer has them."""
+    """The split of GPUs. Engines on GPUs of both kinds sleep while the trainer has them."""
 
     rollout: int
     train: int
@@ -38,7 +38,7 @@ class Layout:
 
 
 class Policy(Protocol):
-    """What decides."""
+    """A scheduling policy: the simulator calls it at every event."""
 
     name: str
     stream: int
@@ -46,13 +46,13 @@ class Policy(Protocol):
     recompute: bool
     """The trainer computes the log-probabilities of what it trains once more."""
     ticks: bool
-    """It wants `on_second`."""
+    """True if the policy wants `on_second`."""
 
     def layout(self, scenario: Scenario) -> Layout:
         """How the scenario's GPUs are divided."""
 
     def rule(self, scenario: Scenario) -> StalenessRule:
-        """What bounds staleness."""
+        """The rule that bounds staleness."""
 
     def on_room(self, world: World) -> None:
         """The rule may let groups start."""

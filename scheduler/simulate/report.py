@@ -32,7 +32,7 @@ _COLUMNS = 3
 
 
 def bounded(outcome: Outcome, eta: int) -> bool:
-    """Whether no trained group was older than eta."""
+    """True if no trained group was older than eta."""
     return max(outcome.values("staleness_max")) <= eta
 
 

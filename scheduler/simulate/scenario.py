@@ -54,7 +54,7 @@ class _Table(BaseModel):
 
 
 class LengthsTable(_Table):
-    """See `workload.Lengths`."""
+    """The parameters of `workload.Lengths`."""
 
     kind: Literal["lognormal", "tail", "constant"] = "lognormal"
     median: float = Field(1000.0, ge=1, le=1e6)
@@ -64,7 +64,7 @@ class LengthsTable(_Table):
 
 
 class TurnsTable(_Table):
-    """See `workload.Turns`."""
+    """The parameters of `workload.Turns`."""
 
     mean: float = Field(1.0, ge=1, le=100)
     most: int = Field(1, ge=1, le=200)
@@ -130,16 +130,16 @@ class Scenario(_Table):
 
     @cached_property
     def engine(self) -> EngineCosts:
-        """Of each engine."""
+        """The costs of each engine."""
         return self.engine_costs or engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
 
     @cached_property
     def trainer(self) -> TrainerCosts:
-        """Of the trainer."""
+        """The costs of the trainer."""
         return self.trainer_costs or trainer_costs(self.model, self.gpu)
 
     def transfers(self, train_gpus: int) -> TransferCosts:
-        """Of weights from a trainer of so many GPUs."""
+        """The costs of weight transfers from a trainer of so many GPUs."""
         return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
 
     def workload(self, seed: int) -> Workload:

@@ -41,7 +41,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Of at least one value."""
+        """The estimate from at least one value."""
         if len(values) == 1:
             return cls(values[0], 0.0)
         t = _T95[len(values) - 2] if len(values) - 2 < len(_T95) else 1.96
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy did in a scenario: its figures, seed by seed."""
+    """The figures of a policy in a scenario, seed by seed."""
 
     scenario: str
     policy: str

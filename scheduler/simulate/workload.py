@@ -1,9 +1,10 @@
-"""What agents ask for: groups of episodes, each some turns of so many tokens, with waits for tools between them.
+"""The workload: groups of episodes, each with turns of so many tokens and waits for tools between them.
 
 A workload is a function of the seed and of a group's number alone, so that every policy gets the same groups in the same
 order (common random numbers), and one that drops a group has the same next one. Lengths are a quantile function; the
 members of a group share the difficulty of their task (a Gaussian copula with correlation `likeness`), and a ranker sees
-the difficulty through noise."""
+the difficulty through noise.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Sample:
     """The number of the engine that has its turns in its cache, and the version that it ran."""
     over: bool = False
     dropped: bool = False
-    """It is trained in no case, whatever becomes of its group."""
+    """True if the sample is never trained, whatever becomes of its group."""
 
     @property
     def context(self) -> int:
@@ -460,7 +460,7 @@ class World:
         sample.since, sample.host = sample.call.done, None
 
     def _take_out(self, sample: Sample) -> bool:
-        """Whether its turn ended with the step that was underway."""
+        """Removes a sample; returns True if its turn ended with the running step."""
         host = sample.host
         assert host is not None
         if host.state == "open":

@@ -1,4 +1,5 @@
-"""What every node did in a run, second by second: from a recording, or from the simulator; its figures, page and picture."""
+"""The timeline of a run, from a recording or from the simulator: the state of every node at each second, its figures,
+page and picture."""
 
 from scheduler.timeline.intervals import KINDS, Interval, Kind, Step, Timeline, stretches
 

@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What a node did. Seconds are since the run's start."""
+    """One state of a node. Seconds are since the run's start."""
 
     node: str
     kind: Kind
@@ -112,7 +112,7 @@ class Timeline:
         return Timeline(start, end, cut, steps, self.train_nodes, self.began)
 
     def by_kind(self) -> dict[str, dict[Kind, float]]:
-        """Of each node, its seconds by what it did; they add up to the run's."""
+        """The seconds of each node by state; they add up to the run's."""
         found: dict[str, dict[Kind, float]] = {node: dict.fromkeys(KINDS, 0.0) for node in self.nodes}
         for interval in self.intervals:
             found[interval.node][interval.kind] += interval.seconds
@@ -126,7 +126,7 @@ class Timeline:
         return sum(seconds[kind] for seconds in chosen) / whole if whole else None
 
     def bubbles(self) -> list[Bubble]:
-        """Of every step that ended in this part of the run."""
+        """The bubbles of every step that ended in this part of the run."""
         idle = {step.number: [0.0, 0.0] for step in self.steps}
         for i in self.intervals:
             if i.kind == "idle" and i.step in idle:
@@ -159,7 +159,7 @@ def stretches(
 def _runs(
     changes: Sequence[tuple[float, Kind]], start_s: float, end_s: float
 ) -> Iterator[tuple[Kind, float, float]]:
-    """What it did, from when, until when: no two neighbours alike, none empty."""
+    """Merges changes into intervals: no two neighbours alike, none empty."""
     moments: dict[float, Kind] = {}
     for at, new in changes:
         moments[min(max(at, start_s), end_s)] = new

@@ -1,4 +1,4 @@
-"""What each node does, moment by moment, as it follows from what was recorded. Pure.
+"""Derives the state of each node at each moment from a recording. Pure.
 
 Three things say what a node does, in this order:
 - its role, if nodes are lent (`RoleIs`): one that switches is switching; one that its trainer has, or nobody, does what that
@@ -52,7 +52,7 @@ class _Engine:
 @dataclass(slots=True)
 class _Node:
     rollout: bool = True
-    """It may have engines; the other nodes are their trainers' alone."""
+    """True if the node may have engines; the others are their trainers' alone."""
     role: Kind | None = None
     trainer: str | None = None
     """The model that is trained here."""
@@ -133,7 +133,7 @@ class Nodes:
         trainer.steps = trainer.steps or list(steps)
 
     def timeline(self, start: float, end: float, model: str | None) -> Timeline:
-        """What was seen, from `start` to `end` (seconds since 1970)."""
+        """The timeline from `start` to `end` (seconds since 1970)."""
         most = max(self._trainers.values(), key=lambda trainer: len(trainer.steps), default=_Trainer())
         chosen = self._trainers.get(model, _Trainer()) if model else most
         steps = [Step(step.number, step.end_s - start) for step in chosen.steps if start < step.end_s <= end]
@@ -258,7 +258,7 @@ class Nodes:
 
 
 def _guessed(trainer: _Trainer, heard: str) -> Kind:
-    """What a trainer does that wrote nothing down, after the ledger or the weight update was `heard` to say something."""
+    """The state of a trainer without a record of its own, after the ledger or the weight update `heard` something."""
     if heard == "Published" and trainer.leased >= 0:
         return "switching"
     if heard in ("Ended", "Consume", "Published"):

@@ -22,7 +22,7 @@ _NS = 1e9
 _APART_S = 0.005
 """Two blocks of a trainer's work that are nearer belong together."""
 _BLOCKS: dict[str, Kind] = {"idle": "idle", "publish": "switching", "claim": "switching"}
-"""What a trainer's block counts as; any other is training."""
+"""The state that a trainer's block counts as; any other block is training."""
 
 
 class BadMetrics(Exception):
@@ -31,7 +31,7 @@ class BadMetrics(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a trainer did, in seconds since 1970."""
+    """A block of a trainer's work, in seconds since 1970."""
 
     kind: Kind
     start: float
@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one trainer wrote down, in order."""
+    """The record of one trainer, in order."""
 
     blocks: tuple[Block, ...] = ()
     steps: tuple[Step, ...] = ()

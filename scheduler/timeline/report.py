@@ -1,4 +1,4 @@
-"""What `scheduler timeline` says: finds the files of a run, makes its timeline, and tells its figures."""
+"""The command `scheduler timeline`: finds the files of a run, makes its timeline, and reports its figures."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ def runs_of(run: Path, number: int | None = None) -> list[Run]:
 
 
 def written_of(run: Path, runs: Sequence[Run], given: Sequence[str] = ()) -> dict[str, Written]:
-    """What the trainers wrote down: `given` files, each `FILE` or `MODEL=FILE`, else what is in the folder. Raises BadRun.
-
-    A file without a model is the first model's that has a ledger.
-    """
+    """Reads the trainers' records: `given` files, each `FILE` or `MODEL=FILE`, else those in the folder. Raises BadRun.
+    A file without a model belongs to the first model that has a ledger."""
     slugs = slugs_of(runs)
     trained = [m for run in runs for m, of in run.header.settings.get("models", {}).items() if "ledger" in of]
     default = next(iter([*trained, *slugs]), "")

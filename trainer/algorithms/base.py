@@ -1,4 +1,4 @@
-"""What an algorithm is to the loop: advantages from the rewards of a group, and a loss over a micro-batch of tokens.
+"""The interface of algorithms: advantages from the rewards of a group, and a loss over a micro-batch of tokens.
 
 Pure tensor maths: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
 `normaliser` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch.
@@ -23,17 +23,18 @@ class AlgorithmSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """What a loss is computed from; every tensor has shape (rows, length), float32 (or float64), unless it says otherwise."""
+    """The inputs of a loss; every tensor has shape (rows, length) and dtype float32 (or float64), unless it says
+    otherwise."""
 
     logprobs: Tensor
     """Under the weights being trained, with gradient, nats."""
     entropy: Tensor
-    """Of the distribution that the token was drawn from, with gradient, nats."""
+    """The entropy of the distribution that the token was drawn from, with gradient, in nats."""
     recorded: Tensor
     """Under the weights that sampled the token, nats."""
     advantages: Tensor
     weights: Tensor
-    """What each token counts in the sum."""
+    """The weight of each token in the sum."""
     train: Tensor
     """bool: the tokens that count at all."""
     reference: Tensor | None = None
@@ -55,11 +56,11 @@ class Algorithm(Protocol):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether `TokenBatch.reference` is used."""
+        """True if the loss uses `TokenBatch.reference`."""
 
     @property
     def sequence_mean(self) -> bool:
-        """Whether episodes rather than tokens count the same."""
+        """True if episodes rather than tokens have equal weight."""
 
     def advantages(self, rewards: Tensor) -> Tensor:
         """Rewards of one group, shape (episodes,), to advantages of the same shape."""

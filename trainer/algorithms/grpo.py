@@ -37,7 +37,7 @@ class GrpoSettings(AlgorithmSettings):
     entropy_coef: float = Field(0.0, ge=0, le=10)
     """Weight of an entropy bonus."""
     normaliser: Literal["token", "sequence"] = "token"
-    """Whether the loss is the mean over trained tokens, or the mean over episodes of their tokens' means."""
+    """The mean over trained tokens (`token`), or the mean over episodes of their tokens' means (`sequence`)."""
 
 
 class Grpo:

@@ -103,7 +103,7 @@ class WeightsDirectory:
         return self.path(version)
 
     def parent(self, version: int) -> int | None:
-        """What the manifest of a written version says. Raises OSError if there is none."""
+        """The parent in the manifest of a written version. Raises OSError if there is none."""
         manifest: dict[str, Any] = json.loads((self.path(version) / "manifest.json").read_text())
         parent: int | None = manifest["parent"]
         return parent
