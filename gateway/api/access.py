@@ -1,7 +1,5 @@
-"""Who may use the admin API, and what of it: the root key everything, a project's key what belongs to its models.
-
-What is out of reach does not exist: it is answered as a thing is that was never there, word for word.
-"""
+"""Access to the admin API: the root key reaches everything, a project's key what belongs to its models. A thing out of
+reach is answered word for word like a thing that never existed."""
 
 from __future__ import annotations
 

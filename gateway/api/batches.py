@@ -27,7 +27,7 @@ class Body(BaseModel):
 
 
 class LeaseBody(Body):
-    """Who leases, and for which trained model. The same consumer may take its own lease over."""
+    """A lease's consumer and its trained model. The same consumer may take its own lease over."""
 
     consumer: str = Field(min_length=1, max_length=255)
     model: str | None = None

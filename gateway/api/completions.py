@@ -18,7 +18,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))
 async def completions(request: Request, gateway: Gateway) -> Response:
-    """What follows a text, or token ids; whole or as server-sent events."""
+    """Continues a text, or token ids; whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
     values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))

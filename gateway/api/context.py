@@ -1,4 +1,4 @@
-"""What the routes share: the services that `services.py` opened, keys as they are sent, and bodies."""
+"""The state that routes share: the services that `services.py` opened, keys as they are sent, and bodies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gateway.store.database import Database
 
 @dataclass(slots=True)
 class Control:
-    """What only the coordinator has."""
+    """The parts that only the coordinator has."""
 
     host: ControlHost
     episodes: Episodes
@@ -68,16 +68,16 @@ class Services:
     hub: Hub | None = None
     """Where followers link to, also before all of `control` is there."""
     lengths: Lengths | None = None
-    """What is expected of calls; None: `[lengths] ranker = "none"`."""
+    """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
     limits: Limits = field(init=False)
-    """What each key has in this process."""
+    """The usage of each key in this process."""
 
     def __post_init__(self) -> None:
         self.limits = Limits(self.settings, self.models.projects)
 
     @property
     def callers(self) -> Callers | RemoteCallers:
-        """Who may call here. Raises Unavailable."""
+        """Resolves keys to callers. Raises Unavailable."""
         return self.remote if self.control is None and self.remote is not None else self.decides.callers
 
     @property
@@ -92,14 +92,14 @@ class Services:
 
     @property
     def decides(self) -> Control:
-        """What the coordinator has. Raises Unavailable in another process."""
+        """The coordinator's parts. Raises Unavailable in another process."""
         if self.control is None:
             message = "this gateway process is not the coordinator"
             raise Unavailable(message, retry_after=1.0, code="no_coordinator")
         return self.control
 
     def described(self, control: Control) -> dict[str, Any]:
-        """What the coordinator knows of its cluster."""
+        """The coordinator's view of its cluster."""
         url = self.settings.cluster.url or self.settings.server.url
         pools = [model.pool for model in self.models]
         return snapshot.described(control.fence, url, control.hub, pools)

@@ -30,7 +30,6 @@ class Door:
         self._keys = Keyring([(key.get_secret_value(), True)] if key is not None else [])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if self._port is None or scope["type"] == "lifespan" or self._lets_in(scope):
             await self._app(scope, receive, send)
             return

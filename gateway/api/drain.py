@@ -22,7 +22,7 @@ _AGAIN_S = 1.0
 
 
 class Drain:
-    """Whether this process is being stopped, and what still runs. One for each application."""
+    """The state of stopping, and the requests that still run. One for each application."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -98,7 +98,7 @@ class Drain:
 
 
 def stopping(kind: type[Unavailable] = Unavailable) -> Unavailable:
-    """What is said to who comes while the process is being stopped, and to calls that did not finish in time."""
+    """The error for requests that come while the process is being stopped, and for calls that did not finish in time."""
     return kind("this gateway process is being stopped", retry_after=jittered(_AGAIN_S), code="stopping")
 
 
@@ -110,7 +110,6 @@ class Draining:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         drain = self._drain
         if scope["type"] != "http":
             await self._app(scope, receive, send)

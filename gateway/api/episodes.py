@@ -33,7 +33,7 @@ Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
 
 
 class OpenBody(BaseModel):
-    """What to open."""
+    """The episode to open."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -244,7 +244,7 @@ async def get_trajectory(episode_id: str, access: Admin, model: str | None = Non
 
 @router.get("/{episode_id}/calls/{call_id}/exchange")
 async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[str, Any]:
-    """What an upstream model was asked and answered."""
+    """The request to an upstream model and its answer."""
     row = await gateway.database.read(lambda c: turns.exchange(c, episode_id, call_id))
     if row is None:
         message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"

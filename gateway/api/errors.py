@@ -80,7 +80,7 @@ def refusal(request: Request, error: GatewayError) -> Response:
 
 
 def _level(request: Request, error: GatewayError) -> int:
-    """What will be well again by itself is no error of the gateway's."""
+    """The log level of an error: one that will pass by itself is no error of the gateway."""
     if not isinstance(error, Unavailable):
         return logging.ERROR
     return logging.INFO if request.url.path == _PROBE else logging.WARNING

@@ -34,7 +34,6 @@ class Express:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         endpoint = _ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None or scope["method"] != "POST":
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What `/metrics` shows that is not counted, but looked up when somebody asks: roles, engines, queues, ledgers.
+"""The metrics that are computed when `/metrics` is read, not counted: roles, engines, queues, ledgers.
 
 Every process shows itself. What only the coordinator knows (episodes, versions, ledgers, leases) is shown by it alone, so that
 sums and maxima over all processes are right.
@@ -35,7 +35,7 @@ class Figures(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+        """Yields the metrics, for prometheus_client."""
         yield from self._process()
         yield from self._engines()
         if self._services.control is not None:
@@ -99,7 +99,7 @@ def _control(control: Control, models: Sequence[TrainedModel]) -> Iterator[Metri
 
 
 def _speeds(control: Control) -> Iterator[Metric]:
-    """See `scheduler.policies.throughput`: k1 a cached token, k2 a batch, k3 a call, k4 in any case."""
+    """The coefficients of `scheduler.policies.throughput`: k1 per cached token, k2 per batch, k3 per call, k4 always."""
     found = [
         ((model, engine), speed)
         for model, placement in control.placements.items()

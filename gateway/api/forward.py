@@ -53,7 +53,7 @@ class KeptRequest:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.answered = False
-        """Whether its answer has begun."""
+        """True once the answer has begun."""
         self._receive = receive
         self._send = send
         self._parts: list[bytes] = []
@@ -121,7 +121,6 @@ class Forward:
         self._wait_s = wait_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] == "lifespan":
             try:
                 await self._app(scope, receive, send)

@@ -42,7 +42,7 @@ _PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was opened for a request."""
+    """The replies that were opened for a request."""
 
     choices: Choices
     episode: LiveEpisode
@@ -55,7 +55,7 @@ class Generation:
 
 
 async def identify(request: Request, gateway: Services) -> Caller:
-    """Who calls. Raises NotAuthenticated, NotFound or Conflict, and BadRequest if two episodes are named."""
+    """Identifies the caller. Raises NotAuthenticated, NotFound or Conflict, and BadRequest if two episodes are named."""
     prefix, header = request.scope.get("headgate.episode", ""), request.headers.get(EPISODE_HEADER, "")
     if prefix and header and prefix != header:
         message = f"the path names the episode {prefix!r}, and the header {EPISODE_HEADER} another"
@@ -64,7 +64,8 @@ async def identify(request: Request, gateway: Services) -> Caller:
 
 
 async def admitted(request: Request, gateway: Services) -> Caller:
-    """Who calls, once there is a place for one more call of theirs; `leave` gives it back. Raises Busy, and as `identify`."""
+    """Identifies the caller, once there is a place for one more of its calls; `leave` gives the place back. Raises Busy,
+    and as `identify`."""
     caller = await identify(request, gateway)
     try:
         gateway.database.check()  # what is sampled could not be recorded
@@ -139,7 +140,7 @@ async def generate(
 
 
 class _Opening:
-    """What the choices of one request have in common: above all the prompts, each of which is rendered once."""
+    """The shared part of a request's choices: above all the prompts, each of which is rendered once."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class _Opening:
         self.segment = segment
 
     def begin(self, index: int, key: RequestKey) -> Callable[[], Awaitable[Completion]]:
-        """What makes the reply of one choice, if it is not there already."""
+        """Returns the function that makes the reply of one choice, if it does not exist yet."""
 
         async def begin() -> Completion:
             number, repetition = divmod(index, self._asked.n)

@@ -14,7 +14,7 @@ router = APIRouter()
 
 _NOT_ALLOWED, _NOT_COORDINATOR = 4401, 4409
 _STOPPED = 1012
-"""What uvicorn says of every WebSocket when it shuts down."""
+"""The code with which uvicorn closes every WebSocket when it shuts down."""
 
 
 @router.websocket(LINK)

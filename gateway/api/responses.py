@@ -132,7 +132,7 @@ async def input_items(
     limit: Limit = 20,
     after: str | None = None,
 ) -> dict[str, Any]:
-    """What a stored response was asked, without what came before it."""
+    """The input of a stored response, without the conversation before it."""
     row = await _response(gateway, await identify(request, gateway), response_id)
     return page(ordered(row["input"], order, after), limit)
 

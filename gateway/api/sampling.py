@@ -76,7 +76,7 @@ def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
 
 
 def _grammar(asked: Asked, model: ServedModel, prompt: Prompt) -> Grammar | None:
-    """What the reply is held to, token by token."""
+    """The grammar that the reply is held to, token by token."""
     if asked.response_format is None and asked.tool_choice in ("auto", "none"):
         return None
     renderer = model.renderer

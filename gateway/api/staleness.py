@@ -48,7 +48,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
 
 @router.get("/episodes/{episode_id}/why")
 async def why(episode_id: str, access: Admin) -> dict[str, Any]:
-    """What was decided about an episode and its group, in order, and the verdict; also of one that was refused."""
+    """The decisions about an episode and its group, in order, and the verdict; also of an episode that was refused."""
     gateway = access.gateway
     row, rows = await gateway.database.read(
         lambda c: (episodes.episode(c, episode_id), decisions.of_episode(c, episode_id))

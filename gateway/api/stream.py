@@ -48,7 +48,6 @@ class WholeAnswer(Response):
         self._answer_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
 
         async def answer() -> None:
             made = await self._work()
@@ -87,7 +86,6 @@ class EventStream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
 
         async def stream() -> None:
             try:

@@ -69,7 +69,6 @@ class Relay(Response):
         self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         model, call = self._model, self._call
         self._episode.calls.add(call)
         try:

@@ -1,7 +1,5 @@
-"""Who may start: episodes join their model's ledger, or wait until a slot may be theirs.
-
-Owns the queues of those that wait, first come, first served. What ends a request with a refusal is stored; waiting is not.
-"""
+"""Admission of episodes: each joins its model's ledger, or waits until a slot may be free. Owns the queues of those that
+wait, first come, first served. A refusal that ends a request is stored; waiting is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is calling: which episode a request belongs to.
+"""Finds the episode that a request belongs to.
 
 Owns nothing but the agents' keys; `episodes` has the episodes. Invariants: a key reaches its own episodes and no other
 one, which does not exist for it, however a request names it (URL, header, or an answer that it continues); an episode's key
@@ -29,10 +29,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who holds a key."""
+    """The holder of a key."""
 
     key: str = field(repr=False)
-    """Of an episode, or of an agent."""
+    """The key of an episode, or of an agent."""
     model: str
     """The model that its requests are about, unless they name another."""
     episode: LiveEpisode | None

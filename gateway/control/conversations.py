@@ -25,7 +25,7 @@ _FEW, _MANY = 8, 256
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is known of a conversation: the episodes that it may be, and what to say if it is not exactly one."""
+    """The episodes that a conversation may belong to, and the notice if it is not exactly one."""
 
     episodes: frozenset[str]
     notice: str

@@ -53,7 +53,7 @@ class Ending:
     outcome: Outcome | None = None
     """The end to be stored; None until it is known: the episode is to be graded first."""
     given_up: bool = False
-    """Whether the ledger has given the episode up, and needs to hear nothing more of it."""
+    """True if the ledger has given the episode up, and needs no more news of it."""
 
     def end(self, outcome: Outcome | None) -> Ending:
         """Ends the run; without an outcome, the episode is graded. Raises ValueError if the run was over before."""

@@ -62,7 +62,7 @@ class Endings:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def grades(self, live: LiveEpisode) -> bool:
-        """Whether there is something that would compute an episode's reward."""
+        """True if a grader would compute the episode's reward."""
         return self._grading.grades(live.model)
 
     async def end(self, live: LiveEpisode, outcome: Outcome | None) -> None:

@@ -1,4 +1,4 @@
-"""What is known of engines' speed: the coefficients of `scheduler.policies.throughput`, fitted to what engines say of themselves.
+"""Fits the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
 
 Once a second an engine says how many tokens it has sampled so far; with the calls that ran meanwhile that is the time of a step:
 

@@ -53,7 +53,7 @@ class ModelEngines:
     suspected: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Health checks of engines that a request could not reach."""
     watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """Who waits for the end of each engine's process."""
+    """The tasks that wait for the end of each engine's process."""
     removed: set[str] = field(default_factory=set)
     sick: dict[str, int] = field(default_factory=dict)
 
@@ -129,7 +129,8 @@ class ControlHost:
             self._runtime.advance()
 
     def decide(self, model: str, event: LedgerEvent) -> list[Command]:
-        """What a model's ledger says to an event, at once. Raises ValueError if the event is impossible, and Unavailable."""
+        """Passes an event to a model's ledger and returns its commands. Raises ValueError if the event is impossible,
+        and Unavailable."""
         self._answers.pop(model, None)
         self.tell(self.program.ledgers[model].told, event, now=True)
         answer = self._answers.pop(model)
@@ -157,7 +158,7 @@ class ControlHost:
 
     @property
     def running(self) -> bool:
-        """Whether decisions are still made."""
+        """True while decisions are made."""
         return self._driver is not None and not self._driver.done()
 
     # What happens
@@ -335,7 +336,7 @@ async def _sure() -> None:
 
 
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:
-    """What the control program is told of a model."""
+    """The control program's settings for a model."""
     engine, update = settings.engine_of(model), settings.update
     return {
         "fleet": {
@@ -359,7 +360,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 
 
 def placement_settings(settings: Settings) -> dict[str, Any]:
-    """What the control program is told of routing."""
+    """The control program's settings for routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
     names = ("rule", "mu", "urgency", "tails", "slots")
     return {
@@ -381,7 +382,7 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
 
 
 def lending_settings(settings: Settings) -> dict[str, Any]:
-    """What the control program is told of lending."""
+    """The control program's settings for lending."""
     return settings.lending.model_dump(exclude={"pinned_s"})
 
 

@@ -36,7 +36,7 @@ _WINDOW = 500
 _LEAST = 50
 """With fewer calls it tells nothing about them."""
 _EPISODES = 64
-"""What is read of the store at once."""
+"""Episodes that are read from the store at once."""
 
 Past = tuple[Features, int]
 """A call of the past, and its length."""
@@ -53,7 +53,7 @@ class Lengths:
         self._models = {name: _Model(settings, self._aside) for name in models}
 
     async def close(self) -> None:
-        """What was begun is done; calls that end later teach nothing."""
+        """Finishes what was begun; calls that end later teach nothing."""
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
@@ -138,7 +138,8 @@ class _Model:
 
 
 def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[Past]:
-    """What is known of the calls of some episodes. How many messages they had is not: it is what a plain conversation has."""
+    """The past calls of some episodes. The number of messages is not stored: it is taken to be that of a plain
+    conversation."""
     nodes = turns.nodes(connection, model, episode_ids)
     trees = {episode: TokenTree(found) for episode, found in nodes.items()}
     before: dict[str, int] = {}
@@ -155,7 +156,7 @@ def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -
 
 
 def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
-    """Of how many calls it learnt before the time was up."""
+    """Teaches the ranker until the time is up; returns the number of calls learnt."""
     for i, (features, length) in enumerate(past):
         if time.monotonic() > ends:
             return i
@@ -164,7 +165,7 @@ def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
 
 
 def _nothing(_length: int) -> None:
-    """What is learnt of calls to models that are not trained."""
+    """Learns nothing: for calls to models that are not trained."""
 
 
 def _report(work: Future[None]) -> None:

@@ -1,6 +1,6 @@
-"""What one key may have at once: calls, tokens of a minute, and open episodes (`[limits]`).
+"""Limits of one key: calls at once, tokens per minute, and open episodes (`[limits]`).
 
-Owns what every key of this process has now; another gateway process counts for itself. Invariants: a request is counted from
+Owns the usage of every key in this process; another gateway process counts for itself. Invariants: a request is counted from
 before anything is rendered until its answer is over, however that ends, and never twice: as one call until it is read, then as
 many as it has replies; tokens are drawn once, when a reply is over; who is refused has taken nothing, of whichever limit.
 """
@@ -70,7 +70,7 @@ class Ticket:
 
 
 class Limits:
-    """Who may begin a call, and who may open an episode."""
+    """Decides who may begin a call, and who may open an episode."""
 
     def __init__(
         self, settings: Settings, projects: Projects, clock: Callable[[], float] = time.monotonic

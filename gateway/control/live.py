@@ -35,7 +35,7 @@ class LiveEpisode:
     opening: str = ""
     """The name of the request that opened it (`RequestKey.name`); empty: the admin API did."""
     continued: bool = False
-    """Of one that a request opened: another request came, so whoever sent the first one has had its reply."""
+    """True if a second request came to an episode that a request opened, so the first one's sender has had its reply."""
     calls: set[Completion | UpstreamCall] = field(default_factory=set)
     posted: float | None = None
     """A reward that is not final."""
@@ -44,7 +44,7 @@ class LiveEpisode:
     ending: Ending = RUNNING
     """The episode's progress towards its end."""
     grading: asyncio.Task[Outcome] | None = None
-    """What computes its reward."""
+    """The task that computes the reward."""
     version: int = 0
     """Its group's V: no older version may sample its calls of its own model."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -59,7 +59,7 @@ class LiveEpisode:
 
     @property
     def has_reward(self) -> bool:
-        """Whether one was posted, on it or on its calls."""
+        """True if a reward was posted, on the episode or on its calls."""
         return self.posted is not None or bool(self.call_rewards)
 
     def forsake(self) -> None:

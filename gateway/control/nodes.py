@@ -60,7 +60,7 @@ class Node:
 
     @property
     def lendable(self) -> bool:
-        """Whether it has both tags."""
+        """True if the node has both tags."""
         return {"rollout", "train"} <= set(self.given.tags)
 
 

@@ -193,7 +193,7 @@ class Openings:
         self._owed.setdefault(place, []).append(now + _OWED_S)
 
     def _is_owed(self, place: _Request) -> bool:
-        """Whether an equal call was refused of late, and did not come back; it has now."""
+        """True if an equal call was refused recently and is expected back; counts this request as its return."""
         times = [t for t in self._owed.pop(place, []) if t > time.monotonic()]
         if len(times) > 1:
             self._owed[place] = times[1:]
@@ -201,7 +201,7 @@ class Openings:
 
 
 def _lost_its_client(live: LiveEpisode) -> bool:
-    """Whether the reply to the call that opened it is there, and nobody reads it."""
+    """True if the reply to the opening call is complete, and nobody reads it."""
     return any(
         isinstance(call, Completion)
         and call.details.request_key.startswith(live.opening)

@@ -25,7 +25,7 @@ class OverdueGroups:
         self._lonely: dict[tuple[str, str], float] = {}
         """Groups (with their model) without a running member, and since when."""
         self._stuck: dict[str, tuple[tuple[str, ...], float]] = {}
-        """Of each model, the groups for which its leased batch waits, and since when."""
+        """For each model, the groups that its leased batch waits for, and since when."""
 
     async def sweep(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """Ends what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""

@@ -57,7 +57,7 @@ class ControlPlacement:
         self._peers = peers
         self.reactor = host.program.placements[model]
         self.fits = Fits(prior)
-        """What is known of the engines' speed."""
+        """The fitted speed of the engines."""
         self._asking: dict[str, Seeker] = {}
         """Calls that want an engine, since the last turn."""
         self._waiting: dict[str, Seeker] = {}
@@ -71,11 +71,11 @@ class ControlPlacement:
         host.observe(self.reactor.moves, self._on_moves)
 
     def begin(self) -> None:
-        """It chooses from now on."""
+        """Starts choosing engines for calls."""
         self._pool.placed_by(self)
 
     async def close(self) -> None:
-        """It chooses no more: the process does by itself."""
+        """Stops choosing engines; each process chooses by itself again."""
         self._pool.placed_by(None)
         for task in self._moving:
             task.cancel()
@@ -111,7 +111,7 @@ class ControlPlacement:
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
-        """What happened in this turn."""
+        """Sends the events of this turn of the loop."""
         self._scheduled = False
         left, self._left = tuple(self._left), []
         asking, self._asking = self._asking, {}
@@ -184,7 +184,7 @@ class ControlPlacement:
         return EngineSeen(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
 
     def describe(self) -> Mapping[str, dict[str, Any]]:
-        """What is known of each engine's speed, by name."""
+        """The fitted speed of each engine, by name."""
         return self.fits.describe()
 
     # What is decided

@@ -16,7 +16,7 @@ from gateway.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What an admin key reaches."""
+    """The models that an admin key reaches."""
 
     project: str
     """Empty: everything."""
@@ -25,16 +25,17 @@ class Reach:
 
     @property
     def everything(self) -> bool:
-        """Whether it is the root key's."""
+        """True for the root key."""
         return not self.project
 
     def has(self, model: str) -> bool:
-        """Whether a model, and what belongs to it, is within reach; the root key reaches also what was configured once."""
+        """True if a model, and what belongs to it, is within reach; the root key also reaches models that were
+        configured in the past."""
         return self.everything or model in self.models
 
 
 class Projects:
-    """Who may see what."""
+    """The projects, and what each may see."""
 
     def __init__(self, settings: Settings) -> None:
         self._of: dict[str, frozenset[str]] = {
@@ -55,11 +56,11 @@ class Projects:
 
     @property
     def any(self) -> bool:
-        """Whether there are projects."""
+        """True if there are projects."""
         return bool(self._reaches)
 
     def reach(self, key: str) -> Reach | None:
-        """What the holder of an admin key reaches; None: it is no admin key. Takes as long whichever it is."""
+        """The reach of an admin key; None if it is none. Takes the same time for every key."""
         return self.root if self._open else self._keys.find(key)
 
     def project_of(self, model: str) -> str:
@@ -67,14 +68,14 @@ class Projects:
         return next(iter(self._of.get(model, ())), "")
 
     def callable(self, model: str, own: str) -> bool:
-        """Whether `model` exists for episodes of the model `own`."""
+        """True if `model` exists for episodes of the model `own`."""
         having, holding = self._of.get(model, frozenset()), self._of.get(own, frozenset())
         if having:
             return bool(having & holding)
         return model not in self._trained or not holding
 
     def seen(self, model: str, reach: Reach) -> bool:
-        """Whether a model exists for the holder of an admin key: within reach, or callable in episodes that are."""
+        """True if a model exists for the holder of an admin key: it is within reach, or callable in episodes that are."""
         return reach.has(model) or any(
             self.callable(model, own) for own in reach.models if own in self._trained
         )

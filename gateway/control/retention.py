@@ -33,11 +33,11 @@ _NEEDED = {
     "unknown": "it is from before decisions were kept, so nobody can tell whether its group is over",
 }
 _FINAL = ("group", "checkpoint")
-"""What `force` does not change."""
+"""Reasons that `force` does not override."""
 
 
 def ages(settings: RetentionSettings, now: float) -> Ages:
-    """What these settings mean at a moment (seconds since the epoch)."""
+    """The ages that these settings mean at a moment (seconds since the epoch)."""
     every = settings.keep_days
     untrained = every if settings.keep_untrained_days is None else settings.keep_untrained_days
     evals = every if settings.keep_eval_days is None else settings.keep_eval_days
@@ -73,7 +73,7 @@ async def prune(
 
 
 async def tend(database: Database, settings: RetentionSettings) -> None:
-    """What the coordinator does from time to time."""
+    """Deletes old episodes; the coordinator does it from time to time."""
     swept = await prune(database, ages(settings, await database.read(clock.now)))
     if deleted := swept.deleted.total():
         log.info("%d old episodes with %d calls are deleted ([retention])", deleted, swept.calls)

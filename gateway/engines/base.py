@@ -32,7 +32,7 @@ class GenerateRequest:
     cache_salt: str = ""
     """Prefix caches are shared between requests of equal salt only."""
     label: str = ""
-    """What the engine must be labelled with, where others may start it anew (EngineReplaced); empty: nobody else does."""
+    """The label that the engine must have, where others may start it anew (EngineReplaced); empty if nobody else does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine says of its load."""
+    """An engine's own report of its load."""
 
     running: int
     """Requests that it samples."""
@@ -110,7 +110,7 @@ class Engine(Protocol):
         ...
 
     async def healthy(self) -> bool:
-        """Whether the engine answers."""
+        """True if the engine answers."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine says of itself in its /metrics: the few samples of Prometheus' text form that are asked for.
+"""Reads the few samples that are needed from an engine's /metrics, in Prometheus' text form.
 
 Such a page has a hundred kilobytes of histograms, and is read once a second, so it is looked through for whole names only.
 """

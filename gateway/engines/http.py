@@ -25,7 +25,7 @@ _CONTROL_S = 600.0
 _BLAMES_THE_REQUEST = {400, 413, 422}
 _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
 _READ_BYTES = 2**20
-"""What may wait in a connection before its sender is slowed down: the whole of a long reply fits."""
+"""Bytes that may wait in a connection before its sender is slowed down: the whole of a long reply fits."""
 
 
 class EngineHTTP:
@@ -94,7 +94,7 @@ class EngineHTTP:
                             yield orjson.loads(event[6:])
 
     async def well(self, path: str, timeout_s: float) -> bool:
-        """Whether a GET is answered with 200."""
+        """True if a GET is answered with 200."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._control.get(
@@ -159,7 +159,7 @@ def _dump(body: Any) -> bytes:
 
 
 def failure(error: Mapping[str, Any]) -> EngineError:
-    """What an event with an `error` means, which comes instead of tokens or in the middle of them."""
+    """The error that an event with an `error` stands for, which comes instead of tokens or in the middle of them."""
     kind = EngineRefused if error.get("code") in _BLAMES_THE_REQUEST else EngineError
     return kind("the engine failed a generation", quoted=str(error.get("message")))
 

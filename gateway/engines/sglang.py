@@ -63,7 +63,7 @@ class SGLangEngine:
         """Requests from which nothing has come yet: the task that waits for their first event."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """See `Engine`. What comes during a pause is given back at once."""
+        """As `Engine.generate`. A request that comes during a pause is given back at once."""
         if self._paused:
             yield TokenChunk([], [], "abort")
             return
@@ -80,7 +80,8 @@ class SGLangEngine:
             raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """See `Engine`. Frozen requests whose cache is cleared go back to the queue, and their tokens are computed anew."""
+        """As `Engine.pause`. Frozen requests whose cache is cleared go back to the queue, and their tokens are computed
+        anew."""
         if keep and not clear_cache:
             self._frozen = True
             await self._pause("in_place")
@@ -113,7 +114,7 @@ class SGLangEngine:
         self._paused = self._frozen = False
 
     async def load(self, path: str) -> None:
-        """See `Engine`. The cache was cleared by `pause`, if it was to be."""
+        """As `Engine.load`. `pause` has cleared the cache, if it was to be."""
         await self._http.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
 
     async def label(self, version: int) -> None:
@@ -121,12 +122,12 @@ class SGLangEngine:
         await self._http.post("/update_weight_version", body)
 
     async def sleep(self, level: Level) -> None:
-        """See `Engine`. SGLang has one level, at which the weights are forgotten; it needs `--enable-memory-saver`."""
+        """As `Engine.sleep`. SGLang has one level, at which the weights are forgotten; it needs `--enable-memory-saver`."""
         await self._http.post("/release_memory_occupation", {})
         self._asleep = True
 
     async def wake(self) -> None:
-        """See `Engine`. A server that is awake fails to wake, which is no news where nobody knew."""
+        """As `Engine.wake`. A server that is awake fails to wake; that error is ignored."""
         try:
             if self._asleep is not False:
                 await self._http.post("/resume_memory_occupation", {})
@@ -139,7 +140,7 @@ class SGLangEngine:
         await self.pause()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        """See `Engine`; one prefill with the prompt's log-probabilities."""
+        """As `Engine.score`: one prefill with the prompt's log-probabilities."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True},
@@ -152,7 +153,8 @@ class SGLangEngine:
         return [row[0] for row in rows[1:]]
 
     async def look(self) -> Load | None:
-        """See `Engine`. It says nothing without `--enable-metrics`; and what it says of tokens it adds up only when one ends."""
+        """As `Engine.look`. SGLang reports nothing without `--enable-metrics`, and adds up a request's tokens only when
+        it ends."""
         try:
             page = (await self._http.get("/metrics")).decode()
         except EngineUnreachable:
@@ -164,7 +166,7 @@ class SGLangEngine:
         return Load(running, waiting, kv, sampled) if found[_FIGURES[0]] else None
 
     async def healthy(self) -> bool:
-        """See `Engine`. `/health` takes a second and can take twenty."""
+        """As `Engine.healthy`. `/health` takes a second and can take twenty."""
         return await (self._http.well("/ping", 5.0) if self._paused else self._http.well("/health", 25.0))
 
     async def close(self) -> None:
@@ -208,11 +210,9 @@ class StreamReader:
         self._count = 0
 
     def chunk(self, event: dict[str, Any]) -> TokenChunk:
-        """What is new in an event.
-
-        `completion_tokens` counts all tokens so far in every form of stream, and the newest log-probabilities are always the last
-        ones. `output_ids` is not read: in an incremental stream the event of an abort repeats the last token there.
-        """
+        """The new tokens of an event. `completion_tokens` counts all tokens so far in every form of stream, and the
+        newest log-probabilities are always the last ones. `output_ids` is not read: in an incremental stream the
+        event of an abort repeats the last token there."""
         if "error" in event:
             raise failure(event["error"])
         meta = event["meta_info"]

@@ -1,1 +1,1 @@
-"""What happens behind an open request: one call's life across pauses, the engines, and the change of their weights."""
+"""The engine side of an open request: a call's life across pauses, the engines, and the change of their weights."""

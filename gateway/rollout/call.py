@@ -61,7 +61,7 @@ class Call:
         self.expected = 0
         """Tokens that it will sample, as predicted; 0: nobody knows."""
         self.tail = False
-        """It is predicted to be one of the longest."""
+        """True if the call is predicted to be one of the longest."""
         self.turn = Turn(call_id)
         self.run: Run | None = None
         """Its stay in an engine, while it is in one."""
@@ -93,7 +93,7 @@ class Call:
 
     @property
     def begun(self) -> bool:
-        """Whether it has been in an engine: it is not refused any more, it is only slow."""
+        """True if the call has been in an engine; from then on it is not refused any more, only slow."""
         return self.turn.engine != ""
 
     def start(self, listener: Callable[[], None]) -> None:
@@ -236,7 +236,8 @@ class Call:
         self._listener()
 
     def _in_held(self) -> bool:
-        """Whether it runs in an engine whose weights are about to change, or have changed without this process being told."""
+        """True if the call runs in an engine whose weights are about to change, or have changed without notice to this
+        process."""
         slot = self.run.slot if self.run else None
         return slot is not None and slot.state == "held" and slot.settled
 

@@ -37,11 +37,11 @@ class Logged(Protocol):
     """A call as its log sees it."""
 
     def gather(self) -> None:
-        """What was taken so far is about to be logged."""
+        """Gathers what was taken so far, to log it."""
         ...
 
     def show(self) -> None:
-        """What was gathered may be seen."""
+        """Shows readers what was gathered."""
         ...
 
     async def supersede(self) -> None:
@@ -82,12 +82,12 @@ class Track:
 
     @property
     def movable(self) -> bool:
-        """Whether another process could go on with the call."""
+        """True if another process could continue the call."""
         return not self._details.used.pinned
 
     @property
     def logged(self) -> bool:
-        """Whether another process could go on with it now."""
+        """True if another process could continue the call now."""
         return self.movable and self._begun and not self.over
 
     def mark(self) -> bool:
@@ -110,7 +110,7 @@ class Track:
             self._handover.mark(self)
 
     def entry(self) -> Entry:
-        """What is new."""
+        """The next entry of the log."""
         turn = self._turn
         if self.over:
             return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
@@ -125,7 +125,7 @@ class Track:
         return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
 
     def settle(self, outcome: Outcome, now: float) -> None:
-        """What became of the newest entry."""
+        """Applies the outcome of the newest entry."""
         if outcome == "written":
             self._begun, self._logged, self.written_at = True, self._sent, now
             self.call.show()
@@ -146,7 +146,7 @@ class Handover:
         self._tracks: dict[str, Track] = {}
         self._dirty: dict[Track, None] = {}
         self._later: dict[Track, None] = {}
-        """What the bus missed, until the next heartbeat."""
+        """Entries that the bus missed; they are sent with the next heartbeat."""
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
         self._alive_until = 0.0
@@ -199,7 +199,7 @@ class Handover:
                 track.left = track.logged and not track.taken
 
     async def alive(self, process_id: str) -> bool:
-        """Whether a process shows signs of life. While the bus is away nobody can tell, and it counts as alive."""
+        """True if a process shows signs of life. Every process counts as alive while the bus is away."""
         try:
             return await self._bus.whereabouts(process_id) is not None
         except BusAway:
@@ -214,10 +214,8 @@ class Handover:
         return [call for log in logs if (call := _read(log)) is not None]
 
     def can_take(self, call: LoggedCall) -> bool:
-        """Whether a call's process is gone, and it can be gone on with.
-
-        What a stream showed while the bus was away was not logged: if it may have been, the call is begun anew.
-        """
+        """True if the call's process is gone and the call can be continued. A stream's output while the bus was away is
+        not in the log; a call that may have had such output is begun anew."""
         if call.log.url is not None or call.details is None:
             return False
         return not call.details.stream or call.log.age_s < self._bus.unbroken_s
@@ -349,7 +347,7 @@ class Handover:
 
 
 def superseded() -> Unavailable:
-    """What the clients of a call get here that another process has taken over, or recorded."""
+    """The error for clients of a call that another process has taken over or recorded."""
     message = "another gateway process has this call; come again for its reply"
     return Unavailable(message, retry_after=0.5, code="recorded_elsewhere")
 

@@ -31,7 +31,7 @@ _DETAILS = [field.name for field in fields(TurnDetails) if field.name not in ("a
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """What the log of a call says."""
+    """The content of a call's log."""
 
     log: Log
     request_key: str
@@ -41,11 +41,11 @@ class LoggedCall:
     """None: the call cannot be gone on with."""
     turn: Turn
     refused: bool = False
-    """Whether the log is no call's, but that of a request that was refused and is expected back."""
+    """True for the log of a refused request that is expected back, which has no call."""
 
 
 def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
-    """What does not change."""
+    """The part of a call's log that does not change."""
     values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
     ids = b""
     if not details.used.pinned:
@@ -63,7 +63,7 @@ def head_of_refused(request_key: str) -> bytes:
 
 
 def state_of(turn: Turn, details: TurnDetails) -> bytes:
-    """What changes with every token."""
+    """The part of a call's log that changes with every token."""
     spans = [(span.version, span.count, span.newest, span.stale_kv) for span in turn.spans]
     values = (len(turn.ids), spans, turn.engine, turn.pauses, turn.disputed, details.first_token_s)
     return orjson.dumps(values)
@@ -76,7 +76,7 @@ def body_of(turn: Turn, start: int) -> bytes:
 
 
 def read(log: Log) -> LoggedCall | None:
-    """What a log says; None if it is not whole, or of another build."""
+    """Reads a log; None if it is incomplete, or of another build."""
     end = _LENGTH_BYTES + int.from_bytes(log.head[:_LENGTH_BYTES], "little")
     values = orjson.loads(log.head[_LENGTH_BYTES:end])
     if values["format"] != _FORMAT:
@@ -97,7 +97,7 @@ def read(log: Log) -> LoggedCall | None:
 
 
 def top_of(turn: Turn) -> list[list[tuple[int, float]]]:
-    """What stands for the alternatives to tokens that another process sampled, which are not logged: the tokens themselves."""
+    """The alternatives of tokens that another process sampled: the tokens themselves, since alternatives are not logged."""
     return [[token] for token in zip(turn.ids, turn.logprobs, strict=True)]
 
 

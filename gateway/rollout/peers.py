@@ -48,7 +48,7 @@ class Peers(Protocol):
 
 
 class _Done:
-    """What needs no waiting for."""
+    """An awaitable that is done already."""
 
     def __await__(self) -> Generator[None]:
         return

@@ -38,7 +38,7 @@ class Placer(Protocol):
         ...
 
     def cease(self, seeker: Seeker) -> None:
-        """It wants none any more. Nothing changes for one that was given an engine."""
+        """Withdraws a request for an engine. Nothing changes if the call was given one."""
         ...
 
     def left(self, call: Call) -> None:
@@ -72,10 +72,10 @@ class SlotPlacer:
         self._waiting.pop(seeker, None)
 
     def left(self, call: Call) -> None:
-        """See `Placer`: the slots tell."""
+        """Nothing to do: the slots tell."""
 
     def changed(self) -> None:
-        """See `Placer`. Calls look again, a few at a time."""
+        """Lets waiting calls look for an engine again, a few at a time."""
         for seeker in self._waiting:
             self._pool.in_turn(partial(self._again, seeker))
 

@@ -62,7 +62,7 @@ class EnginePool:
         self._patients: deque[asyncio.Future[None]] = deque()
         """Calls that wait for their own engine."""
         self._turns: deque[Callable[[], bool]] = deque()
-        """What wakes calls that may go on, a few at each turn of the event loop; answers whether it woke one."""
+        """Callbacks that wake waiting calls, a few at each turn of the event loop; each returns True if it woke one."""
         self._waking = False
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
 
@@ -145,7 +145,7 @@ class EnginePool:
         self.in_turn(go_on)
 
     def placed_by(self, placer: Placer | None) -> None:
-        """Who chooses engines from now on; None: this process by itself."""
+        """Sets what chooses engines; None for this process by itself."""
         before, self._placer = self._placer, placer or SlotPlacer(self)
         self._placer.changed()
         for seeker in before.retire():
@@ -234,7 +234,8 @@ class EnginePool:
             self._cached.popitem(last=False)
 
     def _patient(self, call: Call) -> bool:
-        """Whether the call still waits for its own engine: not for long, and not while another has less than its share to do."""
+        """True if the call still waits for its own engine: for a short time, and only while no other engine has less
+        than its share of work."""
         own = self.slots.get(call.target)
         if own is None or own.state != "held" or call.patient_until <= asyncio.get_running_loop().time():
             return False
@@ -299,7 +300,7 @@ class EnginePool:
 
     @property
     def ready(self) -> bool:
-        """Whether an engine is open, or will be in a moment."""
+        """True if an engine is open, or will be in a moment."""
         return any(slot.state in ("open", "held", "asleep") for slot in self.slots.values())
 
     def states(self) -> str:

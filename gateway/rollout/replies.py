@@ -42,7 +42,7 @@ _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which the call goes on elsewhere, or never."""
 
 Calls = set[Completion | UpstreamCall]
-"""What runs in an episode."""
+"""The calls that run in an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RequestKey:
     body: str
     retry: bool
     exact: bool = False
-    """Whether the request has an idempotency key, which names one request."""
+    """True if the request has an idempotency key, which names one request."""
 
     @classmethod
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
@@ -66,7 +66,7 @@ class RequestKey:
         return cls(episode_id, key, content, True, True)
 
     def choice(self, index: int) -> RequestKey:
-        """Of one of the choices that the request asks for."""
+        """The key of one of the request's choices."""
         if index == 0:
             return self
         name = hashlib.blake2b(f"{self.name}:{index}".encode(), digest_size=16).hexdigest()
@@ -79,7 +79,7 @@ class RequestKey:
 
     @property
     def place(self) -> tuple[str, str]:
-        """What retries of one another have in common."""
+        """The part that retries of one request share."""
         return self.episode_id, self.name
 
 

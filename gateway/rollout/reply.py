@@ -172,12 +172,12 @@ class Choices:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the one prompt that all replies answer."""
+        """The tokens of the prompt that all replies answer."""
         return self.replies[0].prompt_tokens
 
     @property
     def completion_tokens(self) -> int:
-        """Of all replies."""
+        """The tokens of all replies."""
         return sum(reply.completion_tokens for reply in self.replies)
 
     async def __aenter__(self) -> Choices:
@@ -192,7 +192,8 @@ class Choices:
             await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
     async def __aiter__(self) -> AsyncIterator[News]:
-        """What is new, as soon as it is there, from each reply's first delivery on. Raises what ended a reply that failed."""
+        """Yields news of every reply as it arrives, from each reply's first delivery on. Raises the error of a reply
+        that failed."""
         known = [0] * len(self.replies)
         while True:
             self._news.clear()

@@ -52,14 +52,14 @@ class Slot:
         self.external_url = url
         """Where the engine is, if this gateway does not start it."""
         self.owned = False
-        """Of a mirror: the engine is a child of the coordinator, and ends with it."""
+        """True for a mirror of an engine that is a child of the coordinator, and ends with it."""
         self.state: SlotState = "starting"
         self.reason = ""
         self.version = -1
         self.given_up = False
         """Nobody waits for it any more."""
         self.restless = False
-        """It was to sleep, and has to be stopped: somebody waits for its memory."""
+        """True for an engine that was to sleep and has to be stopped, because somebody waits for its memory."""
         self.generation = 0
         """Grows whenever the engine is opened: what it had cached before is gone."""
         self.restarts = 0
@@ -71,7 +71,7 @@ class Slot:
         self._settled = asyncio.Event()
         self._settled.set()
         self._crossed = False
-        """What is held is so because of `cross`."""
+        """True if `cross` is why output is held."""
 
     @property
     def url(self) -> str | None:
@@ -138,7 +138,7 @@ class Slot:
 
     @property
     def settled(self) -> bool:
-        """Whether what arrives is taken."""
+        """True if arriving tokens are taken."""
         return self._settled.is_set()
 
     def doubt(self) -> None:

@@ -38,14 +38,14 @@ _NO_NUMBERS = ("not JSON compliant", "JSON encodable")
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What it took to bring one engine to one version."""
+    """The cost of bringing one engine to one version."""
 
     engine: str
     version: int
     streams: int = 0
     """Requests that were running or waiting and were carried across."""
     pinned: int = 0
-    """Of these, requests that had to stay in the engine."""
+    """Of these, the requests that had to stay in the engine."""
     seconds: dict[str, float] = field(default_factory=dict)
     probe: ProbeReport | None = None
     failure: str = ""
@@ -122,7 +122,7 @@ class EngineSteps:
         return self._weights.get(version)
 
     def reports(self, version: int) -> list[UpdateReport]:
-        """What each engine's way to a version took; forgets them."""
+        """Returns and forgets the reports of a version's update, one for each engine."""
         found = [report for (_, v), report in self._reports.items() if v == version]
         self._reports = {key: report for key, report in self._reports.items() if key[1] > version}
         return found
@@ -207,7 +207,8 @@ class EngineSteps:
             await self._a_moment(slot)
 
     async def _sleep(self, slot: Slot, weights: Weights) -> None:
-        """What runs goes on elsewhere; what cannot move has `pinned_s`, and is cut then, as if its engine had died."""
+        """Moves running requests to other engines. Those that cannot move have `pinned_s`, and are then cut as if their
+        engine had died."""
         slot.state, slot.reason = "asleep", "its node is not lent"
         slot.evict("it is put to sleep while its weights change")
         self._pool.notify()

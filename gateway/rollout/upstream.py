@@ -140,7 +140,7 @@ class Upstream:
             yield part
 
     def hidden(self, said: bytes) -> bytes:
-        """What the upstream said, without the key: some APIs quote it when they refuse it."""
+        """The upstream's text without the key: some APIs quote it when they refuse it."""
         return said.replace(self._key.encode(), b"***") if self._key else said
 
     def broken(self, call: UpstreamCall) -> UpstreamFailed:

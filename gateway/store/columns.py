@@ -63,7 +63,7 @@ class Words(TypeDecorator[str]):
 
 
 def begins_with(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
-    """Whether a text begins with another, by a range that an index serves."""
+    """A condition that a text begins with another, as a range that an index serves."""
     return and_(column >= prefix, column < prefix + _LAST)
 
 
@@ -99,5 +99,5 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """What was given to `to_json`."""
+    """The inverse of `to_json`."""
     return json.loads(text) if text[:1] in (" ", b" ") else orjson.loads(text)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Write = Callable[[Connection], Any]
 Outcome = tuple[Any, Exception | None]
-"""What a write answered, or the error that it failed with, alone."""
+"""The result of a write, or the error with which it alone failed."""
 _SLOW_S = 10.0
 _FORGOTTEN_S = 7 * 86_400
 _CLOCK = "EXTRACT(EPOCH FROM clock_timestamp())"
@@ -99,7 +99,7 @@ class Committer:
 
     @property
     def reachable(self) -> bool:
-        """Whether the database does what it is asked, in time."""
+        """True if the database does its work in time."""
         busy_since = self._busy_since
         return self._away_since is None and (busy_since is None or time.monotonic() - busy_since < _SLOW_S)
 
@@ -217,7 +217,8 @@ class Committer:
 
 
 def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
-    """What each write answers. Raises _Failed for one that fails for reasons of its own, and what the connection said else."""
+    """The result of each write. Raises _Failed for a write that fails for reasons of its own, and the connection's error
+    otherwise."""
     results: list[Any] = []
     for _, neighbours in groupby(group, lambda write: write.do if isinstance(write, Rows) else write):
         writes = list(neighbours)

@@ -22,11 +22,12 @@ from gateway.store.columns import from_json, to_json
 
 _CONNECT_S = 5
 _CACHE_KIB = 8_192
-"""Of SQLite's pages, for each connection: keys are spread over its trees, and by default it would read most pages again."""
+"""SQLite's page cache for each connection: keys are spread over its trees, and with the default it would read most pages
+again."""
 _CHECKPOINT_PAGES = 4_000
 """Written before SQLite copies them into its main file, each once however often it was written (a page has 4 KiB)."""
 _WAL_BYTES = 64 * 2**20
-"""What stays of its log after a transaction that was larger, or readers that held it up."""
+"""The size to which SQLite's log shrinks after a large transaction, or readers that held it up."""
 _IDLE_S = 10
 _PATIENT = {
     "application_name": "headgate",
@@ -38,7 +39,7 @@ _PATIENT = {
     "tcp_user_timeout": 10_000,
     "target_session_attrs": "read-write",
 }
-"""What libpq is told, where the URL says nothing else."""
+"""Connection parameters for libpq, where the URL says nothing else."""
 _AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
 """SQLSTATEs: no connection, no room, shut down, and errors of the server's disk."""
 _AGAIN = ("40001", "40P01", "55P03", "57014")
@@ -101,7 +102,7 @@ def shown(url: str) -> str:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether an error says that the database cannot be reached, or cannot work, for now."""
+    """True if the error means that the database cannot be reached, or cannot work, for now."""
     if not isinstance(error, DBAPIError):
         return False
     original = error.orig
@@ -125,7 +126,7 @@ def _sqlite_code(error: BaseException) -> int | None:
 
 
 def is_again(error: BaseException) -> bool:
-    """Whether the same transaction may well succeed a moment later."""
+    """True if the same transaction may well succeed a moment later."""
     if not isinstance(error, DBAPIError):
         return False
     if (code := _sqlite_code(error)) is not None:

@@ -37,7 +37,7 @@ class RecordedReply:
 
 
 def opened_by(request: str) -> str:
-    """What stands for the hash of a key in an episode that the request of this name (32 characters) opened."""
+    """The value that stands for a key's hash in an episode that the request of this name (32 characters) opened."""
     return f"{_OPENED_BY}{request}:{secrets.token_hex(13)}"
 
 
@@ -113,7 +113,7 @@ def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> lis
 
 
 def has_calls(connection: Connection, episode_id: str) -> bool:
-    """Whether anything was recorded in an episode."""
+    """True if anything was recorded in an episode."""
     return connection.scalar(select(CallRow.id).where(CallRow.episode_id == episode_id).limit(1)) is not None
 
 

@@ -29,7 +29,7 @@ _NOTHING = text("''")
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
-    """Of the rows for which `where` is true. A query is served by it if it says the same, in the same words."""
+    """An index of the rows for which `where` is true. It serves only queries with the same words."""
     return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 
@@ -73,7 +73,7 @@ class EpisodeRow(Base):
     agent: Mapped[str] = mapped_column(Words(255), default="", server_default=_NOTHING)
     """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
     notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
-    """What people should know about how it was opened, such as that its conversation could not be told from others."""
+    """A notice for people about how the episode was opened, such as that its conversation could not be told from others."""
     error: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
     """The last output of its agent or its graders when they failed."""
 
@@ -128,7 +128,7 @@ class CallRow(Base):
     model: Mapped[str] = mapped_column(Words(255))
     node: Mapped[int] = mapped_column(Integer)
     request_key: Mapped[str] = mapped_column(Words(64))
-    """Of the request, by which a retry finds its answer."""
+    """The key by which a retry finds the request's answer."""
     api: Mapped[str] = mapped_column(Words(16))
     stream: Mapped[bool]
     asked: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -140,7 +140,7 @@ class CallRow(Base):
     completion_tokens: Mapped[int] = mapped_column(Integer)
     pauses: Mapped[int] = mapped_column(Integer)
     digest: Mapped[bytes] = mapped_column(LargeBinary)
-    """Of the conversation with this turn's reply; a later call with the same digest continues it."""
+    """The digest of the conversation with this turn's reply; a later call with the same digest continues it."""
     received_at: Mapped[float] = mapped_column(Float)
     first_token_s: Mapped[float | None] = mapped_column(Float)
     seconds: Mapped[float] = mapped_column(Float)
@@ -151,7 +151,7 @@ class CallRow(Base):
 
 
 class ExchangeRow(Base):
-    """What an upstream model was asked and answered, in the API's own form."""
+    """A request to an upstream model and its answer, in the API's own form."""
 
     __tablename__ = "exchanges"
 
@@ -169,7 +169,7 @@ class RetryRow(Base):
 
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(Words(32), primary_key=True)
-    """What the request's key has in common with those of its retries."""
+    """The part of the request's key that its retries share."""
     call_id: Mapped[str] = mapped_column(Words(64))
     at: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock."""
@@ -193,13 +193,13 @@ class AnswerRow(Base):
     previous: Mapped[str] = mapped_column(Words(64))
     """The answer that this one continues; empty: none."""
     messages: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """What it adds to the conversation before it, in the form of chat completions, its own message last."""
+    """The messages that it adds to the conversation before it, in the form of chat completions, its own message last."""
     input: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """What the client said, as it said it."""
+    """The client's input, unchanged."""
     answer: Mapped[dict[str, Any]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
     deleted_at: Mapped[float | None] = mapped_column(Float)
-    """It is not shown any more; those that continue it still can be."""
+    """The time of deletion. A deleted response is not shown; responses that continue it still can be."""
     agent: Mapped[str | None] = mapped_column(Words(255))
     """The episode's agent. Answers are listed by this column and the next two; None in a row that an older build stored."""
     asked_model: Mapped[str | None] = mapped_column(Words(255))
@@ -209,7 +209,7 @@ class AnswerRow(Base):
 
 
 class LedgerEventRow(Base):
-    """What happened to the staleness ledger, in order; replaying the events gives the ledger."""
+    """An event of the staleness ledger, in order; replaying the events gives the ledger."""
 
     __tablename__ = "ledger_events"
     __table_args__ = (Index("ix_ledger_events_model", "model", "seq"),)
@@ -224,7 +224,7 @@ class LedgerEventRow(Base):
 
 
 class DecisionRow(Base):
-    """What the ledger and the feed decided about an episode or a group, and why: what people ask."""
+    """A decision of the ledger or the feed about an episode or a group, with its reason."""
 
     __tablename__ = "decisions"
     __table_args__ = (
@@ -300,12 +300,12 @@ class CoordinatorRow(Base):
 
 
 class WriterRow(Base):
-    """What a gateway process committed last, so that it can tell after a lost connection (see gateway/store/commits.py)."""
+    """The last commit of a gateway process, so that it can tell after a lost connection (see gateway/store/commits.py)."""
 
     __tablename__ = "writers"
 
     id: Mapped[str] = mapped_column(Words(40), primary_key=True)
     number: Mapped[int] = mapped_column(BigInteger)
-    """Of its newest committed transaction."""
+    """The number of its newest committed transaction."""
     at: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock."""

@@ -53,11 +53,11 @@ class Ages:
 
     @property
     def newest(self) -> float | None:
-        """What ended later is kept, whatever it was."""
+        """Everything that ended later is kept."""
         return max((at for at in (self.trained, self.untrained, self.eval) if at is not None), default=None)
 
     def over(self, fate: Fate, closed_at: float) -> bool:
-        """Whether an episode is old enough."""
+        """True if an episode is old enough."""
         at = {"trained": self.trained, "untrained": self.untrained, "eval": self.eval}[fate]
         return at is not None and closed_at < at
 
@@ -76,7 +76,7 @@ class Found:
 
 @dataclass(slots=True)
 class Swept:
-    """What was deleted, or would be."""
+    """The deleted rows, or those that would be."""
 
     deleted: Counter[Fate] = field(default_factory=Counter)
     calls: int = 0
@@ -118,7 +118,8 @@ def sweep(
 
 
 def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
-    """What to delete at once of some episodes; also what that is in sum, and how many of them were looked at."""
+    """Chooses what to delete of some episodes; returns also the sum of it, and the number of episodes that were looked
+    at."""
     swept = Swept()
     chosen: list[Found] = []
     for looked_at, found in enumerate(some):
@@ -146,7 +147,7 @@ def forget(connection: Connection, before: float, limit: int = 1000) -> int:
 
 
 def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
-    """What became of some closed episodes, and whether they are still needed; in the same order."""
+    """The fate of some closed episodes, and whether they are still needed; in the same order."""
     ids = [row["id"] for row in rows]
     ends, admitted = _ends(connection, {row["group_id"] for row in rows}), _admitted(connection, ids)
     calls, continued = _calls(connection, ids), _continued(connection, ids)
@@ -191,7 +192,7 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
 
 
 def _left(found: Found, reason: str) -> Decision:
-    """What is kept of an episode."""
+    """The decision that remains of an episode."""
     row = found.row
     details = {"was": found.fate, "reason": row["reason"], "closed_at": row["closed_at"]}
     return Decision("deleted", row["group_id"], row["id"], reason, found.buffer, details=details)
@@ -200,7 +201,7 @@ def _left(found: Found, reason: str) -> Decision:
 def _fate(
     row: Row, admitted: int | None, ends: Mapping[tuple[str, str], Sequence[Row]]
 ) -> tuple[Fate, int | None, Needed | None]:
-    """What became of an episode, the batch that was trained on it, and whether its group still needs it."""
+    """The fate of an episode, the batch that was trained on it, and whether its group still needs it."""
     if row["mode"] == "eval":
         return "eval", None, None
     if admitted is None:

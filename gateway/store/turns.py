@@ -53,7 +53,7 @@ NAME = 32
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """What says which tokens of a turn are trained. `versions` and `flags` have shape (tokens,)."""
+    """The trained and untrained tokens of a turn. `versions` and `flags` have shape (tokens,)."""
 
     episode_id: str
     mask_reason: str
@@ -152,7 +152,7 @@ def _nodes(model: str, *where: ColumnElement[bool]) -> Select[Any]:
 
 
 def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> Iterator[SampledTurn]:
-    """What one model sampled in some episodes, without the tokens themselves."""
+    """The turns that one model sampled in some episodes, without the tokens themselves."""
     columns = (NodeRow.episode_id, NodeRow.mask_reason, NodeRow.spans, NodeRow.flags)
     for some in portions(episode_ids):
         query = select(*columns).where(NodeRow.episode_id.in_(some), NodeRow.model == model, NodeRow.sampled)
@@ -184,7 +184,7 @@ def set_reward(connection: Connection, episode_id: str, call_id: str, reward: fl
 
 
 def has_call(connection: Connection, episode_id: str, call_id: str) -> bool:
-    """Whether an episode has a recorded call of that id."""
+    """True if an episode has a recorded call of that id."""
     where = (CallRow.id == call_id, CallRow.episode_id == episode_id)
     return connection.scalar(select(CallRow.id).where(*where)) is not None
 
@@ -227,7 +227,7 @@ def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict
 
 
 def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str, Any] | None:
-    """What an upstream model was asked and answered in a call of an episode."""
+    """The request to an upstream model and its answer, for a call of an episode."""
     query = (
         select(*ExchangeRow.__table__.c)
         .join(CallRow, CallRow.id == ExchangeRow.call_id)

@@ -1,4 +1,4 @@
-"""What the fake engine does: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` put it on a port.
+"""The fake engine: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` put it on a port.
 
 What it samples is a pure function (`next_token`) of the weights' identity, all tokens so far and the seed, so that a test can say
 without this server which token must follow exactly this context, with which log-probability, under which version. Its weights are
@@ -40,7 +40,7 @@ END_CHANCE = 1 / 24
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the engine does wrong; the defaults are no faults."""
+    """The engine's misbehaviour; the defaults are none."""
 
     delay_s: float = 0.0
     slots: int = 0
@@ -63,7 +63,7 @@ class Faults:
 
 @dataclass(slots=True)
 class _Request:
-    """What runs."""
+    """A running request."""
 
     context: list[int] = field(default_factory=list)
     aborted: bool = False
@@ -136,7 +136,7 @@ class FakeEngine:
         self.asleep = 0
         """The level; 0: awake."""
         self.refused = 0
-        """What was asked of it while it slept."""
+        """Requests that were refused while the engine slept."""
         self.sleeps = 0
         self.prefix_hits = 0
         self.stale_hits = 0
@@ -208,7 +208,7 @@ class FakeEngine:
         self.asleep = 0
 
     def awake(self) -> bool:
-        """Whether it can do what it is asked for; counted if not."""
+        """True if the engine can do what it is asked for; counts it otherwise."""
         self.refused += self.asleep > 0
         return not self.asleep
 

@@ -1,4 +1,4 @@
-"""What a fake engine was given and what it sampled, in a file that outlives it.
+"""The log of a fake engine: its inputs and samples, in a file that outlives it.
 
 One line of JSON for each event, written by one system call before the token leaves the engine, so that SIGKILL loses no line:
 

@@ -1,4 +1,5 @@
-"""What the fake engine's APIs have in common: bare ASGI, the faults and the state, and choices that come gathered and late."""
+"""The shared part of the fake engine's APIs: bare ASGI, the faults and the state, and choices that come gathered and
+late."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ async def gathered(
 
 
 async def _late(engine: FakeEngine, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-    """What was sampled, later by the fault `lag_s`; sampling does not wait for it."""
+    """Delays sampled tokens by the fault `lag_s`; sampling does not wait for it."""
     sampled: asyncio.Queue[tuple[float, dict[str, Any]]] = asyncio.Queue()
     sampler = asyncio.create_task(_sample_into(sampled, engine, body), name="fake-engine-sampler")
     try:

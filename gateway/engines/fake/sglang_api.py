@@ -41,7 +41,7 @@ sglang:generation_tokens_total{{{labels}}} {float(engine.sampled)}
 
 
 class _Server:
-    """Who may get to the scheduler when, and the form of the answers."""
+    """The scheduler's queue, and the form of the answers."""
 
     def __init__(self, engine: FakeEngine, incremental: bool) -> None:
         self._engine = engine
