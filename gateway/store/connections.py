@@ -155,7 +155,7 @@ def refusal(error: Exception) -> Exception:
 
 
 def is_broken(connection: Connection) -> bool:
-    """Whether a connection is of no use any more."""
+    """True if a connection is of no use any more."""
     if connection.closed or connection.invalidated:
         return True
     raw = connection.connection.dbapi_connection
@@ -163,7 +163,7 @@ def is_broken(connection: Connection) -> bool:
 
 
 def is_failed(connection: Connection) -> bool:
-    """Whether PostgreSQL takes nothing more in this transaction, since a statement in it failed."""
+    """True if PostgreSQL takes nothing more in this transaction, because a statement in it failed."""
     raw = connection.connection.dbapi_connection
     failed = psycopg.pq.TransactionStatus.INERROR
     return isinstance(raw, psycopg.Connection) and raw.info.transaction_status == failed

@@ -25,7 +25,7 @@ _TABLE = cast(Table, CoordinatorRow.__table__)
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """Who decides, and how many seconds of its lease are left (negative: none)."""
+    """The coordinator, and the seconds that are left of its lease (negative: none)."""
 
     fence: int
     holder: str
@@ -34,7 +34,7 @@ class Coordinator:
 
     @property
     def resigned(self) -> bool:
-        """Whether the holder has given its place up."""
+        """True if the holder has given its place up."""
         return self.left_s < -_RESIGNED_S
 
 

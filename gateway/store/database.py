@@ -52,7 +52,7 @@ class Database:
         self.on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None
         """Called from the writer's thread after every transaction."""
         self._unread = False
-        """Whether the database was away at the last read."""
+        """True if the database was away at the last read."""
         self._open = True
         self._readers = ThreadPoolExecutor(_READERS, "database-reader")
         self._writer = threading.Thread(target=self._write_forever, name="database-writer", daemon=True)
@@ -82,7 +82,7 @@ class Database:
 
     @property
     def healthy(self) -> bool:
-        """Whether writes are still committed."""
+        """True while writes are committed."""
         return self._open and self._writer.is_alive()
 
     @property
@@ -92,7 +92,7 @@ class Database:
 
     @property
     def reachable(self) -> bool:
-        """Whether the database does what it is asked, as far as the last writes and reads know; without it, writes wait."""
+        """True if the database did its work at the last writes and reads; otherwise writes wait."""
         return self._committer.reachable and not self._unread
 
     def check(self) -> None:
@@ -210,7 +210,7 @@ class Database:
 
 
 class _Fenced(Database):
-    """See `Database.fenced`. Opening and closing are the other one's."""
+    """The database behind a fence (`Database.fenced`). The other one is opened and closed."""
 
     def __init__(self, database: Database, fence: int) -> None:
         self._database = database
