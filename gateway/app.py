@@ -112,7 +112,6 @@ class EpisodePrefix:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         path = scope.get("path", "")
         if scope["type"] == "http" and path.startswith("/e/") and not path.startswith("/e//"):
             named, _, rest = path[3:].partition("/")

@@ -321,7 +321,7 @@ def _range(batches: str | None) -> tuple[int, int | None]:
 def _asked(
     url: str, admin_key: str | None, ask: Callable[[GatewayClient], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """What a running gateway answers; a refusal or silence ends the command."""
+    """Asks a running gateway; a refusal or silence ends the command."""
     import httpx
 
     from gateway.client import GatewayClient, GatewayRefused

@@ -22,7 +22,7 @@ class Keyring(Generic[T]):
         self._digests = [(_digest(key.encode()), opened) for key, opened in keys]
 
     def find(self, key: str | bytes) -> T | None:
-        """What a key opens; None: nothing. Takes as long whichever it is."""
+        """The value that a key opens; None for an unknown key. Takes the same time for every key."""
         given, found = _digest(key.encode() if isinstance(key, str) else key), None
         for digest, opened in self._digests:
             if hmac.compare_digest(given, digest):
@@ -34,7 +34,7 @@ class Keyring(Generic[T]):
 
 
 def key_hash(key: str) -> str:
-    """What is stored of an episode's key."""
+    """The stored hash of an episode's key."""
     return _digest(key.encode()).hex()
 
 

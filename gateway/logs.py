@@ -33,7 +33,6 @@ class Formatter(logging.Formatter):
     """Writes exceptions as `told` does, also those that are arguments of a message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         if record.args and not isinstance(record.args, Mapping):
             record = logging.makeLogRecord(record.__dict__)
             record.args = tuple(_Told(a) if isinstance(a, BaseException) else a for a in record.args or ())

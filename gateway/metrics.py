@@ -1,7 +1,5 @@
-"""What a gateway process counts for Prometheus, in a registry of its own.
-
-What it only has to look up when somebody asks is in `gateway/api/figures.py`.
-"""
+"""Prometheus counters of a gateway process, in a registry of its own. `gateway/api/figures.py` has the metrics that are
+computed when somebody asks."""
 
 from __future__ import annotations
 

@@ -69,7 +69,6 @@ class GatewayServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
         try:
             await super().startup(sockets)
         except SystemExit:

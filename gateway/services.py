@@ -111,7 +111,7 @@ async def open_services(
 
 @asynccontextmanager
 async def _data_plane(settings: Settings) -> AsyncIterator[Services]:
-    """What serves calls."""
+    """The parts that serve calls."""
     async with AsyncExitStack() as stack:
         database = await Database.open(settings.store)
         stack.push_async_callback(database.close)
@@ -158,7 +158,7 @@ async def _lengths(settings: Settings, models: Models, database: Database) -> Le
 async def open_control(
     services: Services, fence: int, hub: Hub | None, sure: Sure | None = None
 ) -> AsyncIterator[None]:
-    """What the coordinator has beside the data plane. Without a hub it is alone, and waits for its engines."""
+    """The coordinator's parts, beside the data plane. Without a hub the process is alone, and waits for its engines."""
     settings, models = services.settings, services.models
     database = services.database.fenced(fence)
     async with AsyncExitStack() as stack:
@@ -294,7 +294,7 @@ def _engines(services: Services, hub: Hub | None, sure: Sure | None) -> dict[str
 
 
 async def _ledgers(settings: Settings, models: Models, database: Database) -> dict[str, StoredLedger]:
-    """Of every trained model, as the store has it."""
+    """The ledger of every trained model, as stored."""
     trained = [model.name for model in models if model.settings.train]
     return {name: await StoredLedger.load(database, settings.staleness_of(name), name) for name in trained}
 
@@ -329,7 +329,7 @@ async def _tended(
     placements: Collection[ControlPlacement],
     database: Database,
 ) -> AsyncIterator[None]:
-    """What the coordinator does without being asked."""
+    """The coordinator's periodic duties."""
     settings = services.settings
     old = partial(retention.tend, database, settings.retention)
     health_s = min(settings.engine_of(model.name).health_s for model in services.models)
@@ -356,7 +356,7 @@ async def _show(services: Services) -> None:
 
 
 async def _tend(duty: Callable[[], Awaitable[None]], every_s: float) -> None:
-    """What must happen without being asked for: deadlines are kept, and engines are looked after."""
+    """Repeats a duty, such as keeping deadlines or looking after engines."""
     while True:
         await asyncio.sleep(every_s)
         try:

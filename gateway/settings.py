@@ -63,7 +63,7 @@ ENVIRONMENT = {
 }
 """For each variable: the key that it stands in for."""
 SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")
-"""What the names of variables begin with that are no business of an engine's."""
+"""Prefixes of variables that engines must not see."""
 ENGINE_URLS = "HEADGATE_ENGINE_URLS"
 """JSON, `{model: [url, ...]}`: these models' engines are running already, whatever `launch` says."""
 

@@ -1,4 +1,4 @@
-"""What `gateway staleness` and `gateway episodes why` print: the answers of the admin API as tables."""
+"""Tables for `gateway staleness` and `gateway episodes why`, from the answers of the admin API."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ CRASHED_ATTEMPT = "crashed_attempt"
 
 
 class TokenFlag(IntFlag):
-    """What is special about one sampled token; a flagged token was not drawn from the policy's own distribution."""
+    """Flags of one sampled token; a flagged token was not drawn from the policy's own distribution."""
 
     NONE = 0
     CONSTRAINED = 1
@@ -58,7 +58,7 @@ class TokenFlag(IntFlag):
     ORPHANED = 64
     """Its version is no ancestor of the newest: the trainer went back to an older checkpoint."""
     LATE = 128
-    """It is older than the bound allows in the batch that it is in (`[staleness] late = "mask"`)."""
+    """The token is older than the bound allows in its batch (`[staleness] late = "mask"`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +187,12 @@ class EpisodeAsked:
     opening: str = ""
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""
-    """What `why` is to say of how it was opened (`feed/story.py`)."""
+    """A notice for `why` about how the episode was opened (`feed/story.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOpened:
-    """What an agent needs (`api_key`, `base_url`) and what its driver keeps (`episode_id`)."""
+    """The opened episode: `api_key` and `base_url` for the agent, `episode_id` for its driver."""
 
     episode_id: str
     api_key: str
@@ -202,7 +202,7 @@ class EpisodeOpened:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an engine holds a reply to, token by token."""
+    """The constraint on a reply's tokens."""
 
     kind: Literal["json", "regex", "ebnf", "structural_tag"]
     value: str
@@ -232,7 +232,7 @@ class Sampling:
 
     @property
     def pinned(self) -> str:
-        """What state the sampler has that no other engine, and no second request, can take over; empty: none."""
+        """The state of the sampler that no other engine, and no second request, can take over; empty if there is none."""
         if self.grammar is not None:
             return "a grammar"
         if self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0:

@@ -38,7 +38,7 @@ _LOOK_EVERY_S = 1.0
 _SICK_S = 30.0
 """A child that has answered, and then not for so long, is killed."""
 _CLOSE_S = 20.0
-"""What a child needs to close what it has, beyond the time that running calls are given."""
+"""The time that a child needs to close everything, beyond what running calls are given."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,7 +52,7 @@ class Child(Protocol):
         ...
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
+        """True if the child answers."""
         ...
 
 
@@ -62,12 +62,12 @@ class Worker:
     def __init__(self, name: str, argv: Sequence[str], environment: dict[str, str]) -> None:
         self.name = name
         self.port = 0
-        """Of the loopback: its own, where all the others are shared."""
+        """A port on the loopback: its own, where all the others are shared."""
         self._argv = argv
         self._environment = environment
 
     async def start(self) -> LocalProcess:
-        """See `Child`. The port is another one each time."""
+        """Starts the process, on a new port each time."""
         self.port = free_port()
         own = {"HEADGATE_WORKER": self.name, "HEADGATE_CLUSTER_URL": f"http://127.0.0.1:{self.port}"}
         return await LocalProcess.start(self.name, self._argv, None, self._environment | own)
@@ -92,7 +92,7 @@ class KeptEngine:
         self._settings = settings.engine_of(model)
 
     async def start(self) -> LocalProcess:
-        """See `Child`. With the model's first weights: who decides about it has it load the newest."""
+        """Starts the engine with the model's first weights: the coordinator has it load the newest."""
         assert self._given.path is not None
         weights = str(self._given.path.resolve())
         return await launch(self.name, self._settings, self._given, self._model, weights, self._port)
@@ -266,7 +266,7 @@ def _engines(settings: Settings) -> dict[str, list[KeptEngine]]:
 
 
 def _environment(settings: Settings, engines: dict[str, list[KeptEngine]]) -> dict[str, str]:
-    """What all workers find in theirs."""
+    """The environment of all workers."""
     key = settings.cluster.key
     urls = {name: [engine.url for engine in some] for name, some in engines.items() if some}
     return {

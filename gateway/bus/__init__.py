@@ -1,1 +1,1 @@
-"""What is hot, shared between gateway processes, and may be lost at any moment."""
+"""The bus: fresh state that gateway processes share and that may be lost at any moment."""

@@ -24,14 +24,14 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is new of a running call's log."""
+    """The new part of a running call's log."""
 
     call: str
     place: str
-    """What retries of one request have in common."""
+    """The part of the key that a call's retries share."""
     epoch: int
     head: bytes
-    """What does not change. With it the log is begun anew and `at` is 0; empty: the log goes on."""
+    """The part of the log that does not change. With it the log begins anew and `at` is 0; empty continues the log."""
     state: bytes
     """Takes the place of the state before."""
     at: int
@@ -65,7 +65,7 @@ class Bus(Protocol):
     """In this process's memory (`memory`), or in a Redis server (`redis`)."""
 
     shared: bool
-    """Whether other processes see what is here."""
+    """True if other processes see the bus."""
 
     @property
     def unbroken_s(self) -> float:

@@ -26,7 +26,7 @@ class _Kept:
 
 
 class MemoryBus:
-    """See `Bus`."""
+    """A bus in this process's memory."""
 
     def __init__(
         self, settings: BusSettings, *, shared: bool = False, clock: Callable[[], float] = time.monotonic

@@ -34,7 +34,7 @@ _AT_ONCE = 128
 
 
 class RedisBus:
-    """See `Bus`."""
+    """A bus in a Redis server."""
 
     shared = True
 

@@ -1,4 +1,4 @@
-"""What a Redis server does in one step, in its own language.
+"""Lua scripts: operations that a Redis server does in one step.
 
 Keys, all under the prefix: `process:ID` is a URL and lives for `alive_s`; `run:CALL` (a hash), `tokens:CALL` (the body) and
 `place:PLACE` (the ids of its calls) live for `log_s` from the last write. The server must be one, not a cluster of shards.

@@ -135,7 +135,7 @@ class GatewayClient:
         return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_of(model))
 
     async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
-        """What an upstream model was asked and answered."""
+        """The request to an upstream model and its answer."""
         return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
 
     async def not_ready(self) -> str:
@@ -189,7 +189,7 @@ class GatewayClient:
         return await self._json("GET", "/staleness", params=_of(model))
 
     async def why(self, episode_id: str) -> dict[str, Any]:
-        """What became of an episode and its group, in order and in words, and the verdict."""
+        """The history of an episode and its group, in order and in words, and the verdict."""
         return await self._json("GET", f"/episodes/{episode_id}/why")
 
     async def _tell(self, lease: Lease, what: str, model: str | None, **said: str) -> None:

@@ -1,4 +1,4 @@
-"""What an agent is to the driver: something that is given a task, a base URL and a key, and comes back with a reward.
+"""Agents as the driver runs them: each gets a task, a base URL and a key, and returns a reward.
 
 Three kinds, one Protocol (`Agent`):
 - `CommandAgent`: any command, once per episode;

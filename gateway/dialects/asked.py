@@ -1,4 +1,4 @@
-"""What a request asks for, whatever dialect it was said in. A value: dialects make it, `api/generation.py` does it."""
+"""A generation request, whatever dialect it came in. A value: dialects make it, `api/generation.py` carries it out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Asked:
     seed: int | None = None
     max_tokens: int | None = None
     max_tokens_may_exceed: bool = False
-    """It may be more than the context has room for: the reply ends where that does. Else such a request is refused."""
+    """True if `max_tokens` may exceed the room in the context, so that the reply ends there; otherwise such a request is
+    refused."""
     stop: tuple[str, ...] = ()
     top_k: int = 0
     min_p: float = 0.0
@@ -59,7 +60,7 @@ class Asked:
     logprobs: bool = False
     top_logprobs: int = 0
     recorded: dict[str, Any] = field(default_factory=dict)
-    """What is stored about the request beside its messages and tools."""
+    """The stored facts about the request, beside its messages and tools."""
 
     @property
     def choices(self) -> int:

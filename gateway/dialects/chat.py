@@ -285,7 +285,7 @@ _AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
-    """What was used, in tokens."""
+    """The usage, in tokens."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -97,7 +97,7 @@ def _prompts(given: Any) -> list[Prompt]:
 
 
 def _is_ids(given: list[Any]) -> bool:
-    """Whether these may be token ids; which of them there are, the model knows."""
+    """True if these may be token ids; the model checks that they exist."""
     return all(type(token) is int and 0 <= token < 2**31 for token in given)
 
 
@@ -210,7 +210,7 @@ class CompletionAnswer:
         return [share for delivery in deliveries for share in shares.take(delivery)] + shares.end()
 
     def _echoed(self, index: int) -> str:
-        """What stands before a choice's own text."""
+        """The text before a choice's own."""
         if not self._request.echo:
             return ""
         prompt = self._asked.prompts[index // self._asked.n]

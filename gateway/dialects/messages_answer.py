@@ -35,7 +35,7 @@ class MessagesAnswer:
         self._shown = thinking is not None and thinking.type != "disabled"
         self._omitted = thinking is not None and thinking.display == "omitted"
         self._index = -1
-        """Of the newest block."""
+        """The index of the newest block."""
         self._open = ""
         """The kind of piece that the newest block is made of, while it may grow."""
         self._delta_head = b""

@@ -42,7 +42,7 @@ _KINDS = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
 _ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-"""Who pays, in Claude Code's system prompt: no word for the model, and another one in every request."""
+"""The billing header in Claude Code's system prompt: not meant for the model, and different in every request."""
 
 
 def conversation(system: str | list[Any] | None, messages: list[Any]) -> list[Message]:

@@ -86,17 +86,17 @@ class ResponsesRequest(BaseModel):
 
     @property
     def stored(self) -> bool:
-        """Whether the client may come back for the answer."""
+        """True if the client may come back for the answer."""
         return self.store is not False
 
     @property
     def logprobs(self) -> bool:
-        """Whether log-probabilities are part of the answer."""
+        """True if log-probabilities are part of the answer."""
         return LOGPROBS in (self.include or ())
 
     @property
     def summarized(self) -> bool:
-        """Whether reasoning is shown as a summary too."""
+        """True if reasoning is also shown as a summary."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
 
     @property
@@ -143,7 +143,7 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
 def asked(
     request: ResponsesRequest, toolbox: Toolbox, conversation: Sequence[Message], values: dict[str, Any]
 ) -> Asked:
-    """What the request asks for in a conversation that its own messages are part of already."""
+    """The generation request, in a conversation that already has the request's own messages."""
     choice = request.tool_choice
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         name = function_name(str(choice.get("name")), choice.get("namespace"))
@@ -235,7 +235,7 @@ def _by_assistant(item: Item) -> bool:
 
 
 def _begins(item: Item, before: Item) -> bool:
-    """Whether an item is of another reply than the one before it. Clients need not send ids."""
+    """True if an item is of another reply than the one before it. Clients need not send ids."""
     if (own := answer_of(item)) and (other := answer_of(before)):
         return own != other
     return item["type"] == "reasoning" or (item["type"] == before["type"] == "message")

@@ -50,7 +50,7 @@ class ResponsesAnswer:
         self._entries: list[dict[str, Any]] = []
         """Log-probabilities that are not in an item yet."""
         self._text_follows: bool | None = None
-        """Whether the next token is of a message; None: nothing has come yet."""
+        """True if the next token is of a message; None before anything has come."""
         self._called = False
         """A tool call has begun."""
         self._echo = _echo(request, self._reply)
@@ -140,7 +140,7 @@ class ResponsesAnswer:
         return created + self._event("response.in_progress", response=response)
 
     def _events(self, delivery: Delivery) -> bytes:
-        """What a delivery adds, and the events that say so."""
+        """Adds a delivery; returns its events."""
         if self._request.logprobs:
             if self._text_follows is None:
                 self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
@@ -224,7 +224,7 @@ class ResponsesAnswer:
         return closed + added + said + done
 
     def _end(self) -> bytes:
-        """What is left to say of the items. A reply without a word is an empty message."""
+        """The events that finish the items. A reply without a word is an empty message."""
         begun = b"" if self._sequence else self._begun()
         if self._request.logprobs:
             self._log(self._shares.end())

@@ -24,7 +24,7 @@ class OutputItem:
     heads: list[bytes] = field(default_factory=list)
     """The beginnings of the events that deliver the item's next text."""
     summarized: bool = False
-    """Whether the item is reasoning that is shown as its own summary too."""
+    """True for reasoning that is also shown as its own summary."""
     status: str = "in_progress"
 
     @property

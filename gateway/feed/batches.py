@@ -1,4 +1,4 @@
-"""What was trained, read again: the batches that trainers acknowledged, for replay after a crash and for people."""
+"""Batches that trainers acknowledged, read again for replay after a crash and for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of every group and episode, told from the ledger's events and its commands.
+"""Decisions about every group and episode, derived from the ledger's events and its commands.
 
 A function of that stream alone, so that it is the same after a restart, and the same under every staleness rule. Owns the
 groups that are not over yet: who joined, who was rewarded, which batch they are in. Invariant: every event that the ledger
@@ -56,7 +56,7 @@ class Chronicle:
         return [self._entries[group_id] for group_id in group_ids]
 
     def tell(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
-        """What the event, which the ledger has taken, means to those whom it concerns."""
+        """The decisions that follow from an event which the ledger has taken."""
         told = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
         for command in commands:
             match command:

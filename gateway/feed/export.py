@@ -37,7 +37,7 @@ class ExportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is exported: the groups that batches `first` up to but without `until` were trained on; or all rewarded ones."""
+    """The groups to export: those of batches `first` up to but without `until`, or all rewarded ones."""
 
     model: str
     first: int = 0

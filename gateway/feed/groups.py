@@ -62,7 +62,8 @@ class GroupReader:
         return [entry for entry in entries if kept.issuperset(entry.rewarded)]
 
     def masks(self, connection: Connection, entries: Sequence[Entry]) -> dict[str, Counter[str]]:
-        """Of each episode, how many of its sampled tokens are not offered for training, by reason; each token has one reason."""
+        """For each episode, the number of its sampled tokens that are not offered for training, by reason; each token
+        has one reason."""
         buffers = {episode_id: entry.buffer for entry in entries for episode_id in entry.rewarded}
         marks = self._marks()
         masked: dict[str, Counter[str]] = {episode_id: Counter() for episode_id in buffers}
@@ -83,7 +84,7 @@ class GroupReader:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """What is flagged now."""
+    """The flags that are only known now."""
 
     eta: int | None
     orphans: Int32Array

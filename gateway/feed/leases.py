@@ -71,7 +71,7 @@ class Leases:
         return leases
 
     def held(self) -> dict[str, Any] | None:
-        """Who trains now: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
+        """The lease that is held: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
         held = self._held
         if held is None or held.lease.buffer != self._ledger.ledger.consumed:
             return None
@@ -186,10 +186,8 @@ class Leases:
         await self._database.submit(lambda c: statements.end_lease(c, model, fence, "nacked", reason=reason))
 
     async def _ended(self, lease_id: str, fence: int, state: str, checkpoint: str = "") -> bool:
-        """Whether a lease was ended in just this way, also if that is only being committed.
-
-        Raises Fenced in a process that is not the coordinator any more.
-        """
+        """True if a lease was ended in just this way, or is being ended so. Raises Fenced in a process that is not the
+        coordinator any more."""
         await self._database.settled()
         row = await self._database.read(lambda c: statements.lease(c, self._ledger.model, lease_id))
         said = (fence, state, checkpoint)

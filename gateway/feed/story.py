@@ -8,7 +8,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 _ENDS = ("trained", "skipped", "dropped")
-"""What is decided last about a whole group."""
+"""The final decisions about a whole group."""
 
 _BECAUSE = {
     "no_slot": "no slot was free within the staleness bound",
@@ -63,10 +63,8 @@ def because(reason: str) -> str:
 
 
 def tell(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
-    """What concerns one episode among the decisions about it and about groups of its group's name, in order, with words.
-
-    A group's name can be used again once it is over: what was decided about an earlier or a later group is left out.
-    """
+    """The decisions that concern one episode, in order, with words. A group's name can be used again once it is over:
+    decisions about an earlier or a later group of the name are left out."""
     first = next(i for i, row in enumerate(rows) if row["episode_id"] == episode_id)
     if rows[first]["kind"] in ("refused", "deleted"):
         own = [row for row in rows if row["episode_id"] == episode_id]

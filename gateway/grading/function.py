@@ -17,7 +17,7 @@ from gateway.rewards import number
 from scheduler.cluster.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
-"""What a function imports may be large, and all workers may start at once."""
+"""A function may import large packages, and all workers may start at once."""
 
 
 class FunctionGrader:
@@ -41,7 +41,6 @@ class FunctionGrader:
             self._idle.put_nowait(worker)
 
     async def grade(self, episode: dict[str, Any]) -> float:
-        """See Grader."""
         question = orjson.dumps(episode)
         worker = await self._idle.get()
         try:

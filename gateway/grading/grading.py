@@ -77,7 +77,7 @@ class Grading:
         await asyncio.gather(*(grader.close() for grader in self._graders.values()))
 
     def grades(self, model: str) -> bool:
-        """Whether a model's episodes have a grader."""
+        """True if a model's episodes have a grader."""
         return bool(self._names(model))
 
     async def grade(self, episode_id: str, model: str) -> Grade:

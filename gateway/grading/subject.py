@@ -1,4 +1,4 @@
-"""What a grader is given: an episode as text (see the package)."""
+"""The input of a grader: an episode as text (see the package)."""
 
 from __future__ import annotations
 

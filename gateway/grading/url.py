@@ -31,7 +31,7 @@ class UrlGrader:
         )
 
     async def grade(self, episode: dict[str, Any]) -> float:
-        """See Grader. What no other try would change is final: a redirection, and every 4xx but 429."""
+        """Asks the URL. An answer that another try would not change is final: a redirection, and every 4xx but 429."""
         content = orjson.dumps(episode)
         async with self._turns:
             try:

@@ -1,4 +1,4 @@
-"""Who is calling a process that follows: episodes' keys, asked of the coordinator and remembered.
+"""Resolves keys in a process that follows: asks the coordinator, and remembers.
 
 Calls under agents' keys (`[agents]`) open episodes and are told apart by the coordinator alone, so they are served there
 (`forward.py`). Invariant: as `gateway.control.callers`, a key reaches its own episode and no other one.
@@ -25,7 +25,7 @@ class RemoteCallers:
         self._wait_s = wait_s
 
     async def identify(self, key: str, named: str) -> Caller:
-        """See `Callers`. Raises Unavailable too, while there is no coordinator."""
+        """As `Callers.identify`; raises Unavailable also while there is no coordinator."""
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
             raise NotAuthenticated(message, code="missing_api_key")
@@ -48,7 +48,7 @@ class RemoteCallers:
         sent: RequestKey | None = None,
         model: str = "",
     ) -> LiveEpisode:
-        """See `Callers`: the key's."""
+        """The episode of the key."""
         return await self.apart(caller)
 
     async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
@@ -62,4 +62,4 @@ class RemoteCallers:
         raise AssertionError("agents' keys are forwarded")
 
     async def failed(self, episode: LiveEpisode) -> None:
-        """See `Callers`: nothing was opened for the call."""
+        """Does nothing: nothing was opened for the call."""

@@ -47,7 +47,7 @@ class Follower:
         """Those that have called here since the link stands, or have calls."""
         self.linked = asyncio.Event()
         self.followed = False
-        """It had a link once."""
+        """True once it had a link."""
         self._retired = False
         self._name = name
         self._url = url
@@ -272,7 +272,8 @@ class Follower:
             pool.notify()
 
     def _compare(self, shown: Message) -> None:
-        """What an engine was doing while there was no link: whether what is held of its runs can be taken."""
+        """Compares an engine's state with the last one seen before the link broke: decides if the held output of its
+        runs can be taken."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
             return

@@ -128,7 +128,7 @@ class Hub:
         return self._ask_all("forget", {"model": model, "name": name})
 
     def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """See `Peers`. Only those that may have calls of the episode are asked."""
+        """Ends an episode's calls everywhere. Asks only processes that may have some."""
         links = [link for link in self._links.values() if episode_id in link.episodes]
         for link in links:
             link.episodes.discard(episode_id)
@@ -217,7 +217,7 @@ class Hub:
                 answer.cancel()
 
     def _report(self, link: _Link, message: Message) -> None:
-        """What runs there, which engines made trouble, and whose calls were served of late."""
+        """Takes a report: running calls, engines in trouble, and episodes whose calls were served recently."""
         link.runs.update(message.get("runs", {}))
         link.waiting.update(message.get("waiting", {}))
         for model, name, reason in message.get("trouble", ()):

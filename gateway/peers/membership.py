@@ -34,7 +34,7 @@ class Membership:
         self._listener: asyncio.Task[None] | None = None
         self.role: Role = "starting"
         self.fence = 0
-        """Of this process, while it is the coordinator."""
+        """The fence of this process, while it is the coordinator."""
         self.url = ""
         """The coordinator's, while this process follows."""
         self._election = election

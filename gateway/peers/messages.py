@@ -1,4 +1,4 @@
-"""What a follower and the coordinator say to one another over their link: JSON objects, each way in order.
+"""The messages between a follower and the coordinator: JSON objects over their link, each way in order.
 
 From the coordinator, after `welcome`: things to do (`do`, with an `id` that is answered by `done` once it is done) and answers.
 From a follower, after `hello`: questions (`ask`, with an `id` that is answered by `answer`), and reports, which ask for nothing.
@@ -49,7 +49,7 @@ def slot_to_json(model: str, slot: Slot, api: str) -> Message:
 
 
 def runs_to_json(pool: EnginePool) -> Runs:
-    """What runs in a model's engines for this process."""
+    """The calls that run in a model's engines for this process."""
     return {slot.name: [slot.streams, slot.pinned] for slot in pool.slots.values()}
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator knew last, for whoever has no link to it: kept in the bus, written once a second, never needed.
+"""The coordinator's last known state, for processes without a link to it: kept in the bus, written once a second, never needed.
 
 Owns nothing. Nobody decides by it; people and health checks look at it, and a process that has lost its coordinator can say what
 was so a moment ago.

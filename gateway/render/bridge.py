@@ -1,4 +1,4 @@
-"""What a template appends to a reply when the conversation goes on, found without rendering the conversation again.
+"""Finds the text that a template appends to a reply when the conversation goes on, without rendering the conversation again.
 
 Two ways to the same answer, both `Bridge`: `TemplateBridge` asks any jinja template, `LibraryBridge` the `renderers` library. The
 answer is the ids after the recorded ones, or None where the template would have written the recorded ones differently (dropped
@@ -262,7 +262,7 @@ class LibraryBridge:
     def _try(
         self, renderer: Any, roles: tuple[str, ...], closed: bool, thinking: str, says: bool, tools: bool
     ) -> bool:
-        """Whether the library appends to a short conversation what its full rendering of the longer one has."""
+        """True if the library appends to a short conversation exactly the rest of the longer one's full rendering."""
         if len(roles) > _LONGEST:
             return False
         new: list[Message] = [
@@ -309,7 +309,7 @@ def _roles(new: Sequence[Message]) -> tuple[str, ...]:
 def _extension(
     renderer: Any, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
 ) -> list[int] | None:
-    """What the library appends, if it leaves what it was given as it is."""
+    """The ids that the library appends; None if it changes its input."""
     rendered = renderer.bridge_to_next_turn(prompt, sampled, list(new), tools=list(tools) or None)
     if rendered is None:
         return None

@@ -1,4 +1,4 @@
-"""What a request demands of a reply's form, as a grammar for the engine. Pure.
+"""Grammars for the engine: the form that a request demands of its reply. Pure.
 
 Grammars are xgrammar's structural tags where marks are involved: a mark is demanded as its token, never as letters that spell it,
 because the segmenter knows marks by their ids; and text between marks may not contain one. Where the prompt has opened the
@@ -204,7 +204,8 @@ def _thinking(renderer: ChatRenderer) -> list[Format]:
 
 
 def _marks(renderer: ChatRenderer) -> list[str]:
-    """What text within a grammar may not say, or the segmenter would take it for the end or the beginning of a call."""
+    """The marks that text within a grammar may not contain, because the segmenter would take them for the end or the
+    beginning of a call."""
     form = renderer.form
     return [mark for mark in (form.start, form.end) if mark] if form is not None else []
 

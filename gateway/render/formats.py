@@ -42,7 +42,7 @@ class ToolForm:
     """A reply that begins with `{` may be a tool call without any mark."""
 
     def known_to(self, knows: Callable[[str], bool]) -> bool:
-        """Whether all marks of the form are tokens."""
+        """True if all marks of the form are tokens."""
         return all(knows(mark) for mark in (self.start, self.end, *self.needs) if mark)
 
 

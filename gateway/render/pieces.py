@@ -31,7 +31,7 @@ class TokenTexts:
         self.strip = parts["Strip"]["start"] if "Strip" in parts else 0
         """Spaces that do not count at the beginning of a run of text."""
         self.independent: bool = self._byte_level or pieces
-        """Whether a token's bytes do not depend on its neighbours."""
+        """True if a token's bytes do not depend on its neighbours."""
         self.known: dict[int, bytes] = {}
 
     def of(self, token: int) -> bytes:
@@ -100,7 +100,7 @@ class TextStream:
         self.step, self._finish = step, end
 
     def end(self) -> str:
-        """What is left: bytes of a character that never became whole, as replacement characters."""
+        """The rest: bytes of a character that never became complete, as replacement characters."""
         return self._finish()
 
 

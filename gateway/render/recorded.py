@@ -1,4 +1,4 @@
-"""What recorded tokens say about the reply at their end: whether it was closed, thought, spoke, called tools. Pure.
+"""Reads the reply at the end of recorded tokens: was it closed, did it think, speak, call tools? Pure.
 
 Whole histories are only looked at by numpy; Python work is in proportion to the last reply.
 """
@@ -36,7 +36,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a bridge must know of recorded tokens."""
+    """The facts about recorded tokens that a bridge needs."""
 
     closed_by: int | None
     """The stop token that ended the reply; None: it was cut off."""
@@ -94,7 +94,7 @@ def opens(prompt: list[int], marks: Marks) -> bool:
 def _thinking(
     sampled: list[int], opened: bool, marks: Marks, decode: Callable[[list[int]], str]
 ) -> tuple[Thinking, list[int]]:
-    """What a reply thought, and what follows its thoughts."""
+    """The reasoning of a reply, and the rest."""
     if marks.think_start is None or not (opened or {marks.think_start, marks.think_end} & set(sampled)):
         return "none", sampled
     start = 0
@@ -111,7 +111,7 @@ def _thinking(
 
 
 def _thought(before: Int32Array, marks: Marks, decode: Callable[[list[int]], str]) -> bool:
-    """Whether any reasoning block before the reply has more than whitespace in it."""
+    """True if any reasoning block before the reply has more than whitespace in it."""
     if marks.think_end is None:
         return False
     ends = np.flatnonzero(before == marks.think_end)

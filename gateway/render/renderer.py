@@ -321,7 +321,8 @@ class ChatRenderer:
         return frozenset(stop)
 
     def _closing_token(self, role: str) -> set[int]:
-        """What the template writes after a reply that a message of this role follows, if it is one special token."""
+        """The token that the template writes after a reply when a message of this role follows, if it is one special
+        token."""
         assert self._template is not None
         messages = closed_by(role)
         try:

@@ -233,7 +233,7 @@ class Segmenter:
             _emit(pieces, "content", self._renderer.decode([i for i in ids if i not in marks.stop]))
 
     def _bare_call(self, pieces: list[Piece]) -> None:
-        """What was held because it may be a call without a mark."""
+        """Releases text that was held because it might be a call without a mark."""
         if not self._maybe_bare or self._at_start:
             return
         self._maybe_bare = False

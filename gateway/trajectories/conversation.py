@@ -69,7 +69,8 @@ def _meaning(message: Message) -> dict[str, Any]:
 
 
 def _call(function: dict[str, Any]) -> list[Any]:
-    """What no JSON library agrees on (numbers that are too large, nesting that is too deep) counts as it is written."""
+    """A function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting
+    that is too deep) are compared as text."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, TypeError, RecursionError):

@@ -47,7 +47,7 @@ _EMPTY_FLAGS: UInt8Array = np.empty(0, np.uint8)
 
 @dataclass(slots=True)
 class Prompt:
-    """What an engine is given for a request."""
+    """The input of an engine for a request."""
 
     ids: Int32Array
     chain: Chain | None
@@ -59,13 +59,13 @@ class Prompt:
 
     @property
     def bridged(self) -> bool:
-        """Whether it extends a recorded turn."""
+        """True if the prompt extends a recorded turn."""
         return self.after is not START
 
 
 @dataclass(slots=True)
 class TurnDetails:
-    """What is stored about a call beside its tokens."""
+    """The stored facts about a call, beside its tokens."""
 
     api: str
     stream: bool

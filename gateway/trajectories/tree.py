@@ -40,7 +40,8 @@ class TokenTree:
         self.nodes: list[Node] = []
         self._starts: list[int] = []
         self._children: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        """Of a node, at one of its places, those that begin with one token. Of tuples, which the garbage collector passes by."""
+        """The children of a node at one of its places, by their first token. Tuples, which the garbage collector passes
+        by."""
         self._places: dict[int, tuple[int, ...]] = {}
         """Where children hang, of each node."""
         for node in nodes:

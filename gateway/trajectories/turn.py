@@ -32,7 +32,7 @@ class Span:
 
     @property
     def confirmed(self) -> bool:
-        """Whether it is known which version sampled them."""
+        """True if the version that sampled the tokens is known exactly."""
         return self.version == self.newest
 
 
@@ -60,7 +60,7 @@ class Turn:
 
     @property
     def crossed(self) -> bool:
-        """Whether the weights changed under the present run."""
+        """True if the weights changed under the present run."""
         return len(self._crossed) > 1
 
     def cross(self, version: int, stale_kv: bool) -> None:
@@ -122,7 +122,7 @@ def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
 
 
 def _within(exact: Sequence[Span], arrived: Sequence[Span]) -> bool:
-    """Whether every token's exact version lies in the interval with which it arrived, and versions never go back."""
+    """True if every token's exact version lies in the interval with which it arrived, and versions never go back."""
     one = [span.version for span in exact for _ in range(span.count)]
     other = [span for span in arrived for _ in range(span.count)]
     if len(one) != len(other) or one != sorted(one):
