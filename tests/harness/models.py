@@ -106,8 +106,8 @@ def distribution(directory: Path, ids: list[int]) -> list[list[float]]:
         return _load(directory)(torch.tensor([ids])).logits[0].tolist()
 
 
-def probe_of(new: Path, parent: Path) -> dict[str, list[list[float]]]:
-    """What a trainer would put into the manifest."""
+def probe_of(new: Path, parent: Path) -> dict[str, Any]:
+    """The probe that a trainer would put into the manifest."""
     sequence = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
     return {
         "sequences": [sequence],
