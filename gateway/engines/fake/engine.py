@@ -13,6 +13,9 @@ With a log (`log`) the log-probabilities are marks that name the sampling.
 `logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_s` (how long falling asleep
 takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
+`hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
+(`POST /fake/arrived`) waits for requests at it, and `release` lets them go; so a test can act when it knows what runs.
+
 Asleep it samples nothing, refuses what is asked of it (`refused` counts that), and has forgotten its prefix cache; after level 2
 its weights too, so that it samples what no checkpoint would until one is loaded.
 """
@@ -49,6 +52,8 @@ class Faults:
     drop_after: int = 0
     stale_reload: bool = False
     stall: bool = False
+    hold_after: int | None = None
+    """Requests stop when they have sampled so many tokens. None: none does."""
     load_s: float = 0.0
     fail_load: bool = False
     fail_after: int = 0
@@ -67,10 +72,14 @@ class _Request:
 
     context: list[int] = field(default_factory=list)
     aborted: bool = False
+    waits: bool = False
+    """It may not sample its next token yet, and the one before was taken."""
+    sampled: int = 0
     labels: list[list[Any]] = field(default_factory=list)
     """[[label, number of tokens], ...]"""
 
     def count(self, label: str) -> None:
+        self.sampled += 1
         if self.labels and self.labels[-1][0] == label:
             self.labels[-1][1] += 1
         else:
@@ -156,6 +165,24 @@ class FakeEngine:
         """Requests that were begun and have not ended."""
         return len(self._requests)
 
+    @property
+    def held(self) -> int:
+        """Requests at the barrier."""
+        return sum(request.waits and self._at_barrier(request) for request in self._requests.values())
+
+    async def arrived(self, requests: int) -> None:
+        """Waits until so many requests, or more, stand at the barrier."""
+        while self.held < requests:
+            await self._changed.wait()
+
+    def hold_after(self, tokens: int) -> None:
+        """Puts the barrier there: requests that have sampled as many tokens stop, and those before it go on."""
+        self.set_faults({"hold_after": tokens})
+
+    def release(self) -> None:
+        """Takes the barrier away."""
+        self.set_faults({"hold_after": None})
+
     def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
         """Samples nothing more; aborts what runs unless `keep`."""
         if not keep:
@@ -232,7 +259,7 @@ class FakeEngine:
     async def _sample(
         self, name: str, request: _Request, context: list[int], params: dict[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        stop, limit, count = params.get("stop_token_ids") or [], params.get("max_tokens", 16), 0
+        stop, limit = params.get("stop_token_ids") or [], params.get("max_tokens", 16)
         seen = Fingerprint(context)
         while True:
             await self._turn(request)
@@ -244,14 +271,13 @@ class FakeEngine:
                 logprob = self._log.sampled(name, token)
             context.append(token)
             seen.add(token)
-            count += 1
             self.sampled += 1
             request.count(self.label)
-            if self.faults.drop_after and count > self.faults.drop_after:
+            if self.faults.drop_after and request.sampled > self.faults.drop_after:
                 raise ConnectionError("dropped (fault)")
-            if self.faults.fail_after and count > self.faults.fail_after:
+            if self.faults.fail_after and request.sampled > self.faults.fail_after:
                 raise RuntimeError("failed (fault)")
-            finish = "stop" if token in stop else "length" if count >= limit else None
+            finish = "stop" if token in stop else "length" if request.sampled >= limit else None
             yield _choice([token], [logprob - self.faults.logprob_noise], finish, request)
             if finish:
                 return
@@ -259,8 +285,20 @@ class FakeEngine:
     async def _turn(self, request: _Request) -> None:
         """Waits until the request may sample its next token, or is aborted."""
         await asyncio.sleep(self.faults.delay_s)
-        while (self.paused or self.faults.stall or self._queued(request)) and not request.aborted:
+        while not request.aborted and self._must_wait(request):
+            if not request.waits:
+                request.waits = True
+                self._wake()
             await self._changed.wait()
+        request.waits = False
+
+    def _must_wait(self, request: _Request) -> bool:
+        return self.paused or self.faults.stall or self._queued(request) or self._at_barrier(request)
+
+    def _at_barrier(self, request: _Request) -> bool:
+        after = self.faults.hold_after
+        reached = after is not None and request.sampled >= after
+        return reached and not request.aborted and not self._queued(request)
 
     def _queued(self, request: _Request) -> bool:
         slots = self.faults.slots
