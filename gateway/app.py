@@ -71,7 +71,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
 
     app = FastAPI(title="headgate", lifespan=lifespan, telemetry=_NO_TELEMETRY)
     app.state.drain = drain = Drain()
-    app.state.refusal = None  # why the services could not be opened, in words for people
+    app.state.refusal = None  # the reason why the services could not be opened, for people
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
     for module in (episodes, batches, staleness, weights, engines, nodes, health, peers, cluster):

@@ -35,7 +35,7 @@ _LONELY = (
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",  # text in brackets is text
+    rich_markup_mode="markdown",  # keeps text in brackets
 )
 episodes_app = typer.Typer(
     help="Run agents, once per episode; ask what became of one.",
@@ -145,9 +145,9 @@ def _serve(settings: Settings, verbose: bool) -> None:
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
-        log_config=None,  # its lines are written as ours are
+        log_config=None,  # uvicorn's lines are formatted like ours
         timeout_keep_alive=KEEP_ALIVE_S,
-        proxy_headers=False,  # nothing here depends on where a client is
+        proxy_headers=False,  # the client's address has no meaning here
     )
     server = GatewayServer(
         config,
@@ -503,7 +503,7 @@ def _configure_logging(verbose: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter(f"%(asctime)s %(levelname)s{worker} %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write every URL
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx would log every URL
     for name in ("gateway.app", "gateway.workers"):
         logging.getLogger(name).setLevel(logging.INFO)
 

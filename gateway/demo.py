@@ -41,7 +41,7 @@ def demo_settings(folder: Path, port: int) -> dict[str, Any]:
         "server": {"port": port},
         "models": {MODEL: {"path": str(model), "family": "qwen3", "aliases": ["*"], "thinking": False}},
         "engine": {"launch": "fake", "args": ["--delay-s", "0.02"], "log": str(folder / "engine.log")},
-        # Nothing is trained here, so nothing may wait for a batch to be.
+        # Nothing is trained here, so no episode may wait for a batch.
         "staleness": {"eta": 64, "batch": 1024},
         "store": {"url": f"sqlite:///{folder / 'gateway.db'}"},
         "control": {"recording": str(folder / "control.jsonl")},

@@ -22,9 +22,8 @@ def told(error: BaseException) -> str:
     kind = type(error).__name__
     if isinstance(error, GatewayError | OSError):
         return f"{kind}: {error}"
-    if (
-        kind == "OperationalError"
-    ):  # SQLAlchemy's, of a server that is away; its own message has the statement's parameters
+    # From SQLAlchemy, about a server that is away; the message contains the statement's parameters
+    if kind == "OperationalError":
         return f"{kind}: {getattr(error, 'orig', None) or ''}"
     return kind
 
@@ -36,7 +35,7 @@ class Formatter(logging.Formatter):
         if record.args and not isinstance(record.args, Mapping):
             record = logging.makeLogRecord(record.__dict__)
             record.args = tuple(_Told(a) if isinstance(a, BaseException) else a for a in record.args or ())
-        record.exc_text = None  # another handler may have written it in its own way
+        record.exc_text = None  # another handler may have cached its own format
         return super().format(record)
 
     def formatException(self, ei: _ExcInfo) -> str:

@@ -31,7 +31,7 @@ def _plain(value: Any) -> Any:
         return value
     try:
         return value.item()
-    except Exception as error:  # an array of several values, each library in its own words
+    except Exception as error:  # an array of several values; each library raises its own error
         raise ValueError(f"a reward is one number, not {_shown(value)}") from error
 
 

@@ -51,7 +51,7 @@ class GatewayServer(uvicorn.Server):
 
     def stop(self) -> None:
         """As a signal does."""
-        if not self.started:  # what is told of a start that is given up is noise
+        if not self.started:  # errors of a start that is given up are noise
             logging.getLogger("uvicorn.error").disabled = True
         self.should_exit = True
         self._drain.begin()
@@ -77,9 +77,9 @@ class GatewayServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets calls finish, and ends what is left; the rest is uvicorn's."""
-        if not self._drain.begun:  # it was asked to by other means than a signal
+        if not self._drain.begun:  # stopped by something other than a signal
             self._drain.begin()
-        if self._shared:  # the other processes take the connections
+        if self._shared:  # other processes take the connections
             self.servers[0].close()
         if not await self._drain.ended(self._shutdown_s):
             log.warning("%d calls are ended before they have finished", self._drain.running)

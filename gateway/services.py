@@ -203,7 +203,8 @@ async def open_control(
             _deciding(services, opened, Control(host, episodes, callers, fence, hub, nodes, placements))
         )
         log.info("ready: %s", settings.server.url)
-        stack.push_async_callback(host.close)  # first of all: engines are another coordinator's then
+        # Close the host first: the engines belong to another coordinator by then
+        stack.push_async_callback(host.close)
         await stack.enter_async_context(
             _tended(services, host, episodes, nodes, placements.values(), database)
         )
@@ -262,7 +263,8 @@ async def _lead(services: Services, election: Election, fence: int) -> AsyncIter
     services.hub = hub = Hub(fence, pools, apis, settings.cluster.ask_s)
     try:
         if services.follower is not None and services.follower.followed:
-            await asyncio.sleep(_GATHER_S)  # the others link, so that their calls that cannot move are known
+            # Wait for followers to link, so that their calls that cannot move are known
+            await asyncio.sleep(_GATHER_S)
         async with open_control(services, fence, hub, partial(election.sure, fence)):
             try:
                 yield
@@ -382,7 +384,7 @@ def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
     if reason and slot.state == "open":
         host.lose(model, slot.name, reason)
     elif reason:
-        return  # it was heard of already
+        return  # reported already
     else:
         host.suspect(model, slot)
 

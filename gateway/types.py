@@ -328,7 +328,7 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
     if version != str(FEED_SCHEMA_VERSION):
         raise ValueError(f"feed schema {version or 'unknown'}: this build reads {FEED_SCHEMA_VERSION}")
     groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
-    for row in _rows(table):  # a group's name may be used again in a later batch
+    for row in _rows(table):  # a later batch may have a group of the same name
         _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
         _, nodes = episodes.setdefault(row["episode_id"], (row["reward"], []))
         if row["node"] >= 0:

@@ -133,7 +133,7 @@ class Supervisor:
     async def run(self) -> int:
         """Until a signal comes; answers the exit status. Raises ConfigError if the port is taken."""
         host, port = self._server.host, self._server.port
-        bound(host, port, False).close()  # nobody but workers shall be there
+        bound(host, port, False).close()  # only workers may listen here
         loop = asyncio.get_running_loop()
         with closing(bound(host, port, True)):
             for number in _SIGNALS:
@@ -186,7 +186,7 @@ class Supervisor:
             finally:
                 watching.cancel()
                 await asyncio.wait({watching})
-            process.kill()  # what it has left behind
+            process.kill()  # kill what the process left behind
             if status > 0 and isinstance(child, Worker) and not self._up:
                 raise ChildDied(f"{child.name} ended with {status} before it was up; what it said is above")
             delay = delay_s(delay, time.monotonic() - began)

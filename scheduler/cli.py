@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="headgate's decisions: a program of reactors, drawn and replayed.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",  # text in brackets is text
+    rich_markup_mode="markdown",  # keeps text in brackets
 )
 
 RECORDING = "control.jsonl"

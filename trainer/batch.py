@@ -95,7 +95,7 @@ class Batch:
         """The metrics of the whole batch."""
         sums, trained = dict(self._sums), max(1, self.trained)
         same, gap = sums.pop("same_version_tokens", 0.0), sums.pop("gap", 0.0)
-        # Without a token of this version there is no gap to speak of, and 0 would look like a perfect one.
+        # Without a token of this version there is no gap, and 0 would look like a perfect one.
         result = {"logprob_gap_mean": gap / same, "logprob_gap_max": self._gap_max} if same else {}
         result["loss"] = sums.pop("loss", 0.0) / self.normaliser
         return result | {name: value / trained for name, value in sums.items()} | {

@@ -81,7 +81,7 @@ def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> Said:
 
 def _said(state: dict[str, Any]) -> Said:
     version: int = state["version"]
-    # A checkpoint that does not name its parent is of a time when every version was made of the one before.
+    # A checkpoint without a parent was written when every version's parent was the one before.
     parent = state.get("parent", version - 1 if version else None)
     probe = Probe.from_json(state["probe"]) if state["probe"] else None
     return Said(version, parent, state["step"], probe, state.get("every", 1))

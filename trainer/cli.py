@@ -16,7 +16,7 @@ app = typer.Typer(
     help="Learns from a gateway's episodes.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # text in brackets is text
+    rich_markup_mode="markdown",  # keeps text in brackets
 )
 
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
@@ -76,7 +76,7 @@ def warmstart_command(
 
 def main() -> None:
     """The console script."""
-    # A console script, other than `python -m`, does not look for an agent's module in the current folder.
+    # Unlike `python -m`, a console script does not look for an agent's module in the current folder.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     app()

@@ -67,5 +67,5 @@ def _report(result: dict[str, Any], outcomes: Sequence[EpisodeOutcome], json_out
     console.print(table)
     for error in dict.fromkeys(o.error for o in outcomes if o.error):
         console.print(f"failed: {error}", highlight=False, markup=False)
-    # Not through rich, which would wrap the line.
+    # rich would wrap the line.
     console.file.write(json.dumps(result) + "\n")

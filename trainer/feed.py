@@ -89,7 +89,7 @@ class Feed:
         try:
             await self._leased("ack", lambda lease: self._client.ack(lease, checkpoint, self._model))
         except LeaseLost:
-            # An ack whose answer was lost on the way has moved the gateway on to the next buffer.
+            # The answer to an ack may be lost after the gateway has gone on to the next buffer.
             if not await self.acknowledged(buffer):
                 raise
 
@@ -128,7 +128,7 @@ class Feed:
         """True if the node is not lent, and will not be until the batch is complete."""
         return bool((await self._ask("stream", lambda: self._client.node(node)))["near"])
 
-    # How the gateway is asked
+    # Requests to the gateway
 
     async def _lease(self) -> Lease:
         request = partial(self._client.lease, CONSUMER, self._model)

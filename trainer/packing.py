@@ -127,7 +127,7 @@ def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
         masked[_reason(int(flags))] += int(count)
     invalid = train & ~np.isfinite(node.logprobs)
     if node.parent < 0 and len(train):
-        # The first token of a row has no context that a model could be asked with.
+        # The first token of a row has no context from which it could be predicted.
         if train[0]:
             masked["no_context"] += 1
         invalid[0] = False

@@ -132,9 +132,8 @@ class Trainer:
         if used > self.learner.version:
             await self._catch_up(published, used)
         elif self.learner.saved is None and self.settings.checkpoint.every > 1:
-            await _thread(
-                self.learner.save_checkpoint
-            )  # what is acknowledged before the first names this one
+            # Batches that are acknowledged before the first checkpoint name this one.
+            await _thread(self.learner.save_checkpoint)
 
     async def _catch_up(self, published: int, used: int) -> None:
         if self.learner.saved is None:
@@ -267,7 +266,7 @@ class Trainer:
         while record["state"] == "updating":
             if time.monotonic() > deadline:
                 raise StepTimeout("publish", limit, f"version {version} is still updating")
-            # Publishing the same version again is safe, and goes on where a gateway was restarted in the middle.
+            # Publishing the same version again is safe, and continues where a gateway was restarted in the middle.
             record = await self._offer(version, path)
         if record["state"] == "failed":
             raise PublishFailed(

@@ -97,7 +97,7 @@ class Recipe(BaseModel):
         conversations."""
         sources = [inspect.getsource(inspect.getmodule(_named(self.data)) or _named(self.data))]
         sources += [inspect.getsource(module) for module in (sys.modules[__name__], conversations)]
-        # What the data's module imports, such as a tool's description, shows in what it yields.
+        # Changes in what the data's module imports, such as a tool's description, show in its output.
         sources += [json.dumps(example) for example in itertools.islice(self.stream(self.seed), _FIRST)]
         sources += [CHATML_TEMPLATE, str(_FORMAT), torch.__version__]
         text = "\n".join([self.model_dump_json(), *sources])
@@ -148,7 +148,7 @@ def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> N
     directory.mkdir(parents=True)
     save_tokenizer(tokenizer, directory, recipe.context)
     model.save_pretrained(directory)
-    # transformers writes sampling defaults, which a serving engine would apply behind everyone's back.
+    # transformers writes sampling defaults, which a serving engine would silently apply.
     _write_json(directory / "generation_config.json", {
         "bos_token_id": None,
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),

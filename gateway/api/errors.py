@@ -105,9 +105,10 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, GatewayError):  # raised while FastAPI read the body
+        if isinstance(error.__cause__, GatewayError):  # raised by our own code while FastAPI read the body
             return _counted(request, error.__cause__)
-        if isinstance(error.__cause__, RecursionError):  # raised likewise, by Python's own decoder
+        # Raised by Python's decoder while FastAPI read the body
+        if isinstance(error.__cause__, RecursionError):
             return _counted(request, BadRequest("the body is nested too deep", code="body_too_deep"))
         kind = BadRequest(f"{request.method} {request.url.path}: {error.detail}", code="no_such_route")
         response = _counted(request, kind)

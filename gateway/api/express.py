@@ -42,9 +42,9 @@ class Express:
         try:
             response = await endpoint(request, await services(request))
             await response(scope, receive, send)
-        except GatewayError as error:  # an answer that has begun tells its errors itself
+        except GatewayError as error:  # an answer that has begun reports its own errors
             await refusal(request, error)(scope, receive, send)
-        except ClientDisconnect:  # it had not even said all, so nothing was begun
+        except ClientDisconnect:  # the request was incomplete, so nothing was begun
             return
         finally:
             leave(scope)

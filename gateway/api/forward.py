@@ -147,7 +147,7 @@ class Forward:
             if await self._coordinator_answers(request, forwarded=forwarded):
                 return
         elif path != cluster.PATH:
-            await self._place().coordinator()  # before that nobody knows whose keys are whose
+            await self._place().coordinator()  # without a coordinator no key can be resolved
         try:
             await self._app(request.scope, request.again(), request.send)
         except Elsewhere as elsewhere:
@@ -197,7 +197,7 @@ class Forward:
         """
         body = await request.body()
         leaving = asyncio.create_task(request.left(), name="forwarded-client")
-        await asyncio.sleep(0)  # a client that has left is known of before anything is sent
+        await asyncio.sleep(0)  # lets a disconnect be noticed before anything is sent
         work = self._hop.send(url, request.scope, body, request.send)
         sending = asyncio.create_task(work, name="forwarded-request")
         try:

@@ -68,7 +68,7 @@ async def admitted(request: Request, gateway: Services) -> Caller:
     and as `identify`."""
     caller = await identify(request, gateway)
     try:
-        gateway.database.check()  # what is sampled could not be recorded
+        gateway.database.check()  # refuse now: the sampled tokens could not be recorded
         request.scope[_TICKET] = gateway.limits.admit(caller)
     except Busy:
         body = await request.body()
@@ -109,7 +109,7 @@ async def generate(
     param = "prompt" if len(asked.prompts) > 1 else "n"
     try:
         count_replies(request.scope, asked.choices, param)
-        if asked.choices > 1 and not sent.retry:  # a retry may find replies that wait already
+        if asked.choices > 1 and not sent.retry:  # a retry may find replies that are complete already
             model.pool.check_room(asked.choices, param)
     except GatewayError:
         _expect_again(gateway, caller, sent, asked.choices)
@@ -174,7 +174,7 @@ class _Opening:
             number, repetition = divmod(index, self._asked.n)
             prompt = await self._prepared(number)
             sampling = await self._sampling(number)
-            if sampling.seed is not None:  # else all replies to a prompt would be the same
+            if sampling.seed is not None:  # with one seed all replies to a prompt would be equal
                 sampling = replace(sampling, seed=sampling.seed + repetition)
             details = TurnDetails(
                 self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
@@ -223,7 +223,7 @@ class _Opening:
                 )
             try:
                 await self._gateway.callers.still_open(self._episode)
-            except BaseException:  # its end has let go of the token tree, which was read again here
+            except BaseException:  # the episode's end dropped its token tree, and this read loaded it again
                 recorder.forget(self._episode.id)
                 raise
         return self._prompts[number]

@@ -85,7 +85,7 @@ class Hop:
             return False
         except aiohttp.ClientError as error:
             if begun:
-                raise  # the client's connection breaks off too, which is what happened
+                raise  # break the client's connection too: that is what happened upstream
             message = "the process that was to answer went away; whether it did what was asked is not known"
             raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
         return True

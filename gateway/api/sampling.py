@@ -54,7 +54,7 @@ def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
     if len(prompt.ids) == 0:
         raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
     param = "prompt" if asked.prompts else "messages"
-    if room < 1:  # in these words: there are clients that look for them, and then shorten the conversation
+    if room < 1:  # clients look for these exact words, and then shorten the conversation
         message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum; shorten it"
         raise BadRequest(message, code="context_length_exceeded", param=param)
     wanted = asked.max_tokens or room

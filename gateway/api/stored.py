@@ -41,7 +41,7 @@ def body_of(schema: dict[str, Any]) -> dict[str, Any]:
     """Describes the body of a route that reads it itself."""
     definitions = schema.get("$defs", {})
 
-    def inlined(value: Any) -> Any:  # references would be looked for at the root of the whole description
+    def inlined(value: Any) -> Any:  # references would resolve against the root of the whole OpenAPI document
         if isinstance(value, list):
             return [inlined(item) for item in value]
         if not isinstance(value, dict):

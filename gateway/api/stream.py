@@ -154,4 +154,4 @@ async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, cho
                 raise
         finally:
             done = True
-            watcher.cancel()  # it waits and does nothing else, so its end is not waited for
+            watcher.cancel()  # the watcher only waits, so its end need not be awaited

@@ -78,7 +78,7 @@ class Relay(Response):
                 await response(scope, receive, send)
         finally:
             self._episode.calls.discard(call)
-            if call.parts:  # to its end, even while the request is being cancelled
+            if call.parts:  # finish recording, even while the request is being cancelled
                 await asyncio.shield(asyncio.ensure_future(model.record(call)))
 
     async def _whole(self, answer: httpx.Response) -> Response:
@@ -111,7 +111,7 @@ class Relay(Response):
             if not finished and not end.search(pending):
                 raise self._model.broken(self._call)
         except GatewayError:
-            await self._model.record(self._call)  # the error is the end that the client gets
+            await self._model.record(self._call)  # the error is the last thing that the client receives
             raise
         self._call.finish_reason = "upstream"
         await self._model.record(self._call)

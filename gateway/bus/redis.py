@@ -123,7 +123,7 @@ class RedisBus:
             for topic in topics:
                 yield topic, b""
             while True:
-                # Returns now and then, so that the connection is tried.
+                # The timeout makes the loop try the connection again.
                 message = await channel.get_message(ignore_subscribe_messages=True, timeout=1.0)
                 if message is not None:
                     yield names[message["channel"].decode()], message["data"]

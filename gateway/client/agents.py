@@ -124,9 +124,7 @@ class FunctionAgent:
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
         try:
             return reward_of(await self._function(task.data, base_url, api_key))
-        except (
-            SystemExit
-        ) as error:  # it ends an agent that has a process of its own, and here it would end the driver
+        except SystemExit as error:  # SystemExit would end the driver here, as it ends an agent's own process
             raise AgentCrashed(f"it called sys.exit({error.code!r})") from error
 
     async def close(self) -> None:

@@ -261,7 +261,7 @@ class EpisodeRunner:
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not opening.done():  # a member of a group that was begun needs no slot, and is let in at once
+            if not opening.done():  # a member of a started group needs no slot and is admitted at once
                 await asyncio.wait({opening}, timeout=_STOP_GRACE_S)
             if not opening.done():
                 raise Stopped

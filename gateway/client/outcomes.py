@@ -63,7 +63,7 @@ class Crash:
     @classmethod
     def of(cls, error: Exception) -> Crash:
         said = f"{type(error).__name__}: {error}"
-        if isinstance(error, AgentCrashed):  # quotes what the agent's own process said
+        if isinstance(error, AgentCrashed):  # quotes the output of the agent's own process
             return cls(shortened(said), shortened(said))
         return cls(shortened(said), shortened(f"{said}\n{''.join(traceback.format_exception(error))}"))
 

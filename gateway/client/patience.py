@@ -58,9 +58,8 @@ class Patience:
                     raise Stopped from refused
                 if sent_away is not None:
                     await sent_away(refused)
-                    if (
-                        stop is not None and stop.is_set()
-                    ):  # meanwhile: it is tried once more, as if that had ended a sleep
+                    # Stopped during the request: try once more, as at the end of a sleep.
+                    if stop is not None and stop.is_set():
                         continue
                 silent_since, backoff_s = None, _FIRST_BACKOFF_S
                 pause_s = refused.retry_after or _RETRY_AFTER_S

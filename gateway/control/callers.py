@@ -103,7 +103,8 @@ class Callers:
         """
         if caller.episode is not None:
             return await self.still_open(caller.episode)
-        if sent is not None and sent.exact:  # one by one: the second finds what the first opens
+        # One at a time: the second request finds the episode that the first one opens
+        if sent is not None and sent.exact:
             async with self._locks.setdefault((caller.agent, sent.name), asyncio.Lock()):
                 return await self._found_or_opened(caller, messages, tools, sent, model)
         return await self._found_or_opened(caller, messages, tools, sent, model)
@@ -148,7 +149,7 @@ class Callers:
         if len(found) == 1:
             found[0].seen_at, found[0].continued = time.monotonic(), True
             return found[0]
-        if match.episodes and not found:  # they are being closed
+        if match.episodes and not found:  # all matching episodes are being closed
             match = UNKNOWN
         trains = model in ("", caller.model)
         return await self._openings.open(caller.agent, messages, sent, match.notice or notice, trains=trains)

@@ -47,7 +47,7 @@ class Conversations:
         lengths = ends(messages)
         if not lengths:
             return NEW
-        # A call that forbids its tools is recorded as one without any; that of other calls tells the tokens exactly.
+        # Calls that forbid tools are recorded without any; for the other calls the tools distinguish conversations exactly.
         chains = await aside(
             (messages, tools),
             lambda: [digests(messages, tools), *([digests(messages, [])] if tools else [])],

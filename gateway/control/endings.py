@@ -92,7 +92,7 @@ class Endings:
         """Stops what this process has of an episode that was closed while nobody could tell it."""
         self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
 
-    # From phase to phase
+    # The phases of an end
 
     def _lead(self, live: LiveEpisode) -> None:
         """Begins to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
@@ -201,7 +201,7 @@ class Endings:
             asked.set_result(None)
         else:
             asked.set_exception(error)
-            asked.exception()  # the request may have stopped waiting
+            asked.exception()  # retrieve the error: the request may have stopped waiting
 
     async def stop_calls(self, live: LiveEpisode, reason: Conflict) -> None:
         """Stops what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""

@@ -154,7 +154,7 @@ class Episodes:
             if row is not None:
                 _check_same(row, asked)
                 return self._opened(row, key)
-            if hashed not in self._opening:  # somebody else may have asked meanwhile
+            if hashed not in self._opening:  # another request may have opened it meanwhile
                 break
         done = self._opening[hashed] = asyncio.get_running_loop().create_future()
         try:
@@ -236,7 +236,7 @@ class Episodes:
         await self._open(episode_id)
         if not await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
             raise NotFound(f"episode {episode_id!r} has no recorded call {call_id!r}", code="no_call")
-        live = await self._open(episode_id)  # it may have been closed meanwhile
+        live = await self._open(episode_id)  # it may have been closed while we waited
         others = sum({**live.call_rewards, call_id: reward}.values())
         self._check_reward(reward, (live.posted or 0.0) + others)
         live.seen_at = time.monotonic()
@@ -360,7 +360,7 @@ class Episodes:
 
     async def _end(self, live: LiveEpisode, outcome: Outcome | None) -> None:
         """Ends an open episode; without an outcome, it is graded."""
-        self._database.check()  # before the episode is forgotten
+        self._database.check()  # check before the episode is forgotten
         self._forget(live)
         await self._endings.end(live, outcome)
 

@@ -75,9 +75,9 @@ def _at_bend(
     running: Array, kv: Array, step: Array, bend: float, prior: EngineModel
 ) -> tuple[float, EngineModel]:
     """The best coefficients whose batch is flat up to `bend` calls, and their cost."""
-    if bend == 0.0:  # never flat: k2 is nothing
+    if bend == 0.0:  # no flat part: k2 is 0
         columns, start = np.stack([kv, running, np.ones_like(kv)], axis=1), [prior.k1, prior.k3, prior.k4]
-    elif bend == float("inf"):  # always flat: nothing is said of k3
+    elif bend == float("inf"):  # all flat: the samples say nothing about k3
         columns, start = np.stack([kv, np.ones_like(kv)], axis=1), [prior.k1, prior.k2 + prior.k4]
     else:
         batch = np.maximum(running, bend)

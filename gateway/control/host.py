@@ -110,7 +110,7 @@ class ControlHost:
             self._runtime.observe(book.decided, self._on_decided(name))
             self._runtime.observe(book.impossible, self._on_impossible(name))
 
-    # Whoever else takes part in the program
+    # Other reactors of the program
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
         """Calls `callback` with every value of an output, at once and in order. Before `start` only."""
@@ -161,7 +161,7 @@ class ControlHost:
         """True while decisions are made."""
         return self._driver is not None and not self._driver.done()
 
-    # What happens
+    # Events
 
     def begin(self, model: str, version: int) -> None:
         """The newest live version of a model, at the gateway's start."""
@@ -200,7 +200,7 @@ class ControlHost:
 
     async def tend(self) -> None:
         """Looks once for engines that say nothing any more."""
-        await self._sure()  # a process that was asleep for long finds every engine silent
+        await self._sure()  # after a long suspension of this process every engine looks silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
                 self.lose(name, slot.name, f"no token for {model.settings.stall_s:g} s ([engine] stall_s)")
@@ -233,7 +233,7 @@ class ControlHost:
             suspected[slot.name] = check
 
     def _disown(self, name: str, slot: Slot, reason: str) -> None:
-        if slot.state == "open":  # else it was heard of already
+        if slot.state == "open":  # otherwise it was reported already
             self.lose(name, slot.name, reason)
 
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
@@ -242,7 +242,7 @@ class ControlHost:
         if slot.process is not None and slot.process.process is process:
             self.lose(name, slot.name, f"its process ended with {status}")
 
-    # What is decided
+    # Decisions
 
     def _on_commands(self, name: str) -> Callable[[Tag, Any], None]:
         def act(_tag: Tag, commands: tuple[Do, ...]) -> None:

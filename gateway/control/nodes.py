@@ -170,7 +170,7 @@ class Nodes:
             raise Conflict(message, code="node_claimed")
         return node
 
-    # What is told, and heard
+    # Commands and events
 
     async def tend(self) -> None:
         """Once a second, where it matters: how full the batches are that trainers wait for."""

@@ -122,7 +122,8 @@ class Openings:
             return
         if not episode.calls and episode.state == "open":
             self._owe((episode.agent, episode.opening))
-            with suppress(GatewayError):  # it is over already, or will be: its client hears of its call
+            # The episode is over, or will be: its client learns of it from its call
+            with suppress(GatewayError):
                 await self._episodes.abandon(episode.id, "nothing_sampled")
 
     def refused(self, agent: str, sent: RequestKey) -> None:

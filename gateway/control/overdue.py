@@ -51,7 +51,7 @@ class OverdueGroups:
         given, rule = self._settings.staleness_of(model), self._ledgers[model].ledger
         if given.stuck == "wait":
             return
-        assert isinstance(rule, Ledger)  # of the settings: `stuck` is for staleflow
+        assert isinstance(rule, Ledger)  # settings allow `stuck` only with staleflow
         groups = rule.stuck(given.stuck) if rule.leased else ()
         seen, since = self._stuck.get(model, ((), now))
         if not groups or groups != seen:

@@ -82,7 +82,7 @@ class ControlPlacement:
         if self._moving:
             await asyncio.wait(self._moving)
 
-    # What calls do
+    # Events of calls
 
     def seek(self, seeker: Seeker) -> None:
         self._asking[seeker.call.call_id] = seeker
@@ -143,7 +143,7 @@ class ControlPlacement:
             to=call.target,
         )
 
-    # What engines do
+    # Events of engines
 
     def changed(self) -> None:
         if not self._host.running:
@@ -187,7 +187,7 @@ class ControlPlacement:
         """The fitted speed of each engine, by name."""
         return self.fits.describe()
 
-    # What is decided
+    # Decisions
 
     def _on_placed(self, placed: tuple[Placed, ...]) -> None:
         for one in placed:

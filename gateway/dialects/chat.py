@@ -229,7 +229,7 @@ class ChatAnswer:
             self._begun[index] = True
             events.append(self._event(index, {"role": "assistant", "content": ""}))
         if not self._request.logprobs and len(delivery.pieces) == 1 and delivery.pieces[0].kind == "content":
-            text = orjson.dumps(delivery.pieces[0].text)  # nearly every event of nearly every stream
+            text = orjson.dumps(delivery.pieces[0].text)  # the usual case: most events of most streams
             events.append(
                 b"%b%b%d%b%b%b" % (self._head, _BEFORE_INDEX, index, _BEFORE_TEXT, text, _AFTER_TEXT)
             )

@@ -62,7 +62,7 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, Asked]:
     if values.get("suffix"):
         instead = "this model only continues a text: say what follows the gap in the prompt"
         raise unsupported("suffix", "filling a gap", instead)
-    try:  # the prompts are known to be well-formed, and may be long
+    try:  # skip validation: the prompts were checked already and may be long
         request = CompletionRequest.model_validate({**values, "prompt": ""})
     except ValidationError as error:
         raise validation_error(error.errors()) from error

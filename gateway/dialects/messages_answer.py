@@ -135,7 +135,8 @@ class MessagesAnswer:
         self._calls += 1
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         given = _input(arguments)
-        if given is None:  # what the model wrote is no object: the tool shall say so, not the client's parser
+        # The model's arguments are no object: let the tool report it, not the client's parser
+        if given is None:
             given = {"raw_arguments": arguments}
             arguments = orjson.dumps(given).decode()
         return {"type": "tool_use", "id": call["id"], "name": name, "input": given}, arguments

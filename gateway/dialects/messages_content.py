@@ -116,7 +116,7 @@ _NAMES: dict[Any, str] = {str: "a string", dict: "an object"}
 def _arguments(block: Block, where: str = "") -> str:
     try:
         return orjson.dumps(block["input"]).decode()
-    except orjson.JSONEncodeError as error:  # nested deeper than JSON is written here
+    except orjson.JSONEncodeError as error:  # nested too deep for the JSON writer
         raise BadRequest(f"{where}.input: {error}", code="invalid_value", param=f"{where}.input") from error
 
 

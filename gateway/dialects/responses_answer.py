@@ -161,7 +161,7 @@ class ResponsesAnswer:
             event = self._event(_DELTA[kind], **item.place, delta=piece.text, logprobs=taken)
             return begun + event
         text = orjson.dumps(piece.text)
-        for head in item.heads:  # nearly every event of nearly every stream
+        for head in item.heads:  # the usual case: most events of most streams
             begun += b"%b%d%b%b}\n\n" % (head, self._sequence, _DELTA_TEXT, text)
             self._sequence += 1
         return begun

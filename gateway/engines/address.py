@@ -30,7 +30,7 @@ async def check_private(url: str) -> None:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return
-    except ValueError as error:  # a name that cannot be one, in Unicode or else
+    except ValueError as error:  # not a valid host name, in Unicode or otherwise
         raise BadRequest(
             f"url: no host can have this name ({error})", code="invalid_value", param="url"
         ) from error

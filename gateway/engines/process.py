@@ -117,7 +117,7 @@ class EngineProcess:
         """Ends the engine and whatever it started; what is left after `grace_s` is killed."""
         try:
             await self.engine.close()
-        finally:  # also when this is cancelled: nobody else would stop the process
+        finally:  # also on cancellation: nobody else would stop the process
             await self.process.stop(grace_s)
 
 

@@ -95,7 +95,7 @@ class SGLangEngine:
                 self._cut(list(self._silent))
         self._paused = True
         if clear_cache:
-            # With a time-out the engine would wait for its queue to be empty too, which is not so after `retract`.
+            # With a timeout the engine would also wait for an empty queue, which it does not have after `retract`.
             await self._http.post("/flush_cache", params=None if keep else {"timeout": _IDLE_S})
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -251,7 +251,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "max_new_tokens": sampling.max_tokens,
-        # Stop tokens are heeded with the model's own ones or not at all.
+        # SGLang heeds these together with the model's own stop tokens, or not at all.
         "stop_token_ids": sampling.stop_token_ids,
         "ignore_eos": not sampling.stop_token_ids,
         "stream_interval": request.interval,

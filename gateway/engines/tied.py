@@ -24,7 +24,7 @@ def ties_embeddings(checkpoint: Path) -> bool:
     try:
         config = json.loads((checkpoint / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False  # whoever loads it says what is wrong
+        return False  # loading the model reports the error
     if not isinstance(config, dict):
         return False
     inner = config.get("text_config")

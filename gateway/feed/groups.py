@@ -77,7 +77,7 @@ class GroupReader:
         return masked
 
     def _marks(self) -> _Marks:
-        # Only StaleFlow's rule bounds the staleness of every token: under another one, nothing is too late.
+        # Only StaleFlow's rule bounds the staleness of every token; under another rule no token is too late.
         eta = self.staleness.eta if self.staleness.rule == "staleflow" else None
         return _Marks(eta, np.asarray(sorted(self.orphans()), np.int32))
 

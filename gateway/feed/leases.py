@@ -81,7 +81,7 @@ class Leases:
 
     async def lease(self, consumer: str) -> Lease:
         """Leases the next buffer. A consumer that comes again takes its own lease over. Raises Conflict."""
-        self._database.check()  # before anything is promised
+        self._database.check()  # check before a lease is promised
         held, model = self._held, self._ledger.model
         buffer = self._ledger.ledger.consumed
         passed = held is not None and held.lease.buffer != buffer
@@ -124,7 +124,7 @@ class Leases:
         complete = rule.complete(buffer)
         found: tuple[Group, ...] = ()
         if wanted := self._ledger.chronicle.entries(entries[cursor:]):
-            await self._database.settled()  # the ledger knows of a reward a moment before it is committed
+            await self._database.settled()  # the ledger knows a reward shortly before it is committed
             found = await self._database.read(lambda c: self._reader.read(c, wanted))
         return LeasedGroups(found, len(entries), complete)
 
@@ -143,7 +143,7 @@ class Leases:
             lease = held.lease
             masked = await self._masked(lease.buffer)
             if self._held is not held or self._ledger.ledger.consumed != lease.buffer:
-                self._check(lease_id, fence)  # it has ended meanwhile
+                self._check(lease_id, fence)  # it may have ended while we waited
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
                 return
@@ -157,15 +157,15 @@ class Leases:
             await self._ledger.apply(Consume(lease.buffer), write)
         except ValueError as error:
             raise Conflict(str(error), code="buffer_not_ready") from error
-        if self._held is held:  # the next one may be leased already
+        if self._held is held:  # the next batch may be leased already
             self._held = None
 
     async def _masked(self, buffer: int) -> list[Decision]:
         """Returns a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
         if not self._ledger.ledger.complete(buffer):
-            return []  # it will be refused
+            return []  # the next request will be refused
         entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(buffer))
-        await self._database.settled()  # the ledger knows of a reward a moment before it is committed
+        await self._database.settled()  # the ledger knows a reward shortly before it is committed
         masks = await self._database.read(lambda c: self._reader.masks(c, entries))
         return [
             Decision("masked", entry.group_id, episode_id, reason, entry.buffer, details={"tokens": tokens})

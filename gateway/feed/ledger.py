@@ -86,7 +86,7 @@ class StoredLedger:
         """
         if self.broken is not None:
             raise Unavailable(self.broken, retry_after=30.0, code="ledger_broken")
-        self._database.check_write()  # before the event changes what is in memory
+        self._database.check_write()  # check before the event changes the state in memory
         commands = self._decide(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands
@@ -109,7 +109,7 @@ class StoredLedger:
         for command in commands:
             if isinstance(command, AbortEpisode):
                 self.on_abort(command.episode_id, command.reason)
-        await asyncio.shield(committed)  # who stops waiting does not stop the commit
+        await asyncio.shield(committed)  # a caller that stops waiting does not stop the commit
         return commands
 
     def _on_commit(self, committed: asyncio.Future[None]) -> None:

@@ -99,7 +99,7 @@ class Follower:
         The engines are the control half's by now, and may be open already: they are not touched.
         """
         self._retired = True
-        self.linked.set()  # whoever waits for an answer shall see it
+        self.linked.set()  # everybody who waits for an answer gets the error
         self.episodes = {}
         return list(self._known.values())
 
@@ -129,7 +129,7 @@ class Follower:
             message = f"step 'ask the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
             raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
 
-    # The link
+    # Link
 
     async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox = asyncio.Queue()
@@ -185,14 +185,14 @@ class Follower:
                 slot.doubt()
         self._by_key.clear()
         idle = [live.id for live in self.episodes.values() if not live.calls]
-        for episode_id in idle:  # nobody will tell of its end
+        for episode_id in idle:  # the coordinator will not report their end
             self._drop(episode_id)
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(_LinkLost())
         self._asked.clear()
 
-    # What the coordinator says
+    # Messages from the coordinator
 
     def _take(self, message: Message) -> None:
         if "welcome" in message:
@@ -266,7 +266,7 @@ class Follower:
             return
         if message["do"] == "cross":
             slot.cross(message["version"], message["stale_kv"])
-        else:  # forget
+        else:  # the message is `forget`
             slot.fail("it was removed")
             del pool.slots[slot.name]
             pool.notify()

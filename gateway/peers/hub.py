@@ -112,7 +112,7 @@ class Hub:
         """From now on followers are told whose calls they have."""
         self._episodes.set_result(episodes)
 
-    # What the control half asks (see `Peers`)
+    # Requests of the control half (`Peers`)
 
     def show(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("slot", self._slot(model, slot))
@@ -148,7 +148,7 @@ class Hub:
             for link in self._links.values()
         ]
 
-    # What followers say
+    # Messages from followers
 
     async def serve(self, wire: Wire) -> None:
         """A follower's link, to its end."""

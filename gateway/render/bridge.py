@@ -107,11 +107,11 @@ class TemplateBridge:
         for witness in _witnesses(turn, system):
             try:
                 before = self._template.text(witness, tools)
-            except Exception:  # the template has no such conversations, so the recorded one is none of them
+            except Exception:  # the template refuses such a conversation, so the recorded one is none
                 continue
             try:
                 after = self._template.text([*witness, reply, *new], tools)
-            except Exception:  # it refuses the new messages: the whole rendering says how
+            except Exception:  # it refuses the new messages: the full rendering reports how
                 return None
             text = self._after_reply(before, after, turn, calls, says)
             if text is None or (rest is not None and rest.text != text):
@@ -255,7 +255,7 @@ class LibraryBridge:
         if key not in self._proved:
             try:
                 self._proved[key] = self._try(renderer, *make)
-            except Exception:  # the library has no such conversations
+            except Exception:  # the library refuses such conversations
                 self._proved[key] = False
         return self._proved[key]
 

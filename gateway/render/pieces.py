@@ -85,7 +85,7 @@ class TextStream:
             nonlocal stream, said
             try:
                 text = stream.step(backend, token)
-            except Exception:  # the token changes what was said before; that cannot be taken back
+            except Exception:  # the token changes text that was sent already
                 stream, text = DecodeStream(skip_special_tokens=False), end() + backend.decode([token])
                 ids.clear()
                 said = 0

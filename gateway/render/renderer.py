@@ -86,7 +86,7 @@ def load_renderer(name: str, model: ModelSettings, render: RenderSettings | None
     check_model(name, model)
     try:
         return ChatRenderer.load(model, render)
-    except Exception as error:  # libraries raise what they like; all of it is about these files
+    except Exception as error:  # libraries raise anything; all of it is about these files
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"[models.{name}] path = {str(model.path)!r}, family = {model.family!r}: the tokenizer or its template cannot be"
@@ -252,7 +252,7 @@ class ChatRenderer:
         for talk in _TALKS:
             try:
                 found.append(self._render(talk, []))
-            except Exception:  # whatever a template raises
+            except Exception:  # templates raise anything
                 found.append(None)
         return found
 
@@ -327,7 +327,7 @@ class ChatRenderer:
         messages = closed_by(role)
         try:
             text = self._template.text(messages, [])
-        except Exception:  # the template has no such conversations
+        except Exception:  # the template refuses such conversations
             return set()
         last = ARGUED if role == "tool" else SAID
         if last not in text:
@@ -345,7 +345,7 @@ class ChatRenderer:
     def _guarded(work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except RecursionError as error:  # templates follow schemas and arguments by calling themselves
+        except RecursionError as error:  # templates recurse into schemas and arguments
             message = (
                 "the messages cannot be rendered: a tool's schema or a call's arguments are nested too deep"
             )
@@ -383,7 +383,7 @@ def _library(
     config = type(config)(**values)
     try:
         keeping = renderers.create_renderer(bare, type(config)(**values, thinking_retention="all"))
-    except ValueError:  # the family's own settings say the opposite
+    except ValueError:  # the family's own settings contradict this one
         keeping = None
     return renderers.create_renderer(bare, config), keeping
 

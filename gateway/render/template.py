@@ -104,7 +104,7 @@ class ChatTemplate:
         for messages in _samples():
             try:
                 text = self.text(messages, given)
-            except Exception:  # the template has no such conversations
+            except Exception:  # the template refuses such conversations
                 continue
             guarded = self._guarded(messages, given)
             ids = backend.encode(text, add_special_tokens=False).ids
@@ -123,7 +123,7 @@ class ChatTemplate:
             self.text(messages, [], generation=False)
         except TypeError:
             return False
-        except Exception:  # no tool calls at all: it does not matter then
+        except Exception:  # the template has no tool calls, so the answer does not matter
             return True
         return True
 

@@ -135,7 +135,7 @@ class Call:
         self._stopped_by = reason
         if self.turn.crossed or self._in_held():
             await self._ask_for_account(task)
-        task.cancel()  # not `self._task`: the call may have been started again meanwhile
+        task.cancel()  # not `self._task`: the call may have been restarted meanwhile
         await asyncio.wait({task})
 
     def take(self, chunk: TokenChunk, now: float) -> None:
@@ -197,7 +197,8 @@ class Call:
         self._pool.remember(self, slot)
         if slot.state == "held" and not self.target:
             self.target = slot.name
-            patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)  # so that not all give up at once
+            # Jitter, so that calls do not all give up at once
+            patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)
             self.patient_until = asyncio.get_running_loop().time() + patience_s
         if self.finish is None and len(self.turn.ids) >= self.sampling.max_tokens:
             self.finish = "length"

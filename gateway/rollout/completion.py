@@ -97,7 +97,7 @@ class Completion:
         call.top = top_of(turn) if details.used.top_logprobs else []
         call.finish = finish_of(turn, details.used)
         self._epoch = logged.log.epoch + 1
-        call.restarts = self._restarts = self._epoch  # so that no request's id is used twice
+        call.restarts = self._restarts = self._epoch  # no two requests share an id
         self.details = details
         self.reply = _reply(turn.call_id, details, len(logged.prompt))
         self.reply.deserted = self._stop_engine
@@ -178,7 +178,7 @@ class Completion:
         if self._whole:
             return
         if self._call.turn.ids and not self._segmenter.consumed:
-            self._take()  # what another process has sampled
+            self._take()  # take what another process has sampled
         if self._call.finish is None and not self._segmenter.stopped:
             self._call.start(self._take)
             try:

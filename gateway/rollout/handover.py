@@ -303,7 +303,7 @@ class Handover:
         """The bus is away: the calls go on without it, and are tried again at the next heartbeat."""
         for track in tracks:
             track.call.show()
-            if track.over and track.written_at + self._settings.log_s < now:  # it has been forgotten there
+            if track.over and track.written_at + self._settings.log_s < now:  # the bus has expired the log
                 self._tracks.pop(track.call_id, None)
             else:
                 self._later[track] = None
@@ -321,7 +321,7 @@ class Handover:
             await self._bus.announce(self.process)
             self._alive_until = max(self._alive_until, now + self._settings.alive_s)
         except BusAway:
-            return  # the bus has said so
+            return  # the bus has already told this process
 
     async def _beat_forever(self) -> None:
         while True:

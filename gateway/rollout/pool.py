@@ -79,9 +79,9 @@ class EnginePool:
                     slot = await self._seek(call)
                     if slot.state == "open" and slot.version >= call.version:
                         return slot
-                    self._placer.changed()  # it changed while the call was on its way
+                    self._placer.changed()  # the placer may have changed while the call was on its way
                     self._placer.left(call)
-                    # A placer that errs at once must not keep everybody else from going on.
+                    # A placer that fails at once must not starve the event loop.
                     await asyncio.sleep(0)
         except TimeoutError as error:
             message = (
@@ -112,7 +112,7 @@ class EnginePool:
             return await seeker.found
         except asyncio.CancelledError:
             if seeker.found.done() and not seeker.found.cancelled():
-                self._placer.left(call)  # it was given one at the same moment
+                self._placer.left(call)  # the call may have been given an engine at the same moment
             raise
         finally:
             self._placer.cease(seeker)
@@ -274,7 +274,8 @@ class EnginePool:
         if engine == run.slot.name:
             return
         call.target, call.avoid = engine or "", {run.slot.name}
-        if run.slot.engine is not None:  # else it is being stopped, and the call leaves it anyway
+        # Otherwise the engine is being stopped, and the call leaves it anyway
+        if run.slot.engine is not None:
             await run.slot.engine.abort([run.request_id])
 
     def silent(self, stall_s: float) -> list[Slot]:

@@ -222,7 +222,7 @@ class Replies:
             return None
         return await self._recorded(request)
 
-    # What became of earlier requests
+    # Earlier requests
 
     async def _earlier(self, key: RequestKey) -> list[Earlier[_Source]]:
         """Every earlier request that the retry may repeat: first what is here, then what is in the bus, then what is recorded.
@@ -278,7 +278,7 @@ class Replies:
         assert self._handover is not None and logged.log.url
         return Elsewhere(logged.log.url, partial(self._handover.alive, logged.log.owner))
 
-    # Requests that are expected back
+    # Refused requests that are expected back
 
     def _expect(self, place: tuple[str, str], stored: str, name: str) -> None:
         now = time.monotonic()

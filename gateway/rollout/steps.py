@@ -153,7 +153,7 @@ class EngineSteps:
     def _report(self, engine: str, version: int) -> UpdateReport:
         return self._reports.setdefault((engine, version), UpdateReport(engine, version))
 
-    # The engine comes and goes
+    # Starting and stopping engines
 
     async def _launch(self, slot: Slot, weights: Weights) -> None:
         """A process of our own; or a connection, and the weights loaded, as nobody knows what an external engine ran so far."""
@@ -189,9 +189,8 @@ class EngineSteps:
         """Weights for a paused engine that has no request."""
         await self._sure()
         await engine.load(weights.path)
-        await engine.label(
-            weights.version
-        )  # before anything is sampled: who knows nothing of this yet is contradicted
+        # Label before sampling resumes, so that a stale follower's expected version is rejected.
+        await engine.label(weights.version)
         await engine.resume()
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
@@ -214,7 +213,7 @@ class EngineSteps:
         self._pool.notify()
         await self._shown(slot)
         if slot.engine is None and slot.external_url is None:
-            return  # it has no process
+            return  # an external engine has no process
         engine = slot.engine = slot.engine or connect(
             slot.name, slot.external_url or "", self._settings.api, watched=True
         )
@@ -237,7 +236,7 @@ class EngineSteps:
         await (engine.pause() if self._level is None else engine.wake())
         await self._renew(engine, weights)
 
-    # The weights change
+    # Weight updates
 
     async def _hold(self, slot: Slot, weights: Weights) -> None:
         slot.state = "held"

@@ -37,7 +37,7 @@ _EXPONENT = {
     "F16": 0x7C00,
     "BF16": 0x7F80,
     "F8_E5M2": 0x7C,
-    "F8_E4M3": 0x7F,  # it has no infinity, and NaN alone has these bits
+    "F8_E4M3": 0x7F,  # F8_E4M3 has no infinity; only NaN has these bits
 }
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Kinds that may stand for one another: engines convert each of them into the kind that they compute with."""

@@ -88,7 +88,7 @@ class Upstream:
         self._settings = settings
         self._database = database
         self._running: set[UpstreamCall] = set()
-        # What is relayed must not arrive packed: its events could not be told apart, nor be sent on one by one.
+        # Relayed answers must not be compressed: their events could not be separated and sent one by one.
         self._key = settings.key.get_secret_value() if settings.key is not None else ""
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if settings.key is not None:
@@ -197,6 +197,6 @@ class Upstream:
             raise UpstreamTimedOut(message, code="upstream_timeout") from error
         except (httpx.HTTPError, aiohttp.ClientError) as error:
             call.finish_reason = "error"
-            log.warning("step '%s': %r", step, error)  # names the address, which is nothing for agents
+            log.warning("step '%s': %r", step, error)  # `error` names the address, which agents must not see
             message = f"step '{step}': there is no connection, or it broke"
             raise UpstreamFailed(message, code="upstream_unreachable") from error

@@ -107,7 +107,7 @@ def is_away(error: BaseException) -> bool:
         return False
     original = error.orig
     if isinstance(original, psycopg.Error):
-        if original.sqlstate is None:  # libpq's own: no connection, or one that broke
+        if original.sqlstate is None:  # libpq's own error: no connection, or a broken one
             return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
         return original.sqlstate.startswith(_AWAY)
     return error.connection_invalidated or _sqlite_code(error) in _SQLITE_AWAY

@@ -59,7 +59,7 @@ def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
     names = {row["group_id"] for row in rows}
     groups = select(*_COLUMNS).where(DecisionRow.group_id.in_(names), DecisionRow.episode_id == "")
     rows += connection.execute(groups).mappings()
-    # Sorted here: for the order SQLite would rather read all decisions about groups than those about these.
+    # Sorted in Python: with ORDER BY, SQLite would rather scan all decisions about groups.
     return [dict(row) for row in sorted(rows, key=lambda row: row["seq"])]
 
 

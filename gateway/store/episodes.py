@@ -149,7 +149,7 @@ def list_episodes(
         query = query.where(tuple_(_TABLE.c.created_at, _TABLE.c.id) < tuple_(*after))
     if models is None:
         return [dict(row) for row in connection.execute(query).mappings()]
-    # A page of each: an index gives it at once, whoever has how many.
+    # One page per state: the index delivers it at once, however many rows there are.
     rows = [
         row
         for model in models

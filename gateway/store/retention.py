@@ -176,7 +176,7 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
         return
     ids, groups = [one.row["id"] for one in found], {one.row["group_id"] for one in found}
     gone = connection.execute(delete(EpisodeRow).where(EpisodeRow.id.in_(ids)).returning(EpisodeRow.id))
-    deleted = set(gone.scalars())  # another process may have been faster
+    deleted = set(gone.scalars())  # another process may have deleted them first
     rows = [one for one in found if one.row["id"] in deleted]
     tallies.changed(connection, [one.row for one in rows], [])
     connection.execute(delete(DecisionRow).where(DecisionRow.episode_id.in_(deleted)))
@@ -207,9 +207,7 @@ def _fate(
     if admitted is None:
         return "untrained", None, "unknown"
     own = ends.get((row["model"], row["group_id"]), ())
-    end = next(
-        (end for end in own if end["seq"] > admitted), None
-    )  # a name can be used again by a later group
+    end = next((end for end in own if end["seq"] > admitted), None)  # a later group can use the name again
     if end is None:
         return "untrained", None, "group"
     if end["kind"] == "trained" and row["id"] in end["details"]["episodes"]:
@@ -223,7 +221,7 @@ def _ends(connection: Connection, group_ids: Collection[str]) -> dict[tuple[str,
     query = select(*columns).where(DecisionRow.group_id.in_(group_ids), DecisionRow.episode_id == "")
     found: dict[tuple[str, str], list[Row]] = {}
     rows = connection.execute(query).mappings()
-    for row in sorted(rows, key=lambda row: row["seq"]):  # see `decisions.of_episode`
+    for row in sorted(rows, key=lambda row: row["seq"]):  # sorted as in `decisions.of_episode`
         if row["kind"] in _ENDS:
             found.setdefault((row["model"], row["group_id"]), []).append(dict(row))
     return found
@@ -246,7 +244,8 @@ def _continued(connection: Connection, ids: Collection[str]) -> set[str]:
     own = select(AnswerRow.id, AnswerRow.episode_id).where(AnswerRow.episode_id.in_(ids))
     whose = {row.id: row.episode_id for row in connection.execute(own)}
     found: set[str] = set()
-    goes_on = AnswerRow.previous != literal("", literal_execute=True)  # as the index says it
+    # In the index's own words, or it is not used
+    goes_on = AnswerRow.previous != literal("", literal_execute=True)
     for some in portions(list(whose)):
         later = select(AnswerRow.previous, AnswerRow.episode_id).where(AnswerRow.previous.in_(some), goes_on)
         pairs = {(whose[row.previous], row.episode_id) for row in connection.execute(later)}

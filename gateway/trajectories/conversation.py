@@ -89,5 +89,5 @@ def _number(text: str) -> float | int:
 def _canonical(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # a model can sample what orjson does not write, such as half of a surrogate pair
+    except TypeError:  # a model can sample text that orjson does not write, such as half of a surrogate pair
         return json.dumps(value, sort_keys=True).encode()

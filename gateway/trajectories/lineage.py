@@ -15,7 +15,7 @@ from gateway.types import Node
 def lineages(nodes: Sequence[Node]) -> dict[int, int]:
     """The number of the conversation of each sampled node, by the node's index; nodes in creation order, as they are stored."""
     found: dict[int, int] = {}
-    ends: dict[int, int] = {}  # by the last turn of each conversation
+    ends: dict[int, int] = {}  # the last turn of each conversation
     count = 0
     for node in nodes:
         if not node.sampled:

@@ -192,7 +192,7 @@ class Recorder:
             try:
                 return await self._commit(lineage, episode_id, prompt, turn, details, reply)
             except _TreeChanged:
-                prompt.after = START  # it was a place in the other tree
+                prompt.after = START  # the position belonged to the other tree
         raise Unavailable(
             f"episode {episode_id} changes faster than this call can be recorded",
             retry_after=1.0,
@@ -249,7 +249,7 @@ class Recorder:
                 turns.calls(c, episode_id, self._model),
             )
         )
-        if lineage := self._lineages.get(episode_id):  # another call was faster
+        if lineage := self._lineages.get(episode_id):  # another call may have loaded it first
             return lineage
         lineage = _Lineage(TokenTree())
         lineage.take(nodes, calls)

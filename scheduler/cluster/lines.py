@@ -84,9 +84,8 @@ class LineWorker:
         except ValueError as error:
             raise WorkerFailed(f"{self._name} wrote a line that is too long") from error
         if not line.endswith(b"\n"):
-            with contextlib.suppress(
-                TimeoutError
-            ):  # its streams end a moment before it does, and its status is worth telling
+            # Its streams end shortly before the process does, and its status belongs in the message
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _EXIT_S)
             await kill_group(process)
             said = quoted(await errors.end())

@@ -90,7 +90,7 @@ class LocalProcess:
                     await asyncio.sleep(0.1)
         except TimeoutError as error:
             raise TimeoutError(f"{self.name} was not ready within {timeout_s:g} s; see {self.log}") from error
-        # Somebody else may have answered the check, on a port that the child did not get.
+        # Another process may have answered the check, on a port that the child did not get.
         self._raise_if_dead()
 
     def _raise_if_dead(self) -> None:
@@ -164,7 +164,8 @@ def free_port() -> int:
         except OSError:
             held.close()
             continue
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after it was seen that nobody has it
+        # Another process cannot have taken the port: that was checked
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _HELD.append(held)
         if len(_HELD) > _MOST_HELD:
             _HELD.popleft().close()

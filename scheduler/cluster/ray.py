@@ -54,7 +54,7 @@ class RayRunning:
         try:
             await _within(self._actor.stop.remote(grace_s), grace_s + _KILL_S)
         except (RayError, TimeoutError):
-            pass  # its node is gone, and it with that
+            pass  # the node is gone, and the process with it
         finally:
             await asyncio.to_thread(self._group.leave, self._actor)
 

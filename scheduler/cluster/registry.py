@@ -92,7 +92,7 @@ class Registry:
     async def _update_engines(self, engines: Mapping[str, Address]) -> bool:
         known = await self._known()
         gone = [name for name in self._ours if name in known and engines.get(name) != self._ours[name]]
-        # An engine that was started anew elsewhere has the name of the one that died: that one has to be gone first.
+        # An engine that is restarted elsewhere keeps its name, so the dead one must be removed first.
         await asyncio.gather(*(self._remove(name) for name in gone))
         known = await self._known() if gone else known
         missing = [name for name in engines if name not in known]

@@ -141,7 +141,7 @@ class Supervisor:
         self._all.add(kept)
         return self._task(stack, kept.run(), kept.name)
 
-    # What is where
+    # State of processes
 
     async def _placed_first(self) -> None:
         """Waits for the nodes that the file asks for. Raises Unsatisfied, which says what is missing."""

@@ -52,7 +52,7 @@ class Alike:
         alike[self._slot(task, tokens, size)] = 0
         found, weights, more = [float(alike.max())], alike, size - self._size
         for power in _POWERS:
-            weights = weights * weights  # a power by itself takes ten times as long
+            weights = weights * weights  # `weights**2` takes ten times as long
             beside = float(weights.sum()) + _AT**power
             found += [float(weights @ self._more) / beside, float(weights @ more) / beside]
         return found

@@ -173,7 +173,7 @@ class Pace:
         self.left = max(size - groups, 0)
         follows = last is not None and last.whole and last.buffer == buffer - 1
         if last is None or (last.buffer != buffer and not follows):
-            self._since, self._came = now_s, 0  # it is the first, or one was passed over
+            self._since, self._came = now_s, 0  # the first group of the batch, or one was missed
             return
         if last.whole:
             self._came += max((groups if follows else ahead) - last.ahead, 0)

@@ -101,7 +101,7 @@ def moves(
         return []
     crowded = any(engine.waiting > settings.waiting_above for engine in engines)
     if not crowded and not choice.weighs and not _gap(engines, settings):
-        return []  # as most seconds end: nothing needs to be planned
+        return []  # the usual end: no call needs to move
     plan = _Plan(engines, settings)
     _from_queues(plan, inside, choice, settings)
     if not plan.moves and choice.weighs:

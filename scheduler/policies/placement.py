@@ -236,7 +236,7 @@ class Engines:
         """An entry that is not its engine's newest is void."""
         self._stamps = itertools.count(1)
 
-    # What happens to engines
+    # Events of engines
 
     def opened(
         self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
@@ -304,7 +304,7 @@ class Engines:
         for heap in self._heaps.values():
             heapq.heapify(heap)
 
-    # What happens to calls
+    # Events of calls
 
     def begun(self, name: str, version: int, length: int) -> None:
         """A call of that V was placed in an open engine."""
@@ -327,7 +327,7 @@ class Engines:
         """A call of this length has come."""
         self.typical += (length - self.typical) * _DRIFT
 
-    # What is chosen
+    # Choices
 
     def best(self, wish: Wish) -> OpenEngine | None:
         """The best engine that has room for a call; None: it waits."""

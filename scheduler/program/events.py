@@ -36,7 +36,7 @@ Step = Literal[
 """
 
 
-# What happens
+# Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Done:
     """After `hold`: requests inside whose sampler cannot move."""
 
 
-# What the program's parts tell each other
+# Messages between parts of the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Again:
     serial: int
 
 
-# What is to be done
+# Commands
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class Fleet(Reactor):
         if engine in self._lives:
             return
         self._lives[engine] = _Life()
-        if engine in self._unwanted:  # it may be there already, and awake
+        if engine in self._unwanted:  # the engine may be there already, and awake
             self._outbox.gone.append(Gone(engine, final=True, asleep=True))
             self._fall(now, engine, "it was added, and its node is not lent")
         else:
@@ -223,7 +223,7 @@ class Fleet(Reactor):
             case "waiting":
                 self._rest(engine)
             case _:
-                pass  # it is being stopped, and then it rests
+                pass  # the engine is being stopped, and rests afterwards
 
     def _on_done(self, now: Context) -> None:
         done = now[self.done]
@@ -259,7 +259,7 @@ class Fleet(Reactor):
                 life.phase, life.warm = "waiting", False
                 now.schedule(self.again, Again(done.engine, life.serial), after=self._backoff(life))
             case _:
-                pass  # an answer to a question that is no longer asked
+                pass  # an answer to a question that was withdrawn
 
     def _on_again(self, now: Context) -> None:
         again = now[self.again]
@@ -295,10 +295,10 @@ class Fleet(Reactor):
             self._give_up(now, engine, reason)
             return
         self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
-        if phase == "stopping":  # nobody waits for it: it is tried again when it is wanted
+        if phase == "stopping":  # the engine is not needed now: it is tried again when it is wanted
             self._lives[engine].warm = False
             self._rest(engine)
-        else:  # it was removed: nobody would try again
+        else:  # the engine was removed: nobody would try again
             self._forget(engine)
 
     def _on_failed(self, now: Context) -> None:
@@ -319,7 +319,7 @@ class Fleet(Reactor):
         self._give_no_evidence(engine)
         self._outbox.gone.append(Gone(engine, final=True, removed=True))
         if life.phase == "stopping":
-            life.phase = "ending"  # the stop that was begun is the last: it holds no request to drain
+            life.phase = "ending"  # the stop that has begun is the last step: there is no request to drain
         else:
             life.phase = "draining"
             self._do(now, engine, "drain", "it was removed", self._settings.drain_s)

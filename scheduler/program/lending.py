@@ -148,7 +148,7 @@ class Lending(Reactor):
         for asleep in now[port]:
             engine = self._engines.get(asleep.engine)
             if engine is None:
-                continue  # it was removed
+                continue  # the node was removed
             engine.model, engine.open, engine.asleep, engine.warm = model, False, True, asleep.warm
             node = self._nodes.get(engine.node)
             if node is not None and (node.way == "call back" or engine.leaving):
@@ -169,7 +169,7 @@ class Lending(Reactor):
         engine.model = model
         return engine
 
-    # Trainers speak
+    # Messages from trainers
 
     def _on_claimed(self, now: Context) -> None:
         claimed = now[self.claimed]
@@ -192,7 +192,7 @@ class Lending(Reactor):
         node.model, had = released.model, node.claimed or node.unsure
         self._free(node, f"the trainer of {released.model} waits")
         more = any(other.claimed and other.model == released.model for other in self._nodes.values())
-        if released.busy_s and had and not more:  # it says the same of each of its nodes
+        if released.busy_s and had and not more:  # the trainer reports the same for each of its nodes
             self._batches.trained(released.model, released.busy_s)
 
     def _on_lapse(self, now: Context) -> None:
@@ -263,10 +263,10 @@ class Lending(Reactor):
             self._end(node, f"{late} did not fall asleep within {self._settings.deadline_s:g} s")
         elif any(self._engines[engine].open for engine in node.engines):
             self._end(node, f"{late} did not open within {self._settings.deadline_s:g} s")
-        else:  # it is still on its way, as an engine is that was launched
+        else:  # the engine is still on its way, like a launched one
             now.schedule(self.overdue, overdue, after=_ns(self._settings.deadline_s))
 
-    # What to do with nodes that no trainer has
+    # Nodes that no trainer has
 
     def _consider(self, now: Context) -> None:
         nodes = [node for node in self._nodes.values() if node.unused]
@@ -324,7 +324,7 @@ class Lending(Reactor):
     def _models(self, node: Node) -> list[str]:
         return sorted({self._engines[engine].model for engine in node.engines})
 
-    # What is told
+    # Reports
 
     def _want(self, engine: str, awake: bool, reason: str) -> None:
         self._wanted[engine] = Wanted(engine, awake, reason)

@@ -121,7 +121,7 @@ class Placement(Reactor):
         """Calls that wait. To be read; it changes by events alone."""
         return len(self._waterfall.waiting)
 
-    # What happens
+    # Events
 
     def _on_begun(self, now: Context) -> None:
         self._target = max(self._target, now[self.begun].version)
@@ -188,7 +188,7 @@ class Placement(Reactor):
             self._divide()
         self._engines.refile()
 
-    # What is decided
+    # Decisions
 
     def _decide(self, now: Context) -> None:
         placed = [self._begin(wish, engine) for wish, engine in self._waterfall.pour()]

@@ -168,7 +168,7 @@ class WeightUpdate(Reactor):
         done = now[self.done]
         way = self._ways.get(done.engine)
         if way is None or (way.step, way.to) != (done.step, done.version):
-            return  # an answer to a question that is no longer asked
+            return  # an answer to a question that was withdrawn
         if not done.ok:
             self._fail(done.engine, f"step '{done.step}': {done.detail}")
             return
@@ -199,7 +199,7 @@ class WeightUpdate(Reactor):
             way.up, way.step, way.confirmed, way.asleep = False, None, -1, gone.asleep
             waited = gone.engine in self._todo
             if self._running and not gone.final and not waited:
-                self._todo.insert(0, gone.engine)  # the others stay open until it is back
+                self._todo.insert(0, gone.engine)  # the others stay open until this engine is back
             if gone.final and waited:
                 self._todo.remove(gone.engine)
                 if not (gone.removed or gone.asleep):

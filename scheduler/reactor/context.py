@@ -99,7 +99,7 @@ class Context:
             raise ValueError(f"{action.path} scheduled {-after} ns in the past")
         self.scheduled.append((action, value, after))
 
-    # From the runtime
+    # For the runtime
 
     def run(self, body: Body) -> None:
         """Runs the reaction, and keeps what it raises."""

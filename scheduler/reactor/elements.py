@@ -25,7 +25,7 @@ class TopologyError(Exception):
     """A program that cannot be built, or a reaction that does what it did not declare."""
 
 
-# What reactions see and touch
+# Ports and actions, as reactions use them
 
 
 class Element(Generic[T]):

@@ -100,7 +100,7 @@ class _Source:
         """A function of one value, `v`."""
         self._lines += [f"def {name}(v):", *(f"    {line}" for line in body)]
 
-    # Whether a value fits
+    # Checking values
 
     def fits(self, declared: Any, v: str) -> str:
         """An expression."""
@@ -143,7 +143,7 @@ class _Source:
     def _any_fits(self, name: str, arms: Sequence[Any]) -> None:
         self.function(name, f"return {' or '.join(self.fits(arm, 'v') for arm in arms)}")
 
-    # The text of a value that fits
+    # Writing valid values
 
     def text(self, declared: Any, v: str) -> str:
         """An expression, without quotation marks."""

@@ -172,7 +172,7 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
     raise ValueError(f"no line of a recording: {line}")
 
 
-# Writing: what a runtime does at every tag, so it writes lines as text, not by the objects above
+# Writing. It happens at every tag, so lines are written as text, not by the objects above
 
 
 def event_line(tag: str, action: PhysicalAction[Any], value: str) -> str:
@@ -327,7 +327,7 @@ class Run:
 def read(source: Path | Iterable[str]) -> list[Run]:
     """The runs of a recording: a file, or its lines. Raises BadRecording, or OSError."""
     if isinstance(source, Path):
-        # A kill may cut a line within a character only if somebody else wrote the file: ours are ASCII.
+        # Our lines are ASCII: only a foreign file can be cut within a character.
         source = source.read_text(encoding="utf-8", errors="replace").splitlines()
     lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
     runs: list[Run] = []

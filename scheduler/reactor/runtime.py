@@ -76,7 +76,7 @@ class Runtime:
         for connection in program.connections:
             self._connected[connection.source].append((connection.target, connection.after))
 
-    # From outside
+    # Input from outside
 
     def observe(self, port: Output[T], callback: Callable[[Tag, T], None]) -> None:
         """Calls `callback` with every value of `port` once its tag is complete and recorded, in order. Before `start` only."""

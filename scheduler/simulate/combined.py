@@ -142,7 +142,7 @@ class Combined:
         """Ends the recording."""
         self._hosting.close()
 
-    # What happens
+    # Events
 
     def on_room(self, world: World) -> None:
         """Starts what may start."""
@@ -223,9 +223,9 @@ class Combined:
             self._claim()
         self._do_all(world)
         if world.trainer == "waiting" and world.ready():
-            self.on_ready(world)  # the nodes may have been called back
+            self.on_ready(world)  # the nodes may have been called back meanwhile
 
-    # What is told
+    # Reports
 
     def _begin(self, world: World) -> None:
         """The cluster is there."""
@@ -273,7 +273,7 @@ class Combined:
     def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
         self._roles.update((role.node, role) for role in told)
 
-    # What is wanted
+    # Commands
 
     def _do_all(self, world: World) -> None:
         """Does what the program wants, until it wants no more."""
@@ -299,7 +299,8 @@ class Combined:
                 world.sync(host, transfers.pull_s, keep=self._knobs.mode == "keep")
             case "open":
                 self._hosting.tell(self._placement.opened, Opened(do.engine, do.version))
-            case "sleep" | "stop":  # what is stopped while it is launched is launched again, as if it woke
+            # An engine that is stopped during its launch is launched again, as if it woke
+            case "sleep" | "stop":
                 self._hosting.tell(self._placement.closed, Closed(do.engine))
                 if host.state == "open":
                     world.claim([host], transfers.to_train_s)

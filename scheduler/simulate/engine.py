@@ -81,7 +81,7 @@ class Engine:
         self._ends: list[tuple[int, int, Call]] = []
         self._serial = 0
 
-    # What it holds
+    # Contents
 
     @property
     def running(self) -> int:
@@ -132,7 +132,7 @@ class Engine:
             self._fill()
         return ended
 
-    # Calls come and go
+    # Calls
 
     def add(self, now: float, call: Call) -> None:
         """The call begins as soon as there is room."""
@@ -161,7 +161,7 @@ class Engine:
         self._ends.clear()
         return calls
 
-    # Inside
+    # Internals
 
     def _step(self, steps: int) -> None:
         self.at += self._span(steps)
@@ -178,7 +178,7 @@ class Engine:
         model, n = self.costs.model, len(self._running)
         a = model.k1 * n / 2
         b = model.step_s(n, self.kv) - a
-        # The root of a s^2 + b s - seconds in the form that does not cancel.
+        # The root of a s^2 + b s - seconds, in the form without cancellation.
         root = 2 * seconds / (b + math.sqrt(b * b + 4 * a * seconds))
         steps = max(math.ceil(root), 1)
         while steps > 1 and self._span(steps - 1) >= seconds:
@@ -227,7 +227,7 @@ class Engine:
     def _fill(self) -> None:
         costs = self.costs
         if self._running and not self._until_event():
-            return  # what is due at this boundary comes first: see `settle`
+            return  # what is due at this boundary comes first (`settle`)
         while self.waiting and len(self._running) < costs.slots:
             call, n = self.waiting[0], len(self._running)
             if n and self.kv + call.context + HEADROOM * (n + 1) > costs.capacity:

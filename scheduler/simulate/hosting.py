@@ -48,7 +48,8 @@ class Hosting:
     def start(self) -> StalenessRule:
         """Starts the program, and answers its ledger."""
         self._runtime.start()
-        return cast("StalenessRule", _Ledger(self._ledger.rule, self.decide))  # whose figures nobody sets
+        # Nobody sets this rule's figures
+        return cast("StalenessRule", _Ledger(self._ledger.rule, self.decide))
 
     def tell(self, action: PhysicalAction[T], value: T) -> None:
         """Something has happened; what is decided about it is in `wanted` when this returns."""

@@ -53,7 +53,7 @@ class Meter:
         self.preempted = 0
         self._marks: list[tuple[float, Counter[str], int, int]] = []
 
-    # What happens
+    # Events
 
     def host_is(self, now: float, number: int, gpus: int, role: str) -> None:
         """An engine's GPUs have this role from now on; `lent`: the trainer's."""
@@ -124,7 +124,7 @@ class Meter:
             "prefilled_per_token": self.prefilled / max(self.sampled, 1),
         }
 
-    # Inside
+    # Internals
 
     def _seconds(self, now: float) -> Counter[str]:
         """The GPU seconds so far, with roles that last."""

@@ -153,7 +153,7 @@ class World:
                 raise Stalled(self._where())
             self.now, _, happen = heappop(self._events)
             happen()
-            # Engines that open together are one choice for the policy.
+            # Engines that open at the same time are one choice for the policy.
             while self._events and self._events[0][0] == self.now:
                 heappop(self._events)[2]()
             self._calm()
@@ -311,7 +311,7 @@ class World:
         if delay_s:
             self._after(delay_s, lambda: self._arrive(buffer + 1))
 
-    # What happens
+    # Events
 
     def _calm(self) -> None:
         """Lets the policy answer until it has no more to say, then asks every engine that changed for its next event."""
@@ -540,7 +540,7 @@ class World:
         self.trainer, self._look = state, True
         self.meter.trainer_is(self.now, {"training": "train", "blocked": "switching"}.get(state, "idle"))
 
-    # The ends
+    # Ends
 
     def _made(self) -> list[Host]:
         costs, size = self.scenario.engine, self.scenario.engine_gpus

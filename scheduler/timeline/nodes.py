@@ -97,7 +97,7 @@ class Nodes:
         trained = dict.fromkeys(m.model for m in moments if m.model and m.type in ("Leased", "Works"))
         claims = {m.value["node"]: m.value["model"] for m in moments if m.type == "Claimed"}
         tagged = {m.value["node"] for m in moments if m.type == "NodeAdded" and "train" in m.value["tags"]}
-        if not claims and len(trained) == len(tagged) == 1:  # else it could be anywhere
+        if not claims and len(trained) == len(tagged) == 1:  # otherwise the trainer could be on any node
             claims = {next(iter(tagged)): next(iter(trained))}
         homeless = [model for model in trained if model not in claims.values()]
         names = {"trainer" if len(trained) == 1 else f"trainer {model}": model for model in homeless}
@@ -148,7 +148,7 @@ class Nodes:
         train = frozenset(name for name in shown if self._nodes[name].trainer is not None)
         return Timeline(0.0, end - start, tuple(intervals), tuple(steps), train, start)
 
-    # What happened
+    # Events
 
     def _on_stop(self) -> set[str]:
         """The gateway stops, or was killed after this: nothing is known of its engines."""
@@ -227,7 +227,7 @@ class Nodes:
             trainer.kind = _guessed(trainer, moment.type)
         return [name for name, node in self._nodes.items() if node.trainer == model]
 
-    # What follows
+    # Conclusions
 
     def _kind(self, node: _Node) -> Kind:
         trains = self._trainers[node.trainer].kind if node.trainer else None
@@ -235,7 +235,7 @@ class Nodes:
             return "switching"
         if node.role == "train":
             return trains or "train"
-        if node.role == "idle":  # a trainer need not have asked
+        if node.role == "idle":  # a trainer need not ask first
             return trains or "idle"
         if not node.rollout:
             return trains or "idle"

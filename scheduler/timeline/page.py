@@ -38,7 +38,7 @@ def write(timeline: Timeline, folder: Path, title: str) -> dict[str, str]:
 def page(timeline: Timeline, title: str) -> str:
     """The whole page, as HTML."""
     template = resources.files("scheduler.timeline").joinpath("page.html").read_text(encoding="utf-8")
-    # Inside a script nothing but "</" could end it early.
+    # Only "</" could end the script early.
     return template.replace("{{data}}", json.dumps(_data(timeline, title)).replace("<", "\\u003c"))
 
 
@@ -107,7 +107,7 @@ def picture(timeline: Timeline, path: Path, title: str) -> None:
             bars = [(i.start_s, i.seconds) for i in timeline.intervals if (i.node, i.kind) == (node, kind)]
             height = _HEIGHTS[kind]
             axes.broken_barh(bars, (row - height / 2, height), color=COLOURS[kind], linewidth=0)
-            if kind == "train":  # told from rollout without its colour
+            if kind == "train":  # distinguishes it from rollout without colour
                 axes.broken_barh(bars, (row - 0.03, 0.06), color="white", linewidth=0)
     for step in timeline.steps:
         axes.axvline(step.end_s, color="#5d6675", linewidth=0.6, alpha=0.6)

@@ -60,7 +60,7 @@ class _Server:
         """Everything but generations."""
         match path:
             case "/health":
-                # A paused one answers so after 20 s: it tries to sample.
+                # A paused SGLang answers 503 after 20 s, because its health check tries to sample.
                 return (503 if self._engine.faults.sick or self._paused else 200), None
             case "/ping":
                 return (503 if self._engine.faults.sick else 200), None
@@ -220,7 +220,7 @@ class _Server:
         if choice["finish_reason"]:
             none = {"version": self._engine.label, "start": 0, "end": 0}
             meta["weight_versions"] = choice["weight_versions"] or [none]
-        # What is aborted in the queue repeats its last token, although the stream is incremental.
+        # A request that is aborted in the queue repeats its last token, although the stream is incremental.
         ids = [row[1] for row in (rows[-1:] if queued and start else rows[start:])]
         return {"text": "", "output_ids": ids, "meta_info": meta}
 

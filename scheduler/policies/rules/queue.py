@@ -101,7 +101,7 @@ class GroupQueue(ABC):
         """The commands that follow when a group is finished (before it enters) or dropped for too few rewards."""
         return []
 
-    # What the decisions are made from
+    # Inputs of the decisions
 
     @property
     def batch(self) -> int:
@@ -153,7 +153,7 @@ class GroupQueue(ABC):
         self._finished = [group for group in self._finished if group.state == "reserved"]
         return commands
 
-    # The interface: see `base.StalenessRule`
+    # The interface (`base.StalenessRule`)
 
     def apply(self, event: Event) -> list[Command]:
         """Changes the state by `event`. Raises ValueError, and changes nothing, if the event is impossible."""
