@@ -17,6 +17,9 @@ from tests.harness.servers import PostgresServer, RedisServer, postgres_server, 
 settings.register_profile("unhurried", deadline=None, derandomize="HEADGATE_MACHINES" not in os.environ)
 settings.load_profile("unhurried")
 
+# Nothing here speaks TLS: no client, in whatever process, reads the list of all authorities when it is made.
+os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:

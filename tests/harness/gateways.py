@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
 from scheduler.policies.staleness_events import Publish
+from tests.harness.stores import sqlite_store
 
 
 @dataclass
@@ -80,7 +82,7 @@ async def serve(app: Any, port: int) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=KEEP_ALIVE_S
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     at = socket.socket()
     at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -89,25 +91,60 @@ async def serve(app: Any, port: int) -> AsyncIterator[None]:
         at.close()
         raise
     task = asyncio.create_task(server.serve([at]), name=f"server-{port}")
+    serving = asyncio.create_task(server.serving.wait(), name=f"server-{port}-starts")
     try:
-        while not server.started:
-            if task.done():
-                task.result()
-                raise RuntimeError("the server did not start")
-            await asyncio.sleep(0.01)
+        await asyncio.wait({task, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not server.started:
+            task.result()
+            raise RuntimeError("the server did not start")
         yield
     finally:
+        serving.cancel()
         server.should_exit = True
+        server.ending.set()
         await task
 
 
+class _Server(uvicorn.Server):
+    """Uvicorn's, without its tenths of a second: it starts and ends as soon as it can, not at the next tick of a clock."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serving = asyncio.Event()
+        self.ending = asyncio.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.ending.set()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # the headers of every answer
+        self.serving.set()
+        await self.ending.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in (*self.servers, *(sockets or [])):
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            for running in self.server_state.tasks:
+                running.cancel()
+        await self.lifespan.shutdown()
+
+
 def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
-    """Settings with every path inside the test's folder."""
+    """Settings with every path inside the test's folder, and a store with empty tables there."""
+    store = work / "gateway.db"
     values: dict[str, Any] = {
         "server": {"port": free_port()},
         "models": {"demo": {"path": str(model)}},
         "engine": {"launch": "fake", "log": str(work / "engine.log")},
-        "store": {"url": f"sqlite:///{work}/gateway.db"},
+        "store": {"url": f"sqlite:///{store}" if store.exists() else sqlite_store(store)},
         "control": {"recording": str(work / "control.jsonl")},
     }
     for section, given in overrides.items():

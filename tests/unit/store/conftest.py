@@ -7,39 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sections import StoreSettings
-from gateway.store.connections import connect
-from gateway.store.schema import bring_up_to_date
 from tests.harness.servers import PostgresServer
+from tests.harness.stores import postgres_store, sqlite_store
 
 KINDS = ("sqlite", "postgresql")
 NewStore = Callable[[], str]
 
 
-@pytest.fixture(scope="session")
-def migrated(postgres: PostgresServer) -> str:
-    """A database with empty tables, to be copied."""
-    name = postgres.new_database()
-    engine = connect(postgres.url(name), 1)
-    bring_up_to_date(engine, StoreSettings(url=postgres.url(name)))
-    engine.dispose()
-    return name
-
-
 @pytest.fixture(params=KINDS)
 def new_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewStore]:
-    """Makes stores with empty tables, or (SQLite) without any yet; answers their URLs."""
+    """Makes stores with empty tables; answers their URLs."""
     made: list[str] = []
 
     def make() -> str:
         if request.param == "sqlite":
-            return f"sqlite:///{tmp_path_factory.mktemp('store')}/deep/inside/store.db"
-        made.append(request.getfixturevalue("postgres").new_database(request.getfixturevalue("migrated")))
-        return str(request.getfixturevalue("postgres").url(made[-1]))
+            return sqlite_store(tmp_path_factory.mktemp("store") / "store.db")
+        made.append(postgres_store(request.getfixturevalue("postgres")))
+        return made[-1]
 
     yield make
-    for name in made:
-        request.getfixturevalue("postgres").drop_database(name)
+    for url in made:
+        request.getfixturevalue("postgres").drop_database(url.rpartition("/")[2])
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from gateway.store import coordination
 from gateway.store import ledger as statements
 from gateway.store.connections import connect
 from gateway.store.database import Database
+from tests.harness.servers import PostgresServer
+from tests.harness.stores import postgres_store
 
 Claim = Callable[[Connection], int | None]
 
@@ -140,10 +142,10 @@ async def test_a_fence_is_checked_in_every_transaction_once(database: Database) 
 
 
 async def test_a_successor_waits_for_a_fenced_transaction_that_is_not_committed(
-    postgres: Any, migrated: str
+    postgres: PostgresServer,
 ) -> None:
     """Without that, what its predecessor commits a moment later would not be in what it reads first."""
-    url = postgres.url(postgres.new_database(migrated))
+    url = postgres_store(postgres)
     first, second = await Database.open(StoreSettings(url=url)), await Database.open(StoreSettings(url=url))
     fence = await first.submit(claim("a", 0, lease_s=-1.0))
     assert fence is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,13 @@ def fail(connection: Connection) -> None:
     """Writes, and then breaks a constraint."""
     statements.insert_event(connection, "m", {"number": -1}, [])
     connection.execute(text("INSERT INTO episodes (id) VALUES ('x')"))
+
+
+async def test_a_store_whose_folder_is_missing_is_made(tmp_path: Path) -> None:
+    database = await Database.open(StoreSettings(url=f"sqlite:///{tmp_path}/deep/inside/store.db"))
+    await database.submit(append(1))
+    assert await database.read(numbers) == [1]
+    await database.close()
 
 
 async def test_writes_are_kept_in_the_order_in_which_they_were_submitted(database: Database) -> None:

@@ -29,6 +29,7 @@ from gateway.store.database import Database
 from gateway.store.decisions import Decision
 from gateway.store.models import Base
 from tests.harness.servers import PostgresServer
+from tests.harness.stores import postgres_store
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
@@ -278,11 +279,11 @@ async def test_a_lease_of_an_older_build_is_over(empty_url: str) -> None:
 # Several processes, of several builds
 
 
-def test_text_is_ordered_by_its_code_points_in_every_column(postgres: PostgresServer, migrated: str) -> None:
+def test_text_is_ordered_by_its_code_points_in_every_column(postgres: PostgresServer) -> None:
     other = postgres.execute(
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public' AND data_type IN"
         " ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C' AND table_name <> 'alembic_version'",
-        migrated,
+        postgres_store(postgres).rpartition("/")[2],
     )
     assert other == []
 

@@ -14,11 +14,10 @@ from sqlalchemy import Connection, Engine, event, text
 
 from bench.filling import Filled, fill
 from bench.store import QUERIES
-from gateway.sections import StoreSettings
 from gateway.store import retention
 from gateway.store.connections import connect
-from gateway.store.schema import bring_up_to_date
 from tests.harness.servers import PostgresServer
+from tests.harness.stores import postgres_store, sqlite_store
 
 FILLED = Filled(30_000)
 BIG = {"episodes", "calls", "nodes", "decisions", "ledger_events", "exchanges", "answers"}
@@ -33,15 +32,12 @@ def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
 ) -> Iterator[Engine]:
     """A filled store."""
-    name = postgres.new_database() if request.param == "postgresql" else ""
-    url = postgres.url(name) if name else f"sqlite:///{tmp_path_factory.mktemp('plans')}/store.db"
+    path = tmp_path_factory.mktemp("plans") / "store.db"
+    url = sqlite_store(path) if request.param == "sqlite" else postgres_store(postgres)
     opened = connect(url, 1)
-    bring_up_to_date(opened, StoreSettings(url=url))
     fill(opened, FILLED)
     yield opened
     opened.dispose()
-    if name:
-        postgres.drop_database(name)
 
 
 def asked(connection: Connection, name: str, seed: int = 1) -> list[tuple[str, Any]]:
