@@ -1,0 +1,70 @@
+"""A PostgreSQL server that dies and comes back, as clients see it: 503 and Retry-After, in the form of the API that they speak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.servers import PostgresServer, postgres_server
+from tests.harness.waiting import until
+
+CHAT = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+"""Anthropic's API takes it, too."""
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server that the test may kill."""
+    with postgres_server() as server:
+        yield server
+
+
+def code_of(answer: httpx.Response) -> str:
+    """The code of a refusal in OpenAI's form, which says when to come back."""
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error"), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    return str(answer.json()["error"]["code"])
+
+
+async def test_clients_are_told_to_come_back_and_are_served_when_they_do(
+    tiny_model: Path, tmp_path: Path, server: PostgresServer
+) -> None:
+    store = {"url": server.url(server.new_database()), "max_pending": 1, "read_wait_s": 5.0}
+    async with run_gateway(settings_for(tiny_model, tmp_path, store=store)) as gateway:
+        episode, headers = await gateway.open()
+        assert (await gateway.chat(headers)).status_code == 200
+        await asyncio.to_thread(server.stop, "kill")
+        begun = asyncio.create_task(gateway.chat(headers), name="begun")
+        await until(lambda: not gateway.services.database.reachable, "the gateway misses its database")
+        await check_refusals(gateway, headers, episode)
+        assert not begun.done(), "what had begun before it was known waits"
+
+        await asyncio.to_thread(server.start)
+        assert (await begun).status_code == 200
+        ready = await gateway.http.get("/readyz")
+        assert ready.status_code == 200, ready.text
+        assert (await gateway.chat(headers)).status_code == 200
+        recorded = (await gateway.admin.episode(episode))["calls"]
+        assert len(recorded) == 3, "no refused call was recorded, and no served one is missing"
+
+
+async def check_refusals(gateway: RunningGateway, headers: dict[str, str], episode: str) -> None:
+    """Everything that needs the store is refused: one write waits, and no more may."""
+    http = gateway.http
+    assert code_of(await http.get("/readyz")) == "store_busy"
+    assert code_of(await http.post("/v1/chat/completions", json=CHAT, headers=headers)) == "store_busy"
+    stream = {**CHAT, "stream": True}
+    assert code_of(await http.post("/v1/chat/completions", json=stream, headers=headers)) == "store_busy"
+    asked = {"model": "any", "input": "hi", "max_output_tokens": 4}
+    assert code_of(await http.post("/v1/responses", json=asked, headers=headers)) == "store_busy"
+    assert code_of(await http.post("/admin/v1/episodes", json={"task_id": "t"})) == "store_busy"
+    assert code_of(await http.get(f"/admin/v1/episodes/{episode}/trajectory")) == "store_down"
+
+    anthropic = await http.post("/v1/messages", json=CHAT, headers=headers)
+    assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (503, "overloaded_error")
+    assert int(anthropic.headers["retry-after"]) >= 1
