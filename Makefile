@@ -16,7 +16,7 @@ TESTS = $(BIN)/python -m pytest tests
 AT_ONCE := -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine check format test test-fast test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
@@ -29,6 +29,8 @@ setup: $(VENV)/.ready ## install headgate and its tools into .venv
 
 engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
 
+clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requirements/compat, by pin, into .venv-compat
+
 check: setup ## lint, formats, types, import contracts, migrations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,14 +42,17 @@ format: setup ## format and sort imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup engine ## every test, real vLLM included
-	$(TESTS) -m "not vllm" $(AT_ONCE)
-	$(TESTS) -m vllm
+test: setup engine clients ## every test, real vLLM and foreign clients included
+	$(TESTS) -m "not vllm and not long" $(AT_ONCE)
+	$(TESTS) -m "vllm and not long"
 
-test-fast: setup ## the tests that need no vLLM
-	$(TESTS) -m "not vllm" $(AT_ONCE)
+test-long: setup engine ## what takes minutes and seldom changes; before a release
+	$(TESTS) -m long
 
-test-compat: setup $(CLIENTS:%=$(COMPAT)/%/.ready) ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
+test-fast: setup ## the tests that need no other environment
+	$(TESTS) -m "not vllm and not clients and not long" $(AT_ONCE)
+
+test-compat: setup clients ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
 	$(BIN)/python -m tests.compat
 
 up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines; Ctrl-C ends it

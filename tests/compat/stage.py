@@ -19,7 +19,7 @@ from pathlib import Path
 from scheduler.cluster.local import die_with_parent, free_port
 from tests.harness.models import save_tokenizer
 
-START_S = 120.0
+START_S = 600.0
 NAMES = [
     *(
         "gpt-4o",

@@ -65,7 +65,7 @@ SUITES = (
     _client("pydantic-ai", "pydantic-ai-slim", "test_pydantic_ai.py"),
     _client("smolagents", "smolagents", "test_smolagents.py"),
     _client("inspect-ai", "inspect-ai", "test_inspect_ai.py"),
-    _client("mini-swe-agent", "mini-swe-agent", "test_mini_swe_agent.py", "mini-swe-agent"),
+    _client("mini-swe-agent", "mini-swe-agent", "test_mini_swe_agent.py", "openai2"),
     Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True),
     Suite("our OpenAPI schema", "schemathesis", "", ("tests/compat/test_schema.py",)),
 )

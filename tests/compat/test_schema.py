@@ -12,15 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from schemathesis import GenerationMode
 
-schemathesis = pytest.importorskip("schemathesis")
-
-from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
-from hypothesis import seed as seeded  # noqa: E402
-from schemathesis import GenerationMode  # noqa: E402
-
-from tests.compat.clients.gate import MODEL, Episode, Gate  # noqa: E402
-from tests.compat.stage import stage  # noqa: E402
+from tests.compat.clients.gate import MODEL, Episode, Gate
+from tests.compat.stage import stage
 
 EXAMPLES = int(os.environ.get("HEADGATE_COMPAT_EXAMPLES", "3"))
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)

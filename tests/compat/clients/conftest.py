@@ -1,13 +1,29 @@
-"""The gate that every client's test uses: the one that `make test-compat` started, or one of this session's own."""
+"""The gate that every client's test uses: the one that whoever started them has, or one of this session's own.
+
+An environment collects the tests of the clients that it has. headgate's own has three; `tests/compat/test_clients.py` runs the
+others where they are.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 from tests.compat.clients.gate import Episode, Gate
+
+_ELSEWHERE = {
+    "inspect_ai": "test_inspect_ai.py",
+    "langchain_tests": "test_langchain.py",
+    "langgraph": "test_langgraph.py",
+    "minisweagent": "test_mini_swe_agent.py",
+    "pydantic_ai": "test_pydantic_ai.py",
+    "smolagents": "test_smolagents.py",
+}
+"""By package: tests of clients that headgate's environment lacks."""
+collect_ignore = [name for package, name in _ELSEWHERE.items() if find_spec(package) is None]
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 
-anthropic = pytest.importorskip("anthropic")
-
-from tests.compat.clients.gate import CITY, HELLO, MODEL, SUNNY, WEATHER, Episode  # noqa: E402
+from tests.compat.clients.gate import CITY, HELLO, MODEL, SUNNY, WEATHER, Episode
 
 TOOL: Any = {"name": "get_weather", "description": "The weather in a city.", "input_schema": CITY}
 

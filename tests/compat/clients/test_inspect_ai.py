@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import inspect_ai
 import pytest
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import tool
 
-inspect_ai = pytest.importorskip("inspect_ai")
-
-from inspect_ai import Task  # noqa: E402
-from inspect_ai.agent import react  # noqa: E402
-from inspect_ai.dataset import Sample  # noqa: E402
-from inspect_ai.model import GenerateConfig, get_model  # noqa: E402
-from inspect_ai.scorer import includes  # noqa: E402
-from inspect_ai.solver import generate, use_tools  # noqa: E402
-from inspect_ai.tool import tool  # noqa: E402
-
-from tests.compat.clients.gate import HELLO, MODEL, SUNNY, WEATHER, Episode  # noqa: E402
+from tests.compat.clients.gate import HELLO, MODEL, SUNNY, WEATHER, Episode
 
 
 @tool

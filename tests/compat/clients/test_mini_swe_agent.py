@@ -11,7 +11,6 @@ import pytest
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 os.environ["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched at import
-pytest.importorskip("minisweagent")
 
 import litellm
 import yaml

@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
+from pydantic import BaseModel
 
-openai = pytest.importorskip("openai")
-
-from pydantic import BaseModel  # noqa: E402
-
-from tests.compat.clients.gate import ADA, CITY, HELLO, MODEL, PERSON, SUNNY, WEATHER, Episode  # noqa: E402
+from tests.compat.clients.gate import ADA, CITY, HELLO, MODEL, PERSON, SUNNY, WEATHER, Episode
 
 GET_WEATHER: Any = {"name": "get_weather", "description": "The weather in a city.", "parameters": CITY}
 CHAT_TOOL: Any = {"type": "function", "function": GET_WEATHER}

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import agents
+import openai
 import pytest
+from pydantic import BaseModel
 
-agents = pytest.importorskip("agents")
-
-import openai  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
-
-from tests.compat.clients.gate import ADA, HELLO, MODEL, SUNNY, WEATHER, Episode  # noqa: E402
+from tests.compat.clients.gate import ADA, HELLO, MODEL, SUNNY, WEATHER, Episode
 
 
 class Person(BaseModel):

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
 
-pydantic_ai = pytest.importorskip("pydantic_ai")
-
-from pydantic import BaseModel  # noqa: E402
-from pydantic_ai import Agent, NativeOutput, ToolOutput  # noqa: E402
-from pydantic_ai.exceptions import ModelHTTPError  # noqa: E402
-from pydantic_ai.models.anthropic import AnthropicModel  # noqa: E402
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # noqa: E402
-from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: E402
-from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
-
-from tests.compat.clients.gate import ADA, HELLO, MODEL, SUNNY, WEATHER, Episode  # noqa: E402
+from tests.compat.clients.gate import ADA, HELLO, MODEL, SUNNY, WEATHER, Episode
 
 
 class Person(BaseModel):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
+import smolagents
 
-smolagents = pytest.importorskip("smolagents")
-
-import openai  # noqa: E402
-
-from tests.compat.clients.gate import HELLO, MODEL, SUNNY, Episode  # noqa: E402
+from tests.compat.clients.gate import HELLO, MODEL, SUNNY, Episode
 
 
 @smolagents.tool

@@ -1,0 +1,35 @@
+"""The client programs that headgate's own environment lacks, each in one that has it (`make clients`), before one gateway.
+
+The others are collected with this repository's tests. What is known not to pass, and why, is in `known.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compat.clients.gate import Gate
+from tests.compat.report import Row, read
+from tests.compat.stage import stage
+from tests.compat.suites import SUITES, run
+
+NAMES = ("langchain-openai", "langgraph", "pydantic-ai", "smolagents", "inspect-ai", "mini-swe-agent")
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gateway that all of them share."""
+    with stage(tmp_path_factory.mktemp("clients") / "stage") as there:
+        yield Gate(there.gateway, there.engine)
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_fails_nowhere_without_a_known_reason(name: str, gate: Gate, tmp_path: Path) -> None:
+    (suite,) = (suite for suite in SUITES if suite.name == name)
+    row = Row(name, suite.version(), read(run(suite, gate, tmp_path)))
+    unknown = [why for why, _, known in row.reasons() if not known]
+    assert not unknown, "\n".join(unknown)
+    assert any(case.outcome == "passed" for case in row.cases)
