@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.families.family import FAMILIES
 from tests.unit.bench.reports import ROOT, report_of
 
 
@@ -46,6 +48,37 @@ def test_ledger(tmp_path: Path) -> None:
     report = report_of("ledger", tmp_path / "ledger.json", *size)
     assert report["alone_events"] > 0
     assert report["cpu_ms_per_event"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+def test_costs(tmp_path: Path) -> None:
+    report = report_of("costs", tmp_path / "costs.json", "--rounds", "1", "--seconds", "1", timeout_s=1000.0)
+    assert report["k"].keys() == {"k1", "k2", "k3", "k4"}
+    assert len(report["cells"]) > report["disturbed"]
+    assert all(cell["step_s"] > 0 and cell["kv"] > 0 for cell in report["cells"])
+    assert report["loop_s"] > 0 and report["loop_simulated_s"] > 0
+    assert [load["streams"] for load in report["live_loads"] if load["unseen"]] == [5, 24]
+    assert all(load["tokens_per_s"] > 0 for load in report["live_loads"])
+
+
+def test_prefix() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.prefix"], cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(done.stdout.splitlines()[-1])["prefix_kept"]
+    assert kept.keys() == {family.name for family in FAMILIES}
+    for family in FAMILIES:
+        found = kept[family.name]
+        assert [found[kind] is not None for kind in ("plain", "tools", "thinking, tools")] == [
+            True,
+            family.tools,
+            family.tools and family.thinks,
+        ]
+        shares = [share for share in found.values() if share is not None]
+        assert all(0 <= share["kept"] <= share["possible"] <= 1 for share in shares), family.name
+    assert kept["qwen2.5"]["plain"] == {"kept": 1.0, "possible": 1.0}
 
 
 @pytest.mark.vllm
