@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from tests.chaos.proxy import Link, free_port
+from tests.harness.waiting import turns
 
 _LIMIT_S = 20.0
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -68,7 +69,7 @@ async def test_dropped_connections_are_reset_and_new_ones_come_through() -> None
 async def test_a_link_that_is_cut_lets_nobody_through_until_it_is_mended() -> None:
     async with _linked() as link:
         cut = asyncio.create_task(link.cut(3600))
-        await asyncio.sleep(0)
+        await turns(1)
         reader, writer = await _open(link)
         with pytest.raises(ConnectionError):
             await _gone(reader, writer)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ def behave(episode: Episode) -> Any:
         case "die":
             os.kill(os.getpid(), 9)
         case "hang":
-            while True:
-                time.sleep(1)
+            threading.Event().wait()
         case "text":
             return "1.0"
         case "nothing":

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a name for what did not come."""
+"""Waiting for a condition, with a name for what did not come; and letting others go on, without any time."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, time
                 await asyncio.sleep(0.02)
     except TimeoutError:
         pytest.fail(f"not within {timeout_s:g} s: {what}")
+
+
+async def turns(count: int = 20) -> None:
+    """Gives everybody else so many turns of the event loop: what may happen without time passing has happened."""
+    for _ in range(count):
+        await asyncio.sleep(0)

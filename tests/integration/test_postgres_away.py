@@ -1,4 +1,4 @@
-"""A PostgreSQL server that dies and comes back, as clients see it: 503 and Retry-After, in the form of the API that they speak."""
+"""A PostgreSQL server that dies and comes back, as clients see it: 503 and Retry-After, in their API's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway episodes run --worker`, as a person types it: a process that lives on, and answers tasks with rewards as JSON lines."""
+"""`gateway episodes run --worker`, as a person types it: a process that lives on, and answers tasks with rewards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_worker_that_says_an_error_fails_its_episode_and_the_command(
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"task_id": "t"}\n')
-    says = "import sys\nfor _ in sys.stdin: print('{\"error\": \"no such tool\"}', flush=True)"
+    says = 'import sys\nfor _ in sys.stdin: print(\'{"error": "no such tool"}\', flush=True)'
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         argv = ["episodes", "run", "--tasks", str(tasks), "--gateway", gateway.url, "--mode", "eval"]
         code, out, err = await run_command(

@@ -15,6 +15,7 @@ from gateway.server import listening
 from gateway.settings import ConfigError, Settings
 from scheduler.cluster.local import free_port
 from tests.harness.gateways import settings_for
+from tests.harness.waiting import until
 
 KEY = "the-root-key-of-everything"
 CLUSTER = "the-key-of-the-cluster"
@@ -28,9 +29,8 @@ async def test_the_admin_api_is_at_its_own_port_alone(tiny_model: Path, tmp_path
     app, sockets = create_app(settings), listening(settings, False)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve(sockets))
-    while not server.started:
-        assert not serving.done()
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started or serving.done(), "the server listens")
+    assert server.started
     public, private = (f"http://127.0.0.1:{port}" for port in (settings.server.port, settings.admin.port))
     try:
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as http:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.api.drain import Drain, Draining
+from tests.harness.waiting import turns, until
 
 
 class App:
@@ -63,14 +64,12 @@ async def test_only_what_runs_keeps_the_end_waiting_and_it_does() -> None:
         assert (await http.post("/v1/responses")).status_code == 200
         first.may.clear()
         one, two = (asyncio.create_task(http.post(f"/v1/{name}")) for name in ("completions", "responses"))
-        while drain.running < 2:
-            await asyncio.sleep(0)
+        await until(lambda: drain.running == 2, "both calls run")
         drain.begin()
         end = asyncio.create_task(drain.ended(3600.0))
         first.may.set()
         assert (await two).status_code == 200
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns()
         assert not end.done()
         second.may.set()
         assert (await one).status_code == 200
@@ -166,7 +165,7 @@ async def test_a_start_that_is_not_done_is_cancelled() -> None:
             await asyncio.Event().wait()
 
     task = asyncio.create_task(start())
-    await asyncio.sleep(0)
+    await turns(1)
     drain.begin()
     await asyncio.wait({task})
     assert task.cancelled()
@@ -177,9 +176,9 @@ async def test_who_has_opened_is_not_cancelled() -> None:
 
     async def live() -> str:
         with drain.opening():
-            await asyncio.sleep(0)
+            await turns(1)
         drain.begin()
-        await asyncio.sleep(0)
+        await turns(1)
         return "it ends by itself"
 
     assert await asyncio.create_task(live()) == "it ends by itself"
@@ -204,7 +203,7 @@ async def test_a_link_between_processes_is_nobodys_to_refuse() -> None:
     task = asyncio.create_task(Draining(link, drain)(scope, nothing, nothing))
     await asyncio.wait({task, asyncio.create_task(served.wait())}, return_when=asyncio.FIRST_COMPLETED)
     drain.end()
-    await asyncio.sleep(0)
+    await turns(1)
     assert (served.is_set(), task.done()) == (True, False)
     task.cancel()
     await asyncio.wait({task})

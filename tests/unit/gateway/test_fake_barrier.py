@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from gateway.engines.fake import FakeEngine, create_fake_app, create_fake_sglang_app, identity, next_token
+from tests.harness.waiting import turns
 
 PROMPT = list(range(40, 60))
 
@@ -131,7 +132,7 @@ async def test_a_pause_holds_who_was_released() -> None:
     await engine.arrived(2)
     engine.pause(keep=True)
     engine.release()
-    await asyncio.sleep(0)  # they look whether they may go on
+    await turns(1)  # they look whether they may go on
     assert (streams.lengths, engine.held) == ([1, 1], 0)
     engine.resume()
     assert await streams.ends() == ["length"] * 2

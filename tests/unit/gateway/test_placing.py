@@ -26,6 +26,7 @@ from gateway.types import Sampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
 from scheduler.reactor import PhysicalAction
+from tests.harness.waiting import turns
 
 T = TypeVar("T")
 
@@ -57,12 +58,6 @@ def inside(slot: Slot, *calls: Call) -> None:
 
 def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:
     return asyncio.create_task(pool.acquire(one), name=one.call_id)
-
-
-async def turns(count: int = 20) -> None:
-    """Whatever may happen without time passing has happened."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_a_call_goes_where_least_runs_of_what_may_sample_it(pool: EnginePool) -> None:
@@ -294,8 +289,9 @@ async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: C
     pool = coordinator.pool
     opened(pool, "a")
     task = asks(pool, call(pool, "one"))
-    while "one" not in coordinator.inside:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while "one" not in coordinator.inside:
+            await turns(1)
     assert not task.done(), "its turn has not come"
     task.cancel()
     await asyncio.wait({task})
@@ -325,7 +321,7 @@ async def test_when_the_program_chooses_no_more_the_process_does_for_whoever_ask
     waits = asks(pool, call(pool, "waits"))
     await turns()
     asking = asks(pool, call(pool, "asking"))
-    await asyncio.sleep(0)
+    await turns(1)
     await coordinator.placement.close()
     slot = opened(pool, "a")
     assert [await waits, await asking] == [slot, slot]

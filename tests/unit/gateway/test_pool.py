@@ -17,6 +17,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
+from tests.harness.waiting import turns, until
 
 
 class Wrong(SlotPlacer):
@@ -39,9 +40,7 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
     pool.placed_by(placer)
     call = Call("c", np.arange(3, dtype=np.int32), Sampling(), pool)
     asking = asyncio.create_task(pool.acquire(call), name="asking")
-    await asyncio.sleep(0)
-    for _ in range(10):
-        await asyncio.sleep(0)  # others go on
+    await turns(11)
     before = wrong.answers
     assert 0 < before < 100
     pool.slots["e"].confirm(0)
@@ -98,12 +97,11 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
     calls = [Call(f"c{n}", np.arange(3, dtype=np.int32), Sampling(), pool) for n in range(50)]
     for call in calls:
         call.start(lambda: None)
+    await until(lambda: len(engine.aborted) == len(calls), "all run")
+    runs = slot.runs = Counted(slot.runs)
+    assert {row["engine"] for row in pool.describe_calls()} == {"e"}
+    slot.state = "held"
     async with asyncio.timeout(60):
-        while len(engine.aborted) < len(calls):
-            await asyncio.sleep(0)
-        runs = slot.runs = Counted(slot.runs)
-        assert {row["engine"] for row in pool.describe_calls()} == {"e"}
-        slot.state = "held"
         await asyncio.gather(*(call.stop() for call in calls))
     assert runs.seen == 0
     assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was asked for its account"

@@ -13,6 +13,7 @@ from prometheus_client import Counter
 from gateway.api.errors import NOT_BEGUN, error_response, refusal
 from gateway.errors import BadRequest, EngineError, Fenced, GatewayError, NotBegun, Unavailable
 from gateway.peers.follower import Follower
+from tests.harness.waiting import turns
 
 BUSY = Unavailable("no engine is ready", retry_after=1.0)
 
@@ -56,7 +57,7 @@ async def test_what_a_follower_does_beside_its_link_is_told_when_it_fails(
     follower._begin(fail(), "end-ep-1")
     (task,) = follower._ending
     await asyncio.wait({task})
-    await asyncio.sleep(0)
+    await turns(1)
     assert not follower._ending
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
         (logging.ERROR, "end-ep-1 failed: it failed")

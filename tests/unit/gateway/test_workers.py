@@ -118,16 +118,21 @@ async def test_a_child_that_has_answered_and_does_so_no_more_is_killed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(workers, "_SICK_S", 0.05)
-    answers = iter([False, True, True])
-    stub = Stub("worker-1", SLEEP, lambda: next(answers, False))
+    monkeypatch.setattr(workers, "_SICK_S", 0.0)
+    answers, looks = iter([False, True, True]), []
+
+    def well() -> bool:
+        looks.append(next(answers, False))
+        return looks[-1]
+
+    stub = Stub("worker-1", SLEEP, well)
     made = supervisor(settings, stub)
     running = asyncio.create_task(made.run())
     silent = await stub.started.get()
     assert await silent.wait() == -signal.SIGKILL
     again = await stub.started.get()  # which has never answered, so it is given all the time that it needs
-    for _ in range(50):
-        await asyncio.sleep(0.01)
+    before = len(looks)
+    await until(lambda: len(looks) > before + 5, "it was looked at again and again")
     assert again.returncode is None
     assert await stopped(made, running) == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from gateway.grading.base import GradingFailed
 from gateway.grading.function import FunctionGrader
+from tests.harness.waiting import until
 
 
 def alive(pid: int) -> bool:
@@ -20,12 +21,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def episode(**metadata: Any) -> dict[str, Any]:
@@ -51,7 +46,7 @@ async def test_a_worker_serves_many_episodes_and_ends_with_the_grader() -> None:
         pids = {await one.grade(episode()) for _ in range(5)}
         (pid,) = (int(pid) for pid in pids)
         assert alive(pid)
-    await until(lambda: not alive(pid))
+    await until(lambda: not alive(pid), "the worker is gone")
 
 
 async def test_workers_share_the_episodes_and_no_more_than_asked_for_are_started(tmp_path: Path) -> None:
@@ -95,7 +90,7 @@ async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(tmp_path:
         first, second = tmp_path / "first", tmp_path / "second"
         with pytest.raises(GradingFailed, match="not done within 5 s"):
             await one.grade(episode(do="hang", pid=str(first)))
-        await until(lambda: not alive(int(first.read_text())))
+        await until(lambda: not alive(int(first.read_text())), "the worker is gone")
         assert await one.grade(episode(do="work", pid=str(second))) == 1.0
         assert first.read_text() != second.read_text()
 
@@ -106,11 +101,11 @@ async def test_cancelling_a_grade_kills_its_worker_so_that_no_answer_is_taken_fo
     async with grader("behave") as one:
         pid = tmp_path / "pid"
         grading = asyncio.create_task(one.grade(episode(do="hang", pid=str(pid))))
-        await until(lambda: pid.exists() and bool(pid.read_text()))
+        await until(lambda: pid.exists() and bool(pid.read_text()), "the worker is at work")
         grading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await grading
-        await until(lambda: not alive(int(pid.read_text())))
+        await until(lambda: not alive(int(pid.read_text())), "the worker is gone")
         assert await one.grade(episode(do="work")) == 1.0
 
 
@@ -123,10 +118,10 @@ async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         f"asyncio.run(grader.grade({{'metadata': {{'do': 'hang', 'pid': {str(pid)!r}}}}}))\n"
     )
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
-    await until(lambda: pid.exists() and bool(pid.read_text()))
+    await until(lambda: pid.exists() and bool(pid.read_text()), "the worker is at work")
     parent.kill()
     await parent.wait()
-    await until(lambda: not alive(int(pid.read_text())))
+    await until(lambda: not alive(int(pid.read_text())), "the worker is gone")
 
 
 @pytest.mark.parametrize(

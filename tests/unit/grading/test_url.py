@@ -14,6 +14,7 @@ from gateway.grading.base import GradingFailed
 from gateway.grading.url import UrlGrader
 from scheduler.cluster.local import free_port
 from tests.harness.gateways import serve
+from tests.harness.waiting import until
 
 
 class Server:
@@ -113,13 +114,16 @@ async def test_no_more_requests_at_once_than_allowed(server: tuple[Server, str])
     there.gate.clear()
     grader = UrlGrader(url, 2, 60.0)
     grading = [asyncio.create_task(grader.grade({})) for _ in range(6)]
-    async with asyncio.timeout(60):
-        while there.running < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: there.running == 2, "two are asked for at once")
+    later = UrlGrader(url, 1, 60.0)
+    marked = asyncio.create_task(later.grade({}))
+    await until(lambda: there.running > 2, "what was sent after them has come, too")
+    assert there.running == 3, "the others were held back"
     there.gate.set()
-    assert await asyncio.gather(*grading) == [1.0] * 6
-    assert there.most == 2
+    assert await asyncio.gather(*grading, marked) == [1.0] * 7
+    assert there.most == 3
     await grader.close()
+    await later.close()
 
 
 async def test_an_answer_that_is_nested_too_deep_is_none(server: tuple[Server, str]) -> None:

@@ -19,6 +19,7 @@ from gateway.store.connections import connect
 from gateway.store.database import Database
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store
+from tests.harness.waiting import until
 
 Claim = Callable[[Connection], int | None]
 
@@ -161,9 +162,11 @@ async def test_a_successor_waits_for_a_fenced_transaction_that_is_not_committed(
     claiming = second.submit(claim("b", 1))
     seen = second.submit(numbers)
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-    async with asyncio.timeout(60):
-        while not await first.read(lambda c: c.scalar(waiting)):
-            await asyncio.sleep(0.01)
+
+    async def waits() -> bool:
+        return bool(await first.read(lambda c: c.scalar(waiting)))
+
+    await until(waits, "the claim waits for the write")
     assert not claiming.done()
     go_on.set()
     await writing

@@ -30,6 +30,7 @@ from gateway.store.decisions import Decision
 from gateway.store.models import Base
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store
+from tests.harness.waiting import until
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
@@ -303,9 +304,7 @@ async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServe
             for _ in range(2)
         ]
         waits = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'headgate'"
-        async with asyncio.timeout(120):
-            while postgres.execute(waits) != [(2,)]:
-                await asyncio.sleep(0.05)
+        await until(lambda: postgres.execute(waits) == [(2,)], "both wait at the first step", 120.0)
         held.rollback()
     for process in starting:
         _, said = await process.communicate()

@@ -18,6 +18,7 @@ from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
 from tests.harness.disk import Disk
+from tests.harness.waiting import until
 
 
 def append(number: int) -> Callable[[Connection], int]:
@@ -44,10 +45,8 @@ async def full(database: Database, disk: Disk, write: Callable[[], asyncio.Futur
     disk.fill()
     database._committer._drop()  # so that its next connection has the limit
     waiting = write()
-    async with asyncio.timeout(60):
-        while not database._committer.full:
-            assert not waiting.done(), waiting
-            await asyncio.sleep(0.005)
+    await until(lambda: database._committer.full or waiting.done(), "the disk is full")
+    assert not waiting.done(), waiting
     return waiting
 
 

@@ -35,6 +35,7 @@ from scheduler.policies.staleness_events import (
     Refuse,
     Reward,
 )
+from tests.harness.waiting import turns as loop_turns
 from tests.unit.store.conftest import NewStore
 from tests.unit.store.rows import MINE, call, episode, leases_of
 
@@ -124,7 +125,7 @@ async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_w
         raise KeyError("disk full")
 
     waiting = asyncio.ensure_future(ledger.apply(Join("g", "e", 1), fails))
-    await asyncio.sleep(0)
+    await loop_turns(1)
     waiting.cancel()
     await database.settled()
     assert ledger.broken is not None

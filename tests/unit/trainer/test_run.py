@@ -302,7 +302,7 @@ async def test_work_ends_when_a_companion_fails() -> None:
 
     async def work() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.set()
             raise
