@@ -25,8 +25,8 @@ from gateway.types import EpisodeAsked
 from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import event_from_json
+from tests.machines.ledgers import LIMITS, RULE, SETTINGS
 from tests.machines.stores import HandDatabase, sqlite_store
-from tests.machines.test_ledger import _LIMITS, RULE, SETTINGS
 from tests.machines.virtual import Clock, VirtualLoop
 
 PATIENCE_S = 300.0
@@ -108,7 +108,7 @@ class World:
 
     def members(self) -> dict[str, str]:
         """What became of each member, by the committed events alone."""
-        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=_LIMITS)))
+        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
         for value in self.database.look(lambda c: statements.events(c, "m"))[1:]:
             pure.apply(event_from_json(value))
         return {name: state for group in pure.groups() for name, state in group.members.items()}

@@ -10,8 +10,7 @@ from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack
 from tests.machines.cluster import Work
-from tests.machines.test_found import links
-from tests.machines.test_link import LinkMachine
+from tests.machines.links import LinkMachine, links
 
 
 def alone(machine: LinkMachine) -> dict[str, Any]:

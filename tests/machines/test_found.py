@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from tests.machines.test_leases import LeaseMachine
-from tests.machines.test_link import LinkMachine
-
-
-@contextmanager
-def links(mode: str, *, accounts: bool = True) -> Iterator[LinkMachine]:
-    """Three processes and one engine; at the end all must heal."""
-    machine = LinkMachine()
-    try:
-        machine.begin(mode, "rolling", 1, 0.0, accounts=accounts)
-        yield machine
-        machine.nothing_is_wrong()
-    finally:
-        machine.teardown()
+from tests.machines.leases import LeaseMachine
+from tests.machines.links import links
 
 
 def test_an_engine_that_a_new_coordinator_has_opened_stays_open() -> None:

@@ -1,0 +1,248 @@
+"""Episodes and their ledger under requests that come twice, late and to another process: memory is what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sqlalchemy import select
+
+from gateway.control.episodes import Episodes
+from gateway.errors import GatewayError
+from gateway.feed.ledger import StoredLedger
+from gateway.grading.grading import Grading
+from gateway.keys import key_of
+from gateway.settings import Settings
+from gateway.store import ledger as statements
+from gateway.store.models import EpisodeRow, LedgerEventRow
+from gateway.types import EpisodeAsked, EpisodeOpened
+from scheduler.policies import rules
+from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.staleness_events import Consume, Publish, event_from_json
+from tests.machines.stores import HandDatabase, sqlite_store
+from tests.machines.virtual import Clock, VirtualLoop
+
+SETTINGS = Settings.parse(
+    {
+        "models": {"m": {"path": "nowhere"}},
+        "staleness": {"batch": 2, "eta": 1, "min_members": 1, "spare_groups": 1, "spare_members": 1},
+        "episodes": {"idle_s": 50, "total_s": 500},
+    }
+)
+RULE = SETTINGS.staleness_of("m")
+LIMITS = {
+    "eta",
+    "batch",
+    "min_members",
+    "spare_groups",
+    "spare_members",
+    "drop_equal",
+    "late",
+    "stuck_groups",
+}
+
+
+class Coordinator:
+    """One process's time as the coordinator."""
+
+    def __init__(self, name: str, url: str, loop: VirtualLoop) -> None:
+        self.database = HandDatabase(url, loop)
+        self.fenced = self.database.fenced(self.database.claim(name))
+        self.ledger: StoredLedger
+        self.episodes: Episodes
+
+    async def open(self) -> None:
+        """Memory, from the store alone."""
+        self.database.at_once = True
+        self.ledger = await StoredLedger.load(self.fenced, RULE, "m")
+        grading = await Grading.open({}, self.fenced, {})
+        self.episodes = Episodes(SETTINGS, self.fenced, {"m": self.ledger}, [], grading)
+        await self.episodes.load()
+        self.database.at_once = False
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """A driver of groups of two, a trainer, and coordinators in succession."""
+
+    stack: ExitStack | None = None
+
+    @initialize()
+    def start(self) -> None:
+        self.stack = ExitStack()
+        self.url = self.stack.enter_context(sqlite_store())
+        self.clock = Clock()
+        self.loop = VirtualLoop(self.clock)
+        self.stack.callback(self.loop.end)
+        for module in ("episodes", "admission"):
+            self.stack.enter_context(patch(f"gateway.control.{module}.time", self.clock))
+        self.coordinators: list[Coordinator] = []
+        self.named = 0
+        self.asked: list[tuple[str, str]] = []
+        self.opened: dict[str, EpisodeOpened] = {}
+        """By idempotency key, as it was first answered."""
+        self.rewarded: dict[str, str] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+        self.succeed()
+
+    @property
+    def now(self) -> Coordinator:
+        return self.coordinators[-1]
+
+    def succeed(self) -> None:
+        self.named += 1
+        self.coordinators.append(Coordinator(f"c{self.named}", self.url, self.loop))
+        self.loop.run(self.now.open())
+
+    def ask(self, work: Any) -> None:
+        async def asked() -> None:
+            try:
+                await work
+            except GatewayError:
+                return
+
+        self.tasks.append(self.loop.create_task(asked()))
+        self.loop.settle()
+
+    def one(self, old: bool) -> Coordinator:
+        return self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
+
+    # What drivers ask
+
+    @rule(fresh=st.booleans(), which=st.integers(0, 5), times=st.integers(1, 2), old=st.booleans(), heard=st.booleans(),
+          wait_s=st.sampled_from([0.0, 5.0]))  # fmt: skip
+    def open(self, fresh: bool, which: int, times: int, old: bool, heard: bool, wait_s: float) -> None:
+        if fresh or not self.asked:
+            number = len(self.asked)
+            self.asked.append((f"idempotency-{number:04d}", f"g{number // 2}"))
+        again, group = self.asked[-1 - which % len(self.asked)]
+        for _ in range(times):
+            self.ask(self.opening(self.one(old), again, group, heard=heard, wait_s=wait_s))
+
+    async def opening(
+        self, coordinator: Coordinator, again: str, group: str, *, heard: bool, wait_s: float
+    ) -> None:
+        opened = await coordinator.episodes.open_once(
+            key_of("admin", again), EpisodeAsked("t", group, 2, "train", "m"), wait_s
+        )
+        if heard:
+            assert self.opened.setdefault(again, opened) == opened, "another episode"
+
+    @precondition(lambda self: self.stack and self.opened)
+    @rule(
+        which=st.integers(0, 9),
+        reward=st.sampled_from([0.0, 1.0]),
+        times=st.integers(1, 2),
+        old=st.booleans(),
+    )
+    def reward(self, which: int, reward: float, times: int, old: bool) -> None:
+        episode = sorted(o.episode_id for o in self.opened.values())[which % len(self.opened)]
+        for _ in range(times):
+            self.ask(self.rewarding(self.one(old), episode, reward))
+
+    async def rewarding(self, coordinator: Coordinator, episode: str, reward: float) -> None:
+        self.rewarded[episode] = await coordinator.episodes.reward(episode, reward, None, final=True)
+
+    @precondition(lambda self: self.stack and self.opened)
+    @rule(which=st.integers(0, 9), old=st.booleans())
+    def abandon(self, which: int, old: bool) -> None:
+        episode = sorted(o.episode_id for o in self.opened.values())[which % len(self.opened)]
+        self.ask(self.one(old).episodes.abandon(episode, "lost"))
+
+    # What trainers do
+
+    @rule()
+    def train(self) -> None:
+        """A complete buffer is consumed."""
+        pure = self.now.ledger.ledger
+        if pure.complete(pure.consumed):
+            self.ask(self.now.ledger.apply(Consume(pure.consumed)))
+
+    @rule(step=st.integers(1, 2))
+    def publish(self, step: int) -> None:
+        self.ask(self.now.ledger.apply(Publish(self.now.ledger.ledger.version + step)))
+
+    # Time, commits and crashes
+
+    @rule(old=st.booleans(), count=st.integers(1, 4))
+    def commit(self, old: bool, count: int) -> None:
+        self.one(old).database.commit(count)
+        self.loop.settle()
+
+    @rule(seconds=st.sampled_from([1.0, 20.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.loop.advance(seconds)
+        self.ask(self.now.episodes.sweep())
+
+    @rule(dies=st.booleans())
+    def another_coordinates(self, dies: bool) -> None:
+        if dies:
+            self.now.database.die()
+        self.succeed()
+
+    # What must hold
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.now.database.look(lambda c: statements.events(c, "m"))[1:]
+
+    def commands(self) -> list[dict[str, Any]]:
+        stored = self.now.database.look(
+            lambda c: list(c.scalars(select(LedgerEventRow.commands).order_by(LedgerEventRow.seq)))
+        )
+        return [command for some in stored for command in some]
+
+    def rows(self) -> list[Any]:
+        return self.now.database.look(lambda c: list(c.execute(select(EpisodeRow.__table__))))
+
+    @invariant()
+    def nothing_is_trained_twice(self) -> None:
+        if self.stack is None:
+            return
+        trained = [g for c in self.commands() if c["type"] == "Consumed" for g in c["group_ids"]]
+        assert len(set(trained)) == len(trained)
+        rows = {row.id: row for row in self.rows()}
+        assert len({row.key_hash for row in rows.values()}) == len(rows)
+        assert all(opened.episode_id in rows for opened in self.opened.values())
+        for episode, reason in self.rewarded.items():
+            assert (rows[episode].state, rows[episode].reason) == ("closed", reason)
+        for task in self.tasks:
+            if task.done() and not task.cancelled():
+                assert task.exception() is None, repr(task.exception())
+
+    def memory_is_what_is_stored(self) -> None:
+        """Where nothing waits to be committed: the ledger is that of a pure rule which was fed with the committed events."""
+        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
+        for value in self.events():
+            pure.apply(event_from_json(value))
+        assert json.dumps(pure.to_json()) == json.dumps(self.now.ledger.ledger.to_json())
+        stored = {row.id for row in self.rows() if row.state == "open"}
+        assert stored == {live.id for live in self.now.episodes.live()}
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.now.database.commit()
+            self.loop.settle()
+
+    def teardown(self) -> None:
+        if self.stack is None:
+            return
+        try:
+            self.nothing_is_trained_twice()
+            self.settle()
+            self.memory_is_what_is_stored()
+            self.succeed()
+            self.memory_is_what_is_stored()
+            for _ in range(3):  # whoever nobody comes back for loses its place
+                self.time_passes(600.0)
+                self.settle()
+            assert not [row for row in self.rows() if row.state != "closed"]
+            self.memory_is_what_is_stored()
+            self.nothing_is_trained_twice()
+        finally:
+            for coordinator in self.coordinators:
+                coordinator.database.die()
+            self.stack.close()
