@@ -22,23 +22,22 @@ from tests.harness.gateway_command import Served, served
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until
 
-SLOW_S = 0.05
 TOKENS = 40
 
 
 @dataclass
 class Stopped:
-    """A served gateway with an episode and a slow engine."""
+    """A served gateway with an episode, and its engine."""
 
     gateway: Served
     engine: FakeEngine
     client: openai.AsyncOpenAI
     store: Path
 
-    async def stream(self, tokens: int = TOKENS) -> Any:
+    async def stream(self) -> Any:
         """An open stream whose first chunk has come."""
         stream = await self.client.chat.completions.create(
-            model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=tokens, stream=True
+            model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=TOKENS, stream=True
         )
         await anext(aiter(stream))
         return stream
@@ -62,7 +61,6 @@ async def stoppable(model: Path, work: Path, shutdown_s: float = 60.0) -> AsyncI
     async with AsyncExitStack() as stack:
         engine, port = FakeEngine("none"), free_port()
         await stack.enter_async_context(serve(create_fake_app(engine), port))
-        engine.set_faults({"delay_s": SLOW_S})
         values = settings_for(
             model,
             work,
@@ -79,14 +77,14 @@ async def stoppable(model: Path, work: Path, shutdown_s: float = 60.0) -> AsyncI
 async def test_running_calls_finish_and_new_ones_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     async with stoppable(tiny_model, tmp_path) as running:
         engine = running.engine
-        engine.set_faults({"delay_s": 1.0})  # it has hardly begun when the signal comes
+        engine.hold_after(1)  # both have just begun when the signal comes
         stream = await running.stream()
         whole = asyncio.create_task(
             running.client.chat.completions.create(
                 model="any", messages=[{"role": "user", "content": "whole"}], max_tokens=TOKENS
             )
         )
-        await until(lambda: engine.running == 2, "both calls run")
+        await engine.arrived(2)
         running.gateway.signal()
         await running.refused()
         with pytest.raises(openai.InternalServerError) as refused:
@@ -99,7 +97,7 @@ async def test_running_calls_finish_and_new_ones_are_refused(tiny_model: Path, t
         assert refused.value.response.headers["x-should-retry"] == "true"
         assert refused.value.response.headers["connection"] == "close"
         assert (await running.gateway.status("/healthz"))[0] == 200
-        engine.set_faults({})
+        engine.release()
         finishes = [chunk.choices[0].finish_reason async for chunk in stream if chunk.choices]
         assert finishes[-1] in ("stop", "length")
         assert (await whole).choices[0].finish_reason in ("stop", "length")
@@ -112,7 +110,8 @@ async def test_after_the_deadline_streams_get_an_error_and_tokens_are_recorded(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with stoppable(tiny_model, tmp_path, shutdown_s=0.3) as running:
-        stream = await running.stream(1000)
+        running.engine.hold_after(1)
+        stream = await running.stream()
         running.gateway.signal()
         with pytest.raises(openai.APIError) as ended:
             async for _ in stream:
@@ -126,7 +125,8 @@ async def test_after_the_deadline_streams_get_an_error_and_tokens_are_recorded(
 
 async def test_a_second_signal_ends_the_waiting(tiny_model: Path, tmp_path: Path) -> None:
     async with stoppable(tiny_model, tmp_path, shutdown_s=3600.0) as running:
-        stream = await running.stream(1000)
+        running.engine.hold_after(1)
+        stream = await running.stream()
         running.gateway.signal(signal.SIGINT)
         await running.refused()
         running.gateway.signal(signal.SIGINT)
