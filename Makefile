@@ -11,9 +11,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 
-TESTS = $(BIN)/python -m pytest tests
-# Most tests wait for other processes. Those with vLLM use every core, so they come one after the other.
-AT_ONCE := -n auto --maxprocesses 4 --dist loadfile
+TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short fuzz-seam \
@@ -42,15 +40,14 @@ format: setup ## format and sort imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup engine clients ## every test, real vLLM and foreign clients included
-	$(TESTS) -m "not vllm and not long" $(AT_ONCE)
-	$(TESTS) -m "vllm and not long"
+test: setup engine clients ## every test but the long ones, real vLLM and foreign clients included
+	$(TESTS) test
 
-test-long: setup engine ## what takes minutes and seldom changes; before a release
-	$(TESTS) -m long
+test-fast: setup ## the tests that need no server and no other environment (3 minutes)
+	$(TESTS) test-fast
 
-test-fast: setup ## the tests that need no other environment
-	$(TESTS) -m "not vllm and not clients and not long" $(AT_ONCE)
+test-long: setup engine ## the tests that take minutes each: benches and long forms; before a release
+	$(TESTS) test-long
 
 test-compat: setup clients ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
 	$(BIN)/python -m tests.compat
@@ -88,7 +85,8 @@ report-lending: setup engine ## what lending a train node is worth here: three t
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
 	$(BIN)/python -m tests.proof
 
-chaos: setup engine ## that crashes lose and double nothing: 15 minutes of kill -9, cut links and servers that go away
+chaos: setup engine ## that crashes lose and double nothing: 15 minutes of kill -9, cut links and servers that go away; test-long before
+	$(TESTS) test-long
 	$(BIN)/python -m tests.chaos
 
 chaos-short: setup ## one minute of that, with fake engines alone

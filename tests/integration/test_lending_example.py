@@ -14,6 +14,7 @@ from examples.lending.cluster import TOPOLOGIES, Run
 MIXED = next(topology for topology in TOPOLOGIES if topology.name == "mixed")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each node is a core")
 async def test_a_train_node_is_lent_in_the_example(tiny_model: Path, tmp_path: Path) -> None:
     found = tmp_path / "tasks.jsonl"

@@ -160,7 +160,7 @@ async def live_through_every_kill(
     assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 3])
 async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_one_learns(
     tiny_model: Path, tmp_path: Path, every: int
 ) -> None:

@@ -24,6 +24,7 @@ def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=400)
 
 
+@pytest.mark.long
 def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     done = run_bench(
@@ -80,6 +81,7 @@ def test_cpu_time_of_a_session_is_its_processes(tmp_path: Path) -> None:
     assert session_cpu_s(os.getpid() + 2**24) == 0
 
 
+@pytest.mark.long
 def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     small = ["--mock-streams", "4", "--seconds", "0.3", "--rounds", "1", "--litellm", str(tmp_path / "none")]

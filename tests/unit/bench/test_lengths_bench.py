@@ -10,6 +10,7 @@ from bench.lengths import scored, synthetic, unseen
 from tests.unit.bench.reports import report_of
 
 
+@pytest.mark.long
 def test_it_ends_with_its_keys(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.db")
     report = report_of(

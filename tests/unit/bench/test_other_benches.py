@@ -14,6 +14,7 @@ from tests.families.family import FAMILIES
 from tests.unit.bench.reports import ROOT, report_of
 
 
+@pytest.mark.long
 def test_payloads(tmp_path: Path) -> None:
     small = ["--seconds", "0.2", "--sessions", "8", "--session-ms", "10", "--conversations", "2"]
     shapes = ["--turns", "4", "--streams", "4", "--prompts", "prompt_1k"]
@@ -27,6 +28,7 @@ def test_payloads(tmp_path: Path) -> None:
     assert all(result["lag_ms"]["samples"] > 0 for result in report["results"])
 
 
+@pytest.mark.long
 def test_memory(tmp_path: Path) -> None:
     size = ["--calls", "120", "--base", "40", "--connections", "4"]
     report = report_of("memory", tmp_path / "memory.json", *size)
@@ -35,6 +37,7 @@ def test_memory(tmp_path: Path) -> None:
     assert len({len(values) for values in report["series"].values()}) == 1
 
 
+@pytest.mark.long
 def test_rules(tmp_path: Path) -> None:
     size = ["--batches", "2", "--batch", "2", "--group", "2", "--concurrency", "8", "--median", "8"]
     quick = ["--rules", "synchronous,staleflow", "--delay-s", "0.002", "--train-s", "0"]
@@ -43,6 +46,7 @@ def test_rules(tmp_path: Path) -> None:
     assert report["results"][0]["staleness_max"] == 0
 
 
+@pytest.mark.long
 def test_ledger(tmp_path: Path) -> None:
     size = ["--groups", "20", "--seconds", "1", "--calls", "1", "--concurrency", "4"]
     report = report_of("ledger", tmp_path / "ledger.json", *size)
@@ -62,6 +66,7 @@ def test_costs(tmp_path: Path) -> None:
     assert all(load["tokens_per_s"] > 0 for load in report["live_loads"])
 
 
+@pytest.mark.long
 def test_prefix() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.prefix"], cwd=ROOT, capture_output=True, text=True, timeout=400
@@ -81,6 +86,7 @@ def test_prefix() -> None:
     assert kept["qwen2.5"]["plain"] == {"kept": 1.0, "possible": 1.0}
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_vllm_chat(tmp_path: Path) -> None:
     size = ["--streams", "4", "--seconds", "0.5", "--rounds", "1"]
@@ -109,6 +115,7 @@ def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> N
     assert wrong in done.stderr
 
 
+@pytest.mark.long
 def test_store(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="headgate-stores-") as folder:
         Path(folder).chmod(
@@ -126,6 +133,7 @@ def check_store(tmp_path: Path, folder: str) -> None:
         assert report["results"][kind]["commits_beside_queries"]["per_s"] > 0
 
 
+@pytest.mark.long
 def test_service(tmp_path: Path) -> None:
     size = ["--streams", "4", "--seconds", "0.5", "--rounds", "1", "--repeats", "1"]
     report = report_of("service", tmp_path / "service.json", *size)

@@ -54,6 +54,7 @@ def test_the_keys_are_the_goals() -> None:
     assert (figures["broadcast_16"], figures["loop_gym"], figures["qlearning_time_saved"]) == (2.0, 0.5, 50.0)
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path) -> None:
     size = ["--no-ray", "--turns", "1", "--scale", "0.005", "--only", "agents"]
     report = report_of("reactor", tmp_path / "reactor.json", *size)
@@ -62,6 +63,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert report["marl_10"] is None
 
 
+@pytest.mark.long
 def test_the_control_program_is_told_and_measured(tmp_path: Path) -> None:
     plan = Plan(engines=8, calls=400, call_s=2.0, episode_calls=2, group=4, tick_ms=20)
     result = measure(plan, 3.0, tmp_path)

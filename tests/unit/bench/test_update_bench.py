@@ -23,6 +23,7 @@ def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=180)
 
 
+@pytest.mark.long
 def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     out = tmp_path / "update.json"
     size = ["--streams", "4", "--updates", "1", "--every-s", "0.5", "--load-s", "0.3", "--delay-s", "0.05"]

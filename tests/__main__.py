@@ -1,0 +1,95 @@
+"""Runs `make test`, `make test-fast` or `make test-long`: pytest, the slowest tests, and one line for all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+REPORTS = Path("runs/tests")
+SLOWEST = 15
+INTERRUPTED = 2
+OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
+"""What pytest's reports call them, and how they are counted."""
+
+# Tests wait for other processes now and then, so one worker more than cores. A worker that is done takes tests of another:
+# files are uneven, and with whole files (`loadfile`) the last worker runs alone for minutes.
+AT_ONCE = ("-n", str(min(4, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
+
+# Those with vLLM use every core, so they come one after the other.
+TARGETS = {
+    "test": {
+        "without-vllm": ("tests", "-m", "not vllm and not long", *AT_ONCE),
+        "vllm": ("tests", "-m", "vllm and not long"),
+    },
+    "test-fast": {
+        "fast": (
+            *("tests/unit", "-m", "not vllm and not long", *AT_ONCE),
+            *("--ignore", "tests/unit/store", "--ignore", "tests/unit/bus", "--ignore", "tests/unit/bench"),
+        )
+    },
+    "test-long": {"long": ("tests", "-m", "long")},
+}
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test that was run: its seconds with those of its fixtures, and how it ended."""
+
+    seconds: float
+    name: str
+    outcome: str
+
+
+def run(name: str, options: tuple[str, ...]) -> int:
+    """One run of pytest; answers its exit status."""
+    argv = [sys.executable, "-m", "pytest", *options, "--junitxml", str(REPORTS / f"{name}.xml")]
+    return subprocess.run(argv, check=False).returncode
+
+
+def tests_of(report: Path) -> list[Test]:
+    """The tests of a report that pytest wrote; none where it did not get that far."""
+    if not report.exists():
+        return []
+    found = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        outcome = next((OUTCOMES[child.tag] for child in case if child.tag in OUTCOMES), "passed")
+        found.append(
+            Test(float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}", outcome)
+        )
+    return found
+
+
+def summary(target: str, tests: list[Test], minutes: float) -> str:
+    """The last line: how many tests ended how, in which time, and where to look."""
+    counts = Counter(test.outcome for test in tests)
+    ended = ", ".join(f"{counts[o]:,} {o}" for o in ("passed", "failed", "skipped") if counts[o])
+    return f"make {target}: {ended or 'no tests'} in {minutes:.1f} min; all tests with their seconds: {REPORTS}/*.xml"
+
+
+def main(target: str) -> int:
+    """Runs a target's parts, also if the first has failed, and says how it went; answers the exit status."""
+    began, status, tests = time.monotonic(), 0, list[Test]()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for report in REPORTS.glob("*.xml"):
+        report.unlink()
+    for name, options in TARGETS[target].items():
+        ended = run(name, options)
+        tests += tests_of(REPORTS / f"{name}.xml")
+        status = status or ended
+        if ended == INTERRUPTED:
+            break
+    print(f"\nThe slowest {SLOWEST} tests, in seconds:")
+    for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST]:
+        print(f"{test.seconds:8.1f}  {test.name}")
+    print(summary(target, tests, (time.monotonic() - began) / 60))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "test"))
