@@ -64,6 +64,8 @@ def test_tokens_that_are_not_trained_change_nothing() -> None:
     assert gradient[0, 1] == 0.0
     assert gradient[0, 0] != 0.0
     assert float(loss.sums["importance_weight"]) == 1.0
+    kl = math.exp(-0.1) + 0.1 - 1.0  # k3 of the token that is trained
+    assert float(loss.total.detach()) == pytest.approx(1.0 + 0.1 * kl)
 
 
 def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:

@@ -1,0 +1,179 @@
+"""A call over engines that say what a test wrote: what is asked of them, and what the call makes of each end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, Unavailable
+from gateway.rollout.call import Call
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.sections import QueueSettings
+from gateway.trajectories.turn import Span
+from gateway.types import FinishReason, Sampling
+
+Reply = EngineError | tuple[list[int], FinishReason | None]
+
+
+class Scripted:
+    """Answers each request with the next of `replies`, and notes the requests."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.asked: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """See `Engine`."""
+        self.asked.append(request)
+        reply = self.replies.pop(0)
+        if isinstance(reply, EngineError):
+            raise reply
+        ids, finish = reply
+        yield TokenChunk(ids, [-0.5] * len(ids), finish)
+
+
+class Pool(EnginePool):
+    """A pool of scripted engines `a`, `b` and so on, at version 3; notes what it is told of them."""
+
+    def __init__(self, *engines: Scripted, url: str | None = None) -> None:
+        super().__init__("demo", QueueSettings(), 10.0)
+        self.troubled: list[str] = []
+        self.disputed: list[str] = []
+        self.on_trouble = lambda slot: self.troubled.append(slot.name)
+        self.on_dispute = lambda slot, _reason: self.disputed.append(slot.name)
+        for name, engine in zip("abc", engines, strict=False):
+            slot = self.slots[name] = Slot(name, url)
+            slot.engine = engine  # type: ignore[assignment]
+            slot.confirm(3)
+
+    def call(self, max_failures: int = 5, **sampling: object) -> Call:
+        """A call with a prompt of two tokens."""
+        given = Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
+        return Call("c", np.array([7, 8], np.int32), given, self, max_failures=max_failures)
+
+
+async def ended(call: Call) -> Call:
+    """The call, when it has ended."""
+    call.start(lambda: None)
+    async with asyncio.timeout(60):
+        await call.wait()
+    return call
+
+
+async def test_a_call_that_was_given_back_asks_for_what_is_left_after_all_that_it_has() -> None:
+    engine = Scripted(([1], "abort"), ([2], "abort"), ([3], "stop"))
+    call = await ended(Pool(engine).call())
+    assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in engine.asked] == [
+        ("c.0.0", [7, 8], 4), ("c.0.1", [7, 8, 1], 3), ("c.0.2", [7, 8, 1, 2], 2)
+    ]  # fmt: skip
+    assert {(r.cache_salt, r.label) for r in engine.asked} == {("v3", "")}
+    assert (call.finish, call.turn.ids, call.turn.pauses) == ("stop", [1, 2, 3], 2)
+    assert call.turn.spans == [Span(3, 3, 3)]
+
+
+async def test_a_call_that_is_given_back_with_its_last_token_is_whole() -> None:
+    engine = Scripted(([1, 2, 3, 4], "abort"))
+    call = await ended(Pool(engine).call())
+    assert (call.finish, len(engine.asked)) == ("length", 1)
+
+
+async def test_a_call_goes_on_in_another_engine_than_the_one_that_failed_it() -> None:
+    first, second = Scripted(EngineUnreachable("gone")), Scripted(([1], "stop"))
+    pool = Pool(first, second)
+    await ended(pool.call())
+    assert (len(first.asked), len(second.asked), pool.troubled, pool.disputed) == (1, 1, ["a"], [])
+
+
+async def test_only_an_engine_that_could_not_be_reached_is_in_trouble() -> None:
+    pool = Pool(Scripted(EngineError("an error in the middle")), Scripted(([1], "stop")))
+    await ended(pool.call())
+    assert (pool.troubled, pool.disputed) == ([], [])
+
+
+async def test_an_engine_that_was_started_anew_is_disputed() -> None:
+    pool = Pool(Scripted(EngineReplaced("it has other weights")), Scripted(([1], "stop")))
+    await ended(pool.call())
+    assert (pool.troubled, pool.disputed) == ([], ["a"])
+
+
+async def test_what_no_engine_would_take_is_tried_once() -> None:
+    engine = Scripted(EngineRefused("such a token does not exist"))
+    with pytest.raises(EngineRefused):
+        await ended(Pool(engine, engine).call())
+    assert len(engine.asked) == 1
+
+
+async def test_a_call_fails_with_the_last_of_so_many_failures() -> None:
+    engine = Scripted(EngineError("first"), EngineError("second"), EngineError("third"))
+    with pytest.raises(EngineError, match="second"):
+        await ended(Pool(engine).call(max_failures=2))
+
+
+async def test_the_label_is_told_to_engines_that_others_start() -> None:
+    engine = Scripted(([1], "stop"))
+    await ended(Pool(engine, url="http://engine").call())
+    assert [request.label for request in engine.asked] == ["3"]
+
+
+@pytest.mark.parametrize("finish", ["abort", None])
+async def test_a_seeded_call_is_begun_anew_while_nothing_of_it_was_delivered(
+    finish: FinishReason | None,
+) -> None:
+    first, second = Scripted(([1], finish)), Scripted(([5], "stop"))
+    call = await ended(Pool(first, second).call(seed=1))
+    assert (call.turn.ids, call.restarts, call.finish) == ([5], 1, "stop")
+    assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in second.asked] == [
+        ("c.1.0", [7, 8], 4)
+    ]
+
+
+async def test_a_seeded_call_of_which_something_was_delivered_is_lost_with_its_engine() -> None:
+    call = Pool(Scripted(([1], "abort"))).call(seed=1)
+    call.delivered = True
+    with pytest.raises(EngineError, match="a seed died, and part of its reply") as lost:
+        await ended(call)
+    assert lost.value.code == "call_lost"
+
+
+async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
+    engine = Scripted(([1], "abort"), ([2], "stop"))
+    pool = Pool(engine, Scripted())
+    slot = pool.slots["a"]
+
+    def hold() -> None:
+        if call.turn.ids == [1]:
+            slot.state = "held"
+
+    call = pool.call()
+    now = asyncio.get_running_loop().time()
+    call.start(hold)
+    async with asyncio.timeout(60):
+        while not call.patient_until:
+            await asyncio.sleep(0)
+        assert call.target == "a"
+        assert now + 5.0 <= call.patient_until <= asyncio.get_running_loop().time() + 15.0
+        slot.confirm(4)
+        pool.notify()
+        await call.wait()
+    assert [request.cache_salt for request in engine.asked] == ["v3", "v4"]
+    assert call.turn.spans == [Span(3, 1, 3), Span(4, 1, 4)]
+
+
+async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
+    pool = Pool(Scripted())
+    pool.slots["a"].state = "held"
+    call = pool.call()
+    call.start(lambda: None)
+    waiting = asyncio.create_task(call.wait(), name="waiting")
+    await asyncio.sleep(0)
+    await call.stop(Unavailable("the gateway is being stopped", retry_after=1.0))
+    await call.stop(Unavailable("again", retry_after=1.0))
+    async with asyncio.timeout(60):
+        with pytest.raises(Unavailable, match="is being stopped"):
+            await waiting
+    assert not pool.calls

@@ -1,0 +1,86 @@
+"""Where the trainer looks for the gateway that it starts, and how it starts it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from scheduler.cluster.local import free_port
+from tests.harness.gateways import serve
+from trainer.cluster import gateway_process, url_of
+from trainer.errors import ConfigError, GatewayUnreachable
+from trainer.settings import GatewaySettings
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "gateway.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("", "http://127.0.0.1:8000"),
+        ('[server]\nhost = "10.0.0.7"\nport = 9000', "http://10.0.0.7:9000"),
+        ('[server]\nhost = "0.0.0.0"', "http://127.0.0.1:8000"),
+        ('[server]\nhost = "::"', "http://127.0.0.1:8000"),
+    ],
+)
+def test_the_gateway_is_where_its_file_says(tmp_path: Path, text: str, url: str) -> None:
+    assert url_of(written(tmp_path, text)) == url
+
+
+def test_a_file_that_does_not_say_where_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.toml: \[server\] port = 0"):
+        url_of(written(tmp_path, "[server]\nport = 0"))
+    with pytest.raises(ConfigError, match=r"\[gateway\] config .*gateway\.toml: "):
+        url_of(written(tmp_path, "[server"))
+    with pytest.raises(ConfigError, match=r"absent\.toml: .*No such file"):
+        url_of(tmp_path / "absent.toml")
+
+
+async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    async def start(*given: Any) -> Any:
+        started.append(given)
+
+        async def ready(_answers: Any, limit_s: float) -> None:
+            started.append(limit_s)
+
+        return SimpleNamespace(stop=None, ready=ready)
+
+    monkeypatch.setattr("trainer.cluster.LocalProcess.start", start)
+    monkeypatch.setattr("trainer.cluster._needed", lambda process: None)
+    port = free_port()
+    config = written(tmp_path, f"[server]\nport = {port}")
+    settings = GatewaySettings(config=config, admin_key=SecretStr("k"), start_s=7.0)
+    url, watched = await gateway_process(AsyncExitStack(), settings, tmp_path)
+    assert url == f"http://127.0.0.1:{port}"
+    assert watched is not None
+    (name, argv, log, environment), limit_s = started
+    assert (name, log, environment, limit_s) == (
+        "gateway", tmp_path / "gateway.log", {"HEADGATE_ADMIN_KEY": "k"}, 7.0
+    )  # fmt: skip
+    assert argv[1:] == ["-m", "gateway.cli", "serve", "--config", str(config)]
+
+
+async def test_whatever_listens_there_already_is_not_taken_for_the_gateway(tmp_path: Path) -> None:
+    async def nothing(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body"})
+
+    port = free_port()
+    config = written(tmp_path, f"[server]\nport = {port}")
+    async with serve(nothing, port), AsyncExitStack() as stack:
+        with pytest.raises(GatewayUnreachable, match=f"something listens at http://127.0.0.1:{port}"):
+            await gateway_process(stack, GatewaySettings(config=config), tmp_path)

@@ -1,0 +1,21 @@
+"""Which sequences a version's probe is made of."""
+
+from __future__ import annotations
+
+from gateway.types import Probe
+from trainer.probe import choose
+
+
+def test_a_probe_is_of_the_sequences_whose_tokens_differ_most_on_average() -> None:
+    sequences = [(n, n, n) for n in range(5)] + [(5,) * 9]
+    parent = [(-1.0,) * (len(sequence) - 1) for sequence in sequences]
+    changes = [(0.1, 0.1), (-0.5, 0.5), (0.0, 0.4), (0.3, 0.4), (0.9, 0.0), (0.15,) * 8]
+    new = [tuple(a + b for a, b in zip(*both, strict=True)) for both in zip(parent, changes, strict=True)]
+    best = [1, 4, 3, 2]
+    assert choose(sequences, new, parent) == Probe(
+        tuple(sequences[i] for i in best), tuple(new[i] for i in best), tuple(parent[i] for i in best)
+    )
+
+
+def test_without_sequences_there_is_no_probe() -> None:
+    assert choose([], [], []) is None
