@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from gateway.client.admin import GatewayRefused
-from gateway.types import Episode, TokenFlag
+from gateway.feed.export import Selection, export
+from gateway.types import Episode, TokenFlag, groups_from_arrow
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.weights import fake_weights, publish
 from trainer.packing import rows_of
@@ -50,6 +53,14 @@ async def leased(gateway: RunningGateway) -> Episode:
     return group.episodes[0]
 
 
+async def exported(gateway: RunningGateway, work: Path) -> Episode:
+    """The episode as an exported file has it."""
+    chosen = Selection("demo", everything=True)
+    await asyncio.to_thread(export, gateway.settings, chosen, work / "out.parquet")
+    (group,) = groups_from_arrow(pq.read_table(work / "out.parquet"))
+    return group.episodes[0]
+
+
 def flagged(episode: Episode) -> dict[int, bool]:
     """Of every version, whether all its tokens (or none) are called orphans."""
     found: dict[int, bool] = {}
@@ -69,6 +80,7 @@ async def test_tokens_of_an_orphaned_version_are_flagged_masked_and_counted(
         await sampled_by_three_versions(gateway, tmp_path)
         status = await gateway.admin.status()
         assert (status["version"], status["newest_version"], status["orphaned_versions"]) == (3, 3, [2])
+        assert flagged(await exported(gateway, tmp_path)) == {1: False, 2: True, 3: False}
         episode = await leased(gateway)
     assert flagged(episode) == {1: False, 2: True, 3: False}
     rows = rows_of([(episode, 1.0)])
@@ -84,6 +96,7 @@ async def test_orphans_may_be_left_to_the_correction(tiny_model: Path, tmp_path:
     async with run_gateway(values) as gateway:
         await sampled_by_three_versions(gateway, tmp_path)
         assert (await gateway.admin.status())["orphaned_versions"] == [2]
+        assert flagged(await exported(gateway, tmp_path)) == {1: False, 2: False, 3: False}
         episode = await leased(gateway)
     assert flagged(episode) == {1: False, 2: False, 3: False}
     assert rows_of([(episode, 1.0)]).masked == {}

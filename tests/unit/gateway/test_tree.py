@@ -108,5 +108,7 @@ def test_a_node_that_hangs_nowhere_is_refused(index: int, parent: int, at: int) 
 def test_a_node_outside_its_parent_is_refused() -> None:
     tree = TokenTree()
     hang(tree, START, [1, 2])
+    for at in (0, 2):
+        assert hang(TokenTree(tree.nodes), Place(0, at, at), [1]).length == at + 1
     with pytest.raises(ValueError, match="outside its parent"):
         tree.add(Node(1, 0, 3, False, array([1]), NO_LOGPROBS, NO_IDS, NO_FLAGS))

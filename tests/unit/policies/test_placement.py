@@ -105,6 +105,28 @@ def test_what_was_placed_counts_whatever_a_late_snapshot_says() -> None:
     assert poured(fall, Arrived("late", 0, 10)) == {}
 
 
+def test_a_call_fills_the_cache_until_it_leaves() -> None:
+    engines = waterfall(a=0).engines
+    engines.begun("a", 0, 10)
+    engines.begun("a", 0, 20)
+    engines.seen("a", 2, 0, 45)  # they have grown
+    engines.ended("a", 0, 10, 25)
+    assert (engines.open["a"].kv, engines.open["a"].running) == (20, 1)
+    engines.begun("a", 0, 7)
+    assert engines.open["a"].kv == 27
+
+
+def test_an_engine_is_judged_by_its_newest_measured_speed_also_when_it_opens_again() -> None:
+    fall = waterfall(a=0, b=0)
+    slow = EngineModel(k1=0.0, k2=9.0, k3=0.0, k4=9.0)
+    fall.engines.fitted("a", slow)
+    fall.engines.fitted("nobody", slow)
+    assert poured(fall, *calls(1)) == {"v0-0": "b"}
+    fall.engines.closed("a")
+    fall.engines.opened("a", 0, MODEL)
+    assert fall.engines.open["a"].model == slow
+
+
 def test_calls_that_others_placed_count_by_the_snapshot() -> None:
     fall = waterfall(a=0, b=0)
     poured(fall, *calls(1))

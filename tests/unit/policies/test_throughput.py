@@ -27,7 +27,9 @@ def test_the_gain_of_an_empty_engine_is_the_ideal_one_and_a_long_call_may_cost_m
     assert MODEL.gain(2, 0, 2000) < 0
 
 
-@pytest.mark.parametrize("wrong", [{"k1": -1.0}, {"k2": 0.0, "k3": 0.0, "k4": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"k1": -1.0}, {"k2": -1.0}, {"k3": -1.0}, {"k4": -1.0}, {"k2": 0.0, "k3": 0.0, "k4": 0.0}]
+)
 def test_coefficients_that_no_engine_has_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="coefficients"):
         EngineModel(**wrong)

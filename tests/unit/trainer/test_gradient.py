@@ -241,4 +241,4 @@ def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, t
     assert (learner.version, learner.parent, learner.steps) == (1, 0, 1)
     assert all(map(torch.equal, learner.model.parameters(), before))
     assert all(np.isfinite(value) for value in measured.values())
-    assert (measured["trained_tokens"], measured["groups"]) == (0, 0)
+    assert (measured["trained_tokens"], measured["groups"], measured["loss"]) == (0, 0, 0)

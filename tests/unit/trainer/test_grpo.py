@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithms import TokenBatch
+from trainer.algorithms import TokenBatch, learns_from_one
 from trainer.algorithms.grpo import Grpo, GrpoSettings
 
 
@@ -25,6 +25,15 @@ def test_advantages_are_centred_and_scaled() -> None:
 def test_a_group_with_equal_rewards_teaches_nothing(rewards: list[float]) -> None:
     advantages = Grpo(GrpoSettings()).advantages(torch.tensor(rewards))
     assert advantages.tolist() == [0.0] * len(rewards)
+
+
+def test_an_episode_alone_in_its_group_teaches_only_algorithms_that_do_not_compare() -> None:
+    class Plain(Grpo):
+        def advantages(self, rewards: Tensor) -> Tensor:
+            return rewards
+
+    assert not learns_from_one(Grpo(GrpoSettings()))
+    assert learns_from_one(Plain(GrpoSettings()))
 
 
 def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor, train: Tensor) -> TokenBatch:

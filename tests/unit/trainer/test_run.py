@@ -139,6 +139,7 @@ async def test_every_version_is_trained_published_and_acknowledged(
         by_staleness = [n for name, n in record.items() if name.startswith("staleness_tokens/")]
         assert sum(by_staleness) == record["trained_tokens"]
         seconds = {name: value for name, value in record.items() if name.startswith("seconds/")}
+        assert seconds.keys() >= {"seconds/lease", "seconds/step", "seconds/checkpoint", "seconds/ack"}
         assert seconds["seconds/idle"] + seconds["seconds/compute"] <= seconds["seconds/total"]
         assert record["idle_share"] == seconds["seconds/idle"] / seconds["seconds/total"]
         for name in ("idle", "compute", "publish"):
