@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +28,18 @@ def sqlite_store(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_empty_sqlite())
     return f"sqlite:///{path}"
+
+
+def crashed(url: str, target: Path) -> str:
+    """The URL of a copy of SQLite's database as a crash of its gateway would leave it now: what is committed, and no more."""
+    with closing(sqlite3.connect(path_of(url))) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+    return f"sqlite:///{target}"
+
+
+def path_of(url: str) -> Path:
+    """The file of a database of SQLite's."""
+    return Path(url.removeprefix("sqlite:///"))
 
 
 @cache

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,7 @@ from scheduler.policies.staleness_events import (
     Refuse,
     Reward,
 )
+from tests.harness import stores
 from tests.harness.waiting import turns as loop_turns
 from tests.unit.store.conftest import NewStore
 from tests.unit.store.rows import MINE, call, episode, leases_of
@@ -49,13 +48,7 @@ async def database(store_url: str) -> AsyncIterator[Database]:
 
 def crashed(url: str) -> str:
     """A store as a crash of its gateway would leave it now: what is committed is all that another process sees."""
-    if not url.startswith("sqlite"):
-        return url
-    path = Path(url.removeprefix("sqlite:///"))
-    copy = path.with_name("copy.db")
-    with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
-        source.backup(target)
-    return f"sqlite:///{copy}"
+    return stores.crashed(url, stores.path_of(url).with_name("copy.db")) if url.startswith("sqlite") else url
 
 
 # Settings
