@@ -1,4 +1,4 @@
-"""How the gateway's log lines are written: whatever fails, no line holds what a client, an engine or an upstream said.
+"""The format of the gateway's log lines. No line ever contains text from a client, an engine or an upstream.
 
 Messages of exceptions that are not ours may quote the value that they stumbled upon, or a whole row of the database: a line tells
 their type and where they were raised, and no more. Errors of ours (`gateway/errors.py`) and of the operating system say what

@@ -80,7 +80,7 @@ class Node:
     temperature: float = 1.0
     """The temperature that was used, by which a trainer scales logits before it compares log-probabilities."""
     mask_reason: str = ""
-    """Why no token of this node may be trained; empty: it may."""
+    """The reason why no token of this node may be trained; empty if they may."""
     call_id: str = ""
     reward: float | None = None
     """Posted on this turn, beside what the episode was given."""
@@ -227,7 +227,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     top_logprobs: int = 0
-    """How many alternatives to each token are asked for; they are delivered, not recorded."""
+    """The number of alternatives to each token; they are delivered, not recorded."""
     grammar: Grammar | None = None
 
     @property

@@ -131,7 +131,7 @@ class Supervisor:
         self._signals = 0
 
     async def run(self) -> int:
-        """Until a signal comes; answers the exit status. Raises ConfigError if the port is taken."""
+        """Runs until a signal comes; returns the exit status. Raises ConfigError if the port is taken."""
         host, port = self._server.host, self._server.port
         bound(host, port, False).close()  # only workers may listen here
         loop = asyncio.get_running_loop()
@@ -250,7 +250,7 @@ def check(settings: Settings, workers: int, targets: Path | None = None) -> None
 
 
 def delay_s(before_s: float, lived_s: float) -> float:
-    """How long to wait before a child that lived so long is started again, if the last wait was `before_s`."""
+    """The pause before a child that lived so long is started again, if the last pause was `before_s`."""
     if lived_s >= _LONG_LIFE_S:
         return _FIRST_DELAY_S
     return min(max(2 * before_s, _FIRST_DELAY_S), _LONGEST_DELAY_S)

@@ -49,7 +49,7 @@ class AckBody(FenceBody):
 
 
 class NackBody(FenceBody):
-    """Why the buffer was not trained."""
+    """The reason why the buffer was not trained."""
 
     reason: str = ""
 

@@ -66,7 +66,7 @@ class Services:
     follower: Follower | None = None
     remote: RemoteCallers | None = None
     hub: Hub | None = None
-    """Where followers link to, also before all of `control` is there."""
+    """The endpoint that followers link to; it exists before all of `control` does."""
     lengths: Lengths | None = None
     """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
     limits: Limits = field(init=False)

@@ -28,11 +28,11 @@ class AddBody(BaseModel):
     name: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     url: str | None = Field(None, pattern="^https?://", max_length=1024)
     node: str | None = Field(None, max_length=64)
-    """Where it lives; while the node is not lent, it sleeps."""
+    """The engine's node; while the node is not lent, the engine sleeps."""
 
 
 class MoveBody(BaseModel):
-    """Where a call shall go on; without an engine: anywhere else."""
+    """The engine where a call continues; by default any other."""
 
     model_config = ConfigDict(extra="forbid")
 

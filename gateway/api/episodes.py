@@ -78,7 +78,7 @@ class CallRewardBody(BaseModel):
 
 
 class AbandonBody(BaseModel):
-    """Why an episode will never be rewarded."""
+    """The reason why an episode will never be rewarded."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -32,12 +32,12 @@ from gateway.keys import Keyring
 _PLACED = ("/v1/", "/e/", "/admin/")
 _AGAIN_S = 0.2
 _LOOK_S = 1.0
-"""How often it is looked whether the other process is still there."""
+"""The interval at which the other process is checked for signs of life."""
 Alive = Callable[[], Awaitable[bool]]
 
 
 class Place(Protocol):
-    """Where this process stands in its cluster."""
+    """This process's position in its cluster."""
 
     url: str
     """The coordinator's, while this process follows one."""

@@ -43,7 +43,7 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))
 async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
-    """How many tokens a conversation is: those that a call in the caller's episode would be given now."""
+    """Counts the tokens that a call with this conversation would have in the caller's episode now."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         body = await request.body()

@@ -67,7 +67,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))
 async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
-    """How many tokens the prompt of a response would have."""
+    """Counts the tokens of a response's prompt."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         return {"object": "response.input_tokens", "input_tokens": await _counted(request, gateway, caller)}
@@ -233,7 +233,7 @@ def _keep(
 
 
 async def prompt_tokens(caller: Caller, model: ServedModel, asked: Asked) -> int:
-    """How many tokens the prompt would have: in the caller's episode, if there is one."""
+    """The number of tokens of the prompt: in the caller's episode, if there is one."""
     tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
     if caller.episode is not None:
         prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)

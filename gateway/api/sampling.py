@@ -13,7 +13,7 @@ from gateway.types import Grammar, Sampling
 
 
 def tools_of(asked: Asked) -> list[Tool]:
-    """Those that the model is told of."""
+    """The tools that the model is told of."""
     return [] if asked.tool_choice == "none" else asked.tools
 
 
@@ -48,7 +48,7 @@ def sampling_of(
 
 
 def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
-    """How many tokens the reply may take."""
+    """The number of tokens that the reply may take."""
     longest = model.settings.max_model_len
     room = longest - len(prompt.ids)
     if len(prompt.ids) == 0:

@@ -120,7 +120,7 @@ class Relay(Response):
 
 
 def _deliverable(data: bytes, last: re.Pattern[bytes]) -> int:
-    """How much of `data` is whole events before the last one."""
+    """The length of the whole events in `data` before the last one."""
     done = last.search(data)
     end = done.start() if done else len(data)
     plain, dos = data.rfind(b"\n\n", 0, end), data.rfind(b"\n\r\n", 0, end)

@@ -73,9 +73,8 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
 
 
 def _folder(access: Access, path: str) -> Path:
-    """Where a version is. A project's key may name places in its own folder alone, or it could have any file read, and others'
-    weights loaded. Raises Unprocessable without looking at what is there.
-    """
+    """The folder of a version. A project's key may name paths in its own folder alone: otherwise it could have any file
+    read, and others' weights loaded. Raises Unprocessable without looking at the path."""
     if access.reach.everything:
         return Path(path)
     own = access.gateway.settings.projects[access.reach.project].weights

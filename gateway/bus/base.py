@@ -58,7 +58,7 @@ class Log:
     state: bytes
     body: bytes
     age_s: float
-    """Since its owner wrote it last."""
+    """Seconds since its owner last wrote it."""
 
 
 class Bus(Protocol):

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _AGAIN_S = 0.5
-"""How long after a failure nobody tries."""
+"""The pause after a failure, for everybody."""
 _AT_ONCE = 128
 """Entries in one script: the server does nothing else meanwhile."""
 
@@ -116,7 +116,7 @@ class RedisBus:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _heard(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Until the connection breaks."""
+        """Yields messages until the connection breaks."""
         names = {f"{self._prefix}topic:{topic}": topic for topic in topics}
         async with self._listening.pubsub() as channel:
             await channel.subscribe(*names)

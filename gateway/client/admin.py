@@ -139,7 +139,8 @@ class GatewayClient:
         return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
 
     async def not_ready(self) -> str:
-        """Why calls would not be served now, such as that no engine is ready; empty: they would, or the gateway does not say."""
+        """The reason why calls would not be served now, such as that no engine is ready; empty if they would be, or if
+        the gateway does not say."""
         try:
             response = await self._http.get("/readyz")
         except httpx.TransportError:

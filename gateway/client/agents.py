@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """How well an episode went, and what the number is made of."""
+    """The score of an episode, and its components."""
 
     reward: float
     components: dict[str, float] = field(default_factory=dict)

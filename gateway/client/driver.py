@@ -31,7 +31,7 @@ from gateway.types import EpisodeMode, EpisodeOpened
 _CONFLICT, _SERVER_ERRORS = 409, 500
 _STOP_GRACE_S = 5.0
 _FIRST_WAIT_S = 2.0
-"""How long the first request to open an episode waits in the gateway: whoever waits longer is told for what."""
+"""The time that the first request to open an episode waits in the gateway: a longer wait is reported with its reason."""
 AGENT_FAILED = "agent_failed"
 NO_REWARD = "no_reward"
 DRIVER_STOPPED = "driver_stopped"
@@ -346,7 +346,7 @@ class EpisodeRunner:
         return closed(fate["reason"])
 
     async def _fate(self, episode_id: str, error: str | None = None) -> Ended:
-        """How the gateway closed an episode by itself."""
+        """The end that the gateway gave an episode by itself."""
         row = await self._patience.insist("look at an episode", lambda: self._client.episode(episode_id))
         return closed(row["reason"], error)
 

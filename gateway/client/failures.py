@@ -22,7 +22,7 @@ class RunStopped(Exception):
 
 
 def pause_s(failures: int, jitter: random.Random) -> float:
-    """How long to pause after so many failures in a row: twice as long after each, and not the same for all at once."""
+    """The pause after so many failures in a row: doubled after each, with jitter."""
     longest = min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 16), _LAST_PAUSE_S)
     return longest * jitter.uniform(0.5, 1.0)
 
@@ -60,7 +60,7 @@ class Share:
 
 
 class Crashes:
-    """How often an agent crashed in each way; a few ways are told apart, and the rest counted as one."""
+    """Counts crashes by kind; beyond a few kinds, the rest count as one."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

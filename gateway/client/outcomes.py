@@ -20,7 +20,7 @@ _GIVEN_UP = frozenset(
         "untrained_late",
     )
 )
-"""Why the staleness ledger gives an episode up: no fault of its agent."""
+"""The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class EpisodeOutcome:
     components: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     aborted: str | None = None
-    """Why the gateway had no use for the episode any more; it has no reward then, and no error."""
+    """The reason why the gateway had no more use for the episode; it has neither reward nor error then."""
     attempts: int = 0
-    """How often the agent was started."""
+    """The number of times the agent was started."""
     crashes: tuple[str, ...] = ()
     """The errors of the attempts that crashed."""
     seconds: float = 0.0
@@ -46,7 +46,7 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an episode ended: exactly one of the fields is set."""
+    """The end of an episode: exactly one of the fields is set."""
 
     reward: Reward | None = None
     error: str | None = None
@@ -55,7 +55,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """How an attempt of an agent failed: in short (`said`), and with the traceback if it has one (`report`)."""
+    """A failed attempt of an agent: in short (`said`), and with the traceback if it has one (`report`)."""
 
     said: str
     report: str

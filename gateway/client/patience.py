@@ -29,7 +29,7 @@ class Stopped(Exception):
 
 
 class Patience:
-    """How long a gateway may give no answer (`unreachable_s`)."""
+    """Limits the time without an answer from the gateway (`unreachable_s`)."""
 
     def __init__(self, unreachable_s: float) -> None:
         self._unreachable_s = unreachable_s

@@ -129,7 +129,7 @@ class Admission:
             log.info("%s failed: %s", task.get_name(), error)
 
     def waiting(self, model: str) -> dict[str, int]:
-        """How many episodes of each group wait for a slot, first come first."""
+        """The number of episodes of each group that wait for a slot, first come first."""
         return {group_id: waiting.members for group_id, waiting in self._waiting[model].items()}
 
     async def _tell(self, model: str, event: Join, reason: str) -> None:
@@ -138,7 +138,7 @@ class Admission:
 
     @staticmethod
     async def _wait(queue: dict[str, _Waiting], group_id: str, timeout_s: float) -> None:
-        """Until a slot may be the group's, or the time is up. All members of a group are woken together."""
+        """Waits until a slot may be the group's, or the time is up. All members of a group are woken together."""
         waiting = queue.setdefault(group_id, _Waiting())
         waiting.members += 1
         try:

@@ -55,7 +55,7 @@ class Callers:
 
     @property
     def waiting(self) -> int:
-        """How many retries wait for the call that they repeat, which is still opening its episode."""
+        """The number of retries that wait for the call that they repeat, which is still opening its episode."""
         return self._openings.waiting
 
     async def identify(self, key: str, named: str) -> Caller:

@@ -71,7 +71,7 @@ def opening(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def ends(messages: Sequence[Message]) -> list[int]:
-    """How many messages each beginning has that ends in a reply, the longest first."""
+    """The lengths of all beginnings that end in a reply, the longest first."""
     return [i + 1 for i in range(len(messages) - 1, -1, -1) if messages[i]["role"] == "assistant"]
 
 

@@ -1,4 +1,4 @@
-"""How an episode ends, as a state machine. Pure: what is done in a phase, and how often it is tried, is the driver's (`endings`).
+"""The end of an episode, as a state machine. Pure: the driver (`endings`) does a phase's work and retries it.
 
     open --> stopping --> finishing --> grading --> closing --> closed
                    \\________________________________/
@@ -21,7 +21,7 @@ UNTRAINED = "untrained_late"
 
 
 class Phase(Enum):
-    """Where an episode is on its way to the end."""
+    """The phases of an episode's end."""
 
     OPEN = "open"
     STOPPING = "stopping"

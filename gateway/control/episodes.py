@@ -110,7 +110,7 @@ class Episodes:
 
     @property
     def open_count(self) -> int:
-        """How many episodes are open."""
+        """The number of open episodes."""
         return len(self._live)
 
     async def open(self, asked: EpisodeAsked, wait_s: float, key: str = "") -> EpisodeOpened:
@@ -167,7 +167,7 @@ class Episodes:
         return EpisodeOpened(row["id"], key, f"{self._settings.server.url}/v1", row["version"])
 
     def waiting(self, model: str) -> dict[str, int]:
-        """How many episodes of each group wait for a slot, first come first."""
+        """The number of episodes of each group that wait for a slot, first come first."""
         return self._admission.waiting(model)
 
     async def authenticate(self, key: str) -> LiveEpisode:

@@ -1,4 +1,4 @@
-"""How long calls are expected to be, in one gateway process: predicted when they begin, learnt from when they are over.
+"""Predicts the lengths of calls when they begin, and learns from them when they are over; in one gateway process.
 
 Owns a ranker (`scheduler/lengths`) for each trained model. Each process learns from its own calls; on a start it reads what the
 store has of the newest, whichever process they were of. Invariants: only calls that were sampled to their end teach anything;
@@ -78,7 +78,7 @@ class Lengths:
         return partial(found.end, features, prediction)
 
     def describe(self, model: str) -> dict[str, Any] | None:
-        """How good the newest predictions were; None for a model that is not trained."""
+        """The quality of the newest predictions; None for a model that is not trained."""
         return self._models[model].describe() if model in self._models else None
 
     async def warm_up(self, database: Database) -> None:

@@ -67,7 +67,7 @@ class LiveEpisode:
         self.posted, self.components, self.call_rewards = None, None, {}
 
     def rewarded(self, reward: float, components: dict[str, float] | None) -> Outcome:
-        """How a final reward is stored: with what was posted on the episode's calls."""
+        """The outcome of a final reward, with the rewards that were posted on the episode's calls."""
         if self.call_rewards:
             total = sum(self.call_rewards.values())
             reward, components = reward + total, {**(components or {}), CALLS: total}

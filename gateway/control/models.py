@@ -34,7 +34,7 @@ class ServedModel:
     recorder: Recorder
 
     def mask_reason(self, model: str) -> str:
-        """Why nothing that this model samples is trained in an episode of `model`; empty: it is."""
+        """The reason why nothing that this model samples is trained in an episode of `model`; empty if it is."""
         if not self.settings.train:
             return "frozen_model"
         return "" if self.name == model else "other_model"

@@ -36,7 +36,7 @@ from gateway.types import EpisodeAsked
 
 _OVER = ("group_full", "group_finished", "group_closed", "size_differs")
 _OWED_S = 60.0
-"""How long a refused call may take to come back."""
+"""The time within which a refused call may come back."""
 _Request = tuple[str, str]
 """An agent, and the name of its request."""
 
@@ -59,7 +59,7 @@ class Openings:
         """Retries of calls that are still opening their episodes."""
         self._underway: dict[_Request, set[asyncio.Future[None]]] = {}
         self._owed: dict[_Request, list[float]] = {}
-        """Until when a refused call is expected back."""
+        """The times until which refused calls are expected back."""
 
     async def again(self, agent: str, sent: RequestKey) -> tuple[LiveEpisode | None, str]:
         """The episode that a retry opened before; without one a notice, which may be empty, for the one that it opens."""

@@ -41,7 +41,7 @@ from scheduler.program.calls import (
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-"""How long an engine may take to say how it is."""
+"""The time that an engine may take to report its state."""
 
 
 class ControlPlacement:

@@ -38,7 +38,7 @@ class Asked:
     thinking: bool | None = None
     """False: the model shall not think."""
     prompts: Sequence[str | list[int]] = ()
-    """Given as they are, in place of messages: the legacy completions."""
+    """The prompts of the legacy completions, in place of messages."""
     n: int = 1
     """Replies to the conversation, or to each prompt."""
     stream: bool = False
@@ -64,7 +64,7 @@ class Asked:
 
     @property
     def choices(self) -> int:
-        """How many replies it asks for. Choice `i * n + j` answers prompt i."""
+        """The number of replies. Choice `i * n + j` answers prompt i."""
         return self.n * max(1, len(self.prompts))
 
 

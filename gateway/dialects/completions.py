@@ -23,7 +23,7 @@ Prompt = str | list[int]
 MAX_REPLIES = 2048
 """To all prompts of a request together."""
 _MAX_TOKENS = 16
-"""Where none are said."""
+"""The default of `max_tokens`."""
 
 
 class CompletionRequest(BaseModel):

@@ -122,7 +122,7 @@ class ResponsesAnswer:
         }
 
     def _reasoning_tokens(self) -> int:
-        """Those up to the mark that ends reasoning; all if there is none."""
+        """The number of tokens up to the mark that ends reasoning; all if there is none."""
         if not any(item.kind == "reasoning" for item in self._items):
             return 0
         ids = [token for delivery in self._reply.log for token in delivery.ids]

@@ -34,7 +34,7 @@ class OutputItem:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where its text is."""
+        """The fields that locate its text."""
         return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
     @property

@@ -1,4 +1,4 @@
-"""How much a request holds, in whatever dialect, looked at before anything of it is gone through. Pure."""
+"""Bounds the size of a request, in any dialect, before anything iterates over it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where engines may be: not where everybody can reach them."""
+"""Checks engines' addresses: they must not be reachable by everybody."""
 
 from __future__ import annotations
 

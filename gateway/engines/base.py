@@ -106,7 +106,7 @@ class Engine(Protocol):
         ...
 
     async def look(self) -> Load | None:
-        """How busy the engine is; None: it does not say."""
+        """The engine's load; None if it does not report one."""
         ...
 
     async def healthy(self) -> bool:

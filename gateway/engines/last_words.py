@@ -1,4 +1,4 @@
-"""Why an engine's process ended, in one line of its own log."""
+"""Finds the reason why an engine's process ended, in its own log."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _FIGURES = (
     "sglang:generation_tokens_total",
 )
 _IDLE_S = "60"
-"""How long the engine may take to let go of what was aborted."""
+"""The time that the engine may take to release aborted requests."""
 
 
 class SGLangEngine:
@@ -294,7 +294,8 @@ def _top(meta: dict[str, Any], new: int) -> list[list[tuple[int, float]]] | None
 
 
 def _labels(meta: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
-    """Without spans there is no account: the one `weight_version` is that of the end, and older tokens may be of another."""
+    """Without spans the account is missing: the one `weight_version` is that of the end, and older tokens may be of
+    another."""
     spans = meta.get("weight_versions")
     if spans is None:
         return None

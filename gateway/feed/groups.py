@@ -56,7 +56,7 @@ class GroupReader:
         return tuple(groups)
 
     def whole(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of which every episode is still stored."""
+        """The entries whose episodes are all still stored."""
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         kept = episodes.stored(connection, wanted)
         return [entry for entry in entries if kept.issuperset(entry.rewarded)]
@@ -106,7 +106,7 @@ class _Marks:
 
 
 def reasons(flags: UInt8Array) -> Counter[str]:
-    """How many tokens carry each flag; of several flags, the first counts."""
+    """The number of tokens with each flag; of several flags, the first counts."""
     found: Counter[str] = Counter()
     values, counts = np.unique(flags[flags != 0], return_counts=True)
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):

@@ -49,7 +49,7 @@ class StoredLedger:
         self.on_change: Callable[[], None] = lambda: None
         """Called after every committed event: slots may be free."""
         self.broken: str | None = None
-        """Why nothing can be applied any more: an event was not committed, so memory says more than the store."""
+        """The reason why nothing can be applied any more: an event was not committed, so memory is ahead of the store."""
         self._database = database
         self._decide: Callable[[Event], list[Command]] = ledger.apply
         self._changed = asyncio.Event()

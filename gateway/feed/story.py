@@ -125,7 +125,8 @@ def words(row: Row) -> str:
 
 
 def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int, masked: int) -> str:
-    """How it ended, or stands, in one line. `row`: the stored episode; `sampled` and `masked`: its tokens."""
+    """The end or the present state of an episode, in one line. `row`: the stored episode; `sampled` and `masked`: its
+    tokens."""
     if row is not None and row["mode"] == "eval":
         return f"not trained, because {because('eval')}"
     own = {step["kind"]: step for step in story if step["about"] == "episode"}

@@ -35,7 +35,7 @@ class Election:
         self._url = url
         self._news = asyncio.Event()
         self._renewed = 0.0
-        """When the lease was last asked for with success, by the monotonic clock."""
+        """The time of the last successful renewal, by the monotonic clock."""
 
     def look(self) -> None:
         """Somebody says that a coordinator has come or gone: there is no need to wait before the next look."""

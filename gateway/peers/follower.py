@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LINK = "/peers/v1/link"
 _REPORT_S, _SOON_S = 0.5, 0.02
-"""How often the coordinator hears what runs here; and while it waits for an engine's runs to end."""
+"""The interval of reports to the coordinator, and the shorter one while it waits for an engine's runs to end."""
 _NO_LINK = "the gateway process has no coordinator now"
 
 
@@ -44,7 +44,7 @@ class Follower:
     ) -> None:
         """`name` and `url`: of this process. `recorders`: of every model."""
         self.episodes: dict[str, LiveEpisode] = {}
-        """Those that have called here since the link stands, or have calls."""
+        """The episodes that have called here since the link was made, or have calls."""
         self.linked = asyncio.Event()
         self.followed = False
         """True once it had a link."""
@@ -56,7 +56,8 @@ class Follower:
         self._recorders = recorders
         self._by_key: dict[str, LiveEpisode] = {}
         self._known: WeakValueDictionary[str, LiveEpisode] = WeakValueDictionary()
-        """Also those that only a request holds that has not begun its call: an episode is one object, with all its calls."""
+        """All known episodes, also those that only a waiting request holds: an episode is one object, with all its
+        calls."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[LiveEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -301,7 +302,7 @@ class Follower:
         self._done(message)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
-        """Until what runs in an episode is recorded, also for whoever is told of its end again, by the next link."""
+        """Stops an episode's calls, and waits until they are recorded. The next link may ask for it again."""
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return

@@ -53,7 +53,7 @@ class _Link:
         """By model."""
         self.waiting: dict[str, int] = {}
         self.episodes: set[str] = set()
-        """That it may have calls of."""
+        """The episodes that may have calls there."""
         self.outbox: asyncio.Queue[Message] = asyncio.Queue()
         self.gone = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -258,7 +258,7 @@ class Hub:
 
 
 class _Asked:
-    """Until every link has done it, or is gone; for ever if it was `unheard`."""
+    """A request to followers, until every link has done it or is gone; for ever if it was `unheard`."""
 
     def __init__(
         self,

@@ -193,7 +193,7 @@ _WRITERS: dict[str, Callable[[ChatRenderer, Sequence[Tool], bool], Format]] = {
     "phi": _listed,
     "llama": _bare,
 }
-"""How calls are demanded, by the name of a form in `formats`; other forms cannot be demanded yet."""
+"""The writers of tool-call grammars, by the name of a form in `formats`; other forms have none yet."""
 
 
 def _thinking(renderer: ChatRenderer) -> list[Format]:

@@ -1,4 +1,4 @@
-"""How model families mark reasoning and tool calls in a reply, told from the marks that a tokenizer knows. Pure.
+"""The marks of reasoning and tool calls in each model family, found in the tokenizer's vocabulary. Pure.
 
 A mark counts only as one token of its own: text that merely spells it is text. `TOOL_FORMS` is searched in order, and the first
 form whose marks are all in the vocabulary is the family's. A form's `parse` reads the text of one held block, marks included, and
@@ -16,7 +16,7 @@ from typing import Any
 from gateway.json_depth import MAX_SAMPLED_DEPTH, check_depth, loads, too_deep
 
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""How reasoning begins and ends."""
+"""The marks that begin and end reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

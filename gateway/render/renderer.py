@@ -124,7 +124,7 @@ class ChatRenderer:
         self.vocabulary = len(tokenizer)
         self.family = family
         self.form = tool_form(self._knows)
-        """How this family marks tool calls; None: it does not, or in no way that we can read."""
+        """The family's form of tool calls; None if it has none that we can read."""
         self.texts = TokenTexts(self.backend)
         self._template = ChatTemplate(tokenizer, control, thinking=thinking) if renderer is None else None
         self.think = next((pair for pair in THINKING if all(map(self._knows, pair))), None)

@@ -184,7 +184,7 @@ class Segmenter:
         return True
 
     def _hold_back(self) -> int:
-        """How many characters at the end may still turn out not to be deliverable."""
+        """The number of characters at the end that may still turn out not to be deliverable."""
         held = self._held
         if self._at_start or self._maybe_bare:
             return len(held)

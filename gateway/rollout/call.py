@@ -30,7 +30,7 @@ from gateway.types import FinishReason, Int32Array, Sampling
 log = logging.getLogger(__name__)
 
 _ACCOUNT_S = 5.0
-"""How long a call that is stopped waits for its engine to say which version sampled what."""
+"""The time that a stopped call waits for its engine's account of versions."""
 
 
 def _nobody() -> None:
@@ -71,11 +71,11 @@ class Call:
         self.delivered = False
         """Something of the turn has left for a client."""
         self.restarts = 0
-        """How often the call was begun anew."""
+        """The number of times the call was begun anew."""
         self.target = ""
         """The engine that it shall go to, if that is open."""
         self.patient_until = 0.0
-        """Until then (by the loop's clock) it waits for its target, if that is being updated."""
+        """The time (by the loop's clock) until which the call waits for its target, if that is being updated."""
         self.avoid: set[str] = set()
         self._interval = interval
         self._pool = pool
@@ -118,7 +118,7 @@ class Call:
         self._over.set()
 
     async def wait(self) -> None:
-        """Until the call is over, or its listener has enough. Raises what ended the call, if it was an error."""
+        """Waits until the call is over, or its listener has enough. Raises the error that ended the call."""
         assert self._task is not None
         await self._over.wait()
         if self._task.done():

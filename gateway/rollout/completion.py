@@ -174,7 +174,7 @@ class Completion:
             raise self._stopped_by
 
     async def _generate(self) -> None:
-        """Until everything was sampled, or nobody reads any more."""
+        """Generates until everything was sampled, or nobody reads any more."""
         if self._whole:
             return
         if self._call.turn.ids and not self._segmenter.consumed:
@@ -290,7 +290,7 @@ class Completion:
             self._metrics.first_token.observe(details.first_token_s)
 
     async def _linger(self) -> None:
-        """Until a client has the whole reply, or none came back for it within the grace period."""
+        """Waits until a client has the whole reply, or none came back for it within the grace period."""
         reply = self.reply
         while self._stopped_by is None and not reply.delivered:
             try:

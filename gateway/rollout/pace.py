@@ -1,4 +1,4 @@
-"""How many tokens an engine gathers in one chunk while somebody reads along. Pure: the clock is the caller's.
+"""Decides how many tokens an engine gathers in one chunk of a stream. Pure: the caller has the clock.
 
 One token a chunk is what people want to see. But each chunk costs the gateway the same whether it brings one token or four, and a
 gateway with more chunks than it can carry makes every stream wait, the new ones most. So the chunks of all streams together are

@@ -39,11 +39,11 @@ class Peers(Protocol):
         ...
 
     def runs(self, model: str, name: str) -> tuple[int, int]:
-        """How many requests of theirs are in an engine, and how many of these cannot move."""
+        """The number of other processes' requests in an engine, and how many of these cannot move."""
         ...
 
     def waiting(self, model: str) -> int:
-        """How many calls of theirs wait for an engine."""
+        """The number of other processes' calls that wait for an engine."""
         ...
 
 

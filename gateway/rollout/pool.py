@@ -31,7 +31,7 @@ _WOKEN_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """Where an episode's last turn ran."""
+    """The engine of an episode's last turn."""
 
     slot: str
     generation: int
@@ -46,7 +46,7 @@ class EnginePool:
         self.model = model
         self.pace = pace or Pace()
         self.patience_s = patience_s
-        """How long calls that an engine gave back wait for it."""
+        """The time that calls which an engine gave back wait for it."""
         self.slots: dict[str, Slot] = {}
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
@@ -153,7 +153,7 @@ class EnginePool:
                 self._placer.seek(seeker)
 
     async def _own(self, call: Call) -> None:
-        """Until the call has waited long enough for its own engine, or need not."""
+        """Waits until the call has waited long enough for its own engine, or need not."""
         loop = asyncio.get_running_loop()
         self.waiting += 1
         try:

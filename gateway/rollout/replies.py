@@ -35,9 +35,9 @@ from gateway.trajectories.tree import Place, TokenTree
 log = logging.getLogger(__name__)
 
 _TRIES = 3
-"""How often a retry looks for its call while other processes take it."""
+"""The number of times a retry looks for its call while other processes take it."""
 _EXPECTED_S = 60.0
-"""How long a request that was refused may take to come back."""
+"""The time within which a refused request may come back."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which the call goes on elsewhere, or never."""
 
@@ -101,7 +101,7 @@ class Replies:
     """Every reply that somebody reads or may come back for."""
 
     def __init__(self, database: Database, handover: Handover | None = None) -> None:
-        """Without `handover` the calls of other processes are not known."""
+        """Without `handover` the calls of other processes are unknown."""
         self._database = database
         self._handover = handover
         self._completions: dict[tuple[str, str], list[Completion]] = {}

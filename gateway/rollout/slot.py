@@ -48,9 +48,9 @@ class Slot:
     def __init__(self, name: str, url: str | None = None, node: str = "") -> None:
         self.name = name
         self.node = node
-        """Where the engine lives, if that is a node that has a name."""
+        """The name of the engine's node, if it has one."""
         self.external_url = url
-        """Where the engine is, if this gateway does not start it."""
+        """The engine's URL, if this gateway does not start it."""
         self.owned = False
         """True for a mirror of an engine that is a child of the coordinator, and ends with it."""
         self.state: SlotState = "starting"
@@ -75,7 +75,7 @@ class Slot:
 
     @property
     def url(self) -> str | None:
-        """Where the engine listens."""
+        """The engine's URL."""
         return self.process.url if self.process else self.external_url
 
     @property

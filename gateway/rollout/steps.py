@@ -49,7 +49,7 @@ class UpdateReport:
     seconds: dict[str, float] = field(default_factory=dict)
     probe: ProbeReport | None = None
     failure: str = ""
-    """Why the engine had to be restarted, if it had to."""
+    """The reason why the engine had to be restarted, if it had to."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -320,7 +320,7 @@ class EngineSteps:
         await self._shown(slot)
 
     def runs(self, slot: Slot) -> tuple[int, int]:
-        """How many requests are in the engine, those of other processes too, and how many of them cannot move."""
+        """The number of requests in the engine, other processes' included, and how many of them cannot move."""
         streams, pinned = self._peers.runs(self._pool.model, slot.name)
         return slot.streams + streams, slot.pinned + pinned
 
@@ -338,7 +338,7 @@ class EngineSteps:
         await asked
 
     async def _a_moment(self, slot: Slot) -> None:
-        """Until a run ends, or so long that a request on its way must have arrived."""
+        """Waits until a run ends, or long enough that a request on its way must have arrived."""
         try:
             async with asyncio.timeout(_AGAIN_S):
                 await slot.ended()

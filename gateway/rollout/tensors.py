@@ -72,7 +72,7 @@ class Scan:
     not_finite: tuple[str, ...] = ()
     """Tensors with a NaN or an infinity."""
     malformed: str = ""
-    """Why it is no safetensors file; it has no tensors then."""
+    """The reason why the file is no safetensors file; it has no tensors then."""
 
 
 def scan(path: Path) -> Scan:

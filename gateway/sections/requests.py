@@ -1,4 +1,4 @@
-"""How much one request may hold: `[requests]`."""
+"""Bounds on one request: `[requests]`."""
 
 from __future__ import annotations
 

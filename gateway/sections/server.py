@@ -1,4 +1,4 @@
-"""Where the gateway listens, stores and shares: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`."""
+"""Listening, storage and sharing: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`."""
 
 from __future__ import annotations
 

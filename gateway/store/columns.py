@@ -1,4 +1,4 @@
-"""How values are kept, so that both databases keep all of them and order them alike.
+"""Column types that keep every value, and order values alike, on both databases.
 
 - Text is compared and ordered by its code points: SQLite does, and PostgreSQL does under the collation "C". PostgreSQL's text has
   no NUL, and neither takes half of a surrogate pair, but JSON and so agents can send both: they are escaped in PostgreSQL, and

@@ -49,7 +49,7 @@ class Rows:
     """A write that is done in one with those of its kind beside it: a statement for many rows costs little more than for one."""
 
     do: Callable[[Connection, list[Any]], None]
-    """Given what each of them writes, in order."""
+    """Receives the values of all writes, in order."""
     what: Any
 
     def __call__(self, connection: Connection) -> None:

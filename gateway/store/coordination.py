@@ -19,7 +19,8 @@ _NAME = "control"
 _RESIGNED_S = 1e8
 """A lease that ended years ago: `resign` sets its deadline to the epoch."""
 _CHECKED = "headgate_fence"
-"""Where a connection remembers the fence that this transaction has checked: its row is locked until the end."""
+"""The key under which a connection remembers the fence that this transaction has checked: its row is locked until the
+end."""
 _TABLE = cast(Table, CoordinatorRow.__table__)
 
 

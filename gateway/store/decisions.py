@@ -86,7 +86,7 @@ def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
 
 
 def counts(connection: Connection, model: str, kinds: Sequence[str], newest: int) -> list[dict[str, Any]]:
-    """How often each reason was given of late (among the `newest` decisions of all models): kind, reason, count."""
+    """Counts each reason among the `newest` decisions of all models: kind, reason, count."""
     last = select(func.max(DecisionRow.seq)).scalar_subquery()
     query = (
         select(DecisionRow.kind, DecisionRow.reason, func.count().label("count"))

@@ -168,7 +168,7 @@ def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, 
 
 
 def stored(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
-    """Those of some episodes that are there."""
+    """The ids among these that are stored."""
     return {
         found
         for some in portions(episode_ids)
@@ -187,6 +187,6 @@ def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
 
 
 def count_by_state(connection: Connection, models: Sequence[str] | None = None) -> dict[str, int]:
-    """How many episodes there are of each state, mode and reason; `models`: of these alone."""
+    """Counts episodes by state, mode and reason; `models`: of these alone."""
     counts = tallies.tallies(connection, models)
     return {"/".join(filter(None, key)): count for key, count in sorted(counts.items())}

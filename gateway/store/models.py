@@ -79,7 +79,7 @@ class EpisodeRow(Base):
 
 
 class TallyRow(Base):
-    """How many episodes there are of a model, mode, state and reason; kept with every change (see tallies.py)."""
+    """The number of episodes of a model, mode, state and reason; kept with every change (see tallies.py)."""
 
     __tablename__ = "tallies"
 
@@ -282,7 +282,7 @@ class VersionRow(Base):
     report: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
     bad: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
-    """Why no engine may run it; empty: it is not known to be bad."""
+    """The reason why no engine may run the version; empty if it is not known to be bad."""
 
 
 class CoordinatorRow(Base):
@@ -294,7 +294,7 @@ class CoordinatorRow(Base):
     fence: Mapped[int] = mapped_column(BigInteger)
     holder: Mapped[str] = mapped_column(Words(64))
     url: Mapped[str] = mapped_column(Words())
-    """Where the other gateway processes reach it."""
+    """The URL at which other gateway processes reach it."""
     deadline: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock: afterwards another process may become the coordinator."""
 

@@ -30,7 +30,7 @@ from gateway.store.models import AnswerRow, CallRow, DecisionRow, EpisodeRow, Le
 Row = Mapping[str, Any]
 Fate = Literal["trained", "untrained", "eval"]
 Needed = Literal["group", "checkpoint", "answers", "unknown"]
-"""Why an episode stays. `unknown`: it is from before decisions were kept, so nobody can tell whether its group is over."""
+"""The reason why an episode stays. `unknown`: it is older than the first decisions, so its group's end is unknown."""
 
 PAGE = 100
 """Episodes that one transaction looks at."""
@@ -216,7 +216,7 @@ def _fate(
 
 
 def _ends(connection: Connection, group_ids: Collection[str]) -> dict[tuple[str, str], list[Row]]:
-    """How the groups of some names ended, by model and name, the oldest first."""
+    """The ends of the groups of some names, by model and name, the oldest first."""
     columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "buffer", "details")]
     query = select(*columns).where(DecisionRow.group_id.in_(group_ids), DecisionRow.episode_id == "")
     found: dict[tuple[str, str], list[Row]] = {}

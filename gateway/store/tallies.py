@@ -1,4 +1,4 @@
-"""How many episodes there are of each model, mode, state and reason, without looking at all of them.
+"""Counts of episodes by model, mode, state and reason, kept so that no query scans all episodes.
 
 Invariant: whoever stores, changes or deletes episodes keeps the tallies in the same transaction. `recount` makes them anew, for
 what a build that knew nothing of them has written meanwhile.

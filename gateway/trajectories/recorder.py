@@ -83,7 +83,7 @@ class TurnDetails:
 
 
 class _End(NamedTuple):
-    """Where a conversation ended."""
+    """The end of a conversation."""
 
     call_id: str
     place: Place
@@ -118,10 +118,9 @@ class _Lineage:
     def end(
         self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
     ) -> Place | None:
-        """Where the first `length` messages end: of equal replies the one whose tool calls are named, else the newest.
-
-        Of a conversation that was written with other switches nothing is said: the template may write all of it differently.
-        """
+        """The place where the first `length` messages end: of equal replies the one whose tool calls are named, else the
+        newest. None for a conversation that was written with other switches: the template may write all of it
+        differently."""
         replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
         if not replies:
             return None

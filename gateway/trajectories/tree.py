@@ -43,7 +43,7 @@ class TokenTree:
         """The children of a node at one of its places, by their first token. Tuples, which the garbage collector passes
         by."""
         self._places: dict[int, tuple[int, ...]] = {}
-        """Where children hang, of each node."""
+        """The places at which a node has children."""
         for node in nodes:
             self.add(node)
 

@@ -46,7 +46,7 @@ class Turn:
     spans: list[Span] = field(default_factory=list)
     engine: str = ""
     pauses: int = 0
-    """How often an engine gave the call back."""
+    """The number of times an engine gave the call back."""
     disputed: bool = False
     """An engine's account contradicts what was known: no version in this turn is to be trusted."""
     _start: int = 0
