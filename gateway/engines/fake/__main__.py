@@ -22,6 +22,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api", choices=_APPS, default="vllm", help="what it speaks")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds per token")
+    parser.add_argument(
+        "--hold-after", type=int, help="every request stops when it has sampled so many tokens"
+    )
     parser.add_argument("--log", type=Path, help="append to this file what is asked for and what is sampled")
     parser.add_argument("--first-mark", type=int, default=1, help="the first of the log's marks")
     options = parser.parse_args()
@@ -31,7 +34,7 @@ def main() -> None:
     import uvicorn
 
     log = SampleLog(options.log, options.first_mark) if options.log else None
-    engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s), log)
+    engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s, hold_after=options.hold_after), log)
     app = _APPS[options.api](engine)
     uvicorn.run(
         app,

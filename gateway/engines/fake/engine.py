@@ -14,7 +14,8 @@ With a log (`log`) the log-probabilities are marks that name the sampling.
 takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
 `hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
-(`POST /fake/arrived`) waits for requests at it, and `release` lets them go; so a test can act when it knows what runs.
+waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs.
+`hold_load` does so for loads: none begins to take weights before it is taken away.
 
 Asleep it samples nothing, refuses what is asked of it (`refused` counts that), and has forgotten its prefix cache; after level 2
 its weights too, so that it samples what no checkpoint would until one is loaded.
@@ -55,6 +56,7 @@ class Faults:
     hold_after: int | None = None
     """Requests stop when they have sampled so many tokens. None: none does."""
     load_s: float = 0.0
+    hold_load: bool = False
     fail_load: bool = False
     fail_after: int = 0
     logprob_noise: float = 0.0
@@ -211,6 +213,8 @@ class FakeEngine:
         """Takes over the weights in a directory, unless a fault forbids it; one load after the other, also if its client left."""
         async with self._loading:
             await asyncio.sleep(self.faults.load_s)
+            while self.faults.hold_load:
+                await self._changed.wait()
             if self.faults.fail_load:
                 raise RuntimeError("load failed (fault)")
             if not self.faults.stale_reload:

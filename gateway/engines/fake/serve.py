@@ -48,9 +48,6 @@ def create_app(
             await answer(send, 200, metrics(engine))
             return
         query = dict(parse_qsl(scope["query_string"].decode()))
-        if path == "/fake/arrived":
-            await _while_connected(_arrived(engine, values, send), receive)
-            return
         found = _fake_control(engine, path, values)
         status, value = found or await control(path, query, values)
         await answer(send, status, value)
@@ -159,11 +156,6 @@ def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tupl
         names = ("running", "held", "sampled", "prefix_hits", "stale_hits", "asleep", "sleeps", "refused")
         return 200, {name: getattr(engine, name) for name in names}
     return None
-
-
-async def _arrived(engine: FakeEngine, values: dict[str, Any], send: Send) -> None:
-    await engine.arrived(values["requests"])
-    await answer(send, 200, {"held": engine.held})
 
 
 async def _while_connected(work: Awaitable[None], receive: Receive) -> None:

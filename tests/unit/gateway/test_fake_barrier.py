@@ -60,17 +60,37 @@ async def test_requests_stop_with_exactly_so_many_tokens_and_the_barrier_moves()
     assert streams.lengths == [12] * 4
 
 
-async def test_nobody_arrives_before_the_tokens_were_taken_and_nobody_who_ends_before() -> None:
+async def test_nobody_arrives_before_the_tokens_were_taken() -> None:
     engine = FakeEngine("weights")
     engine.hold_after(3)
-    short = Streams(engine, 2, max_tokens=3)
-    assert await short.ends() == ["length"] * 2
-    waiting = asyncio.create_task(engine.arrived(1), name="arrived")
-    held = Streams(engine, 1)
-    await waiting
-    assert held.lengths == [3]
-    engine.release()
-    await held.ends()
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 12}}
+    async with aclosing(engine.generate(body)) as choices:  # type: ignore[type-var]
+        for _ in range(3):
+            await anext(choices)
+        assert (engine.sampled, engine.held) == (3, 0)
+        fourth = asyncio.ensure_future(anext(choices))
+        await engine.arrived(1)
+        assert not fourth.done()
+        engine.release()
+        await fourth
+
+
+async def test_who_ends_before_the_barrier_ends() -> None:
+    engine = FakeEngine("weights")
+    engine.hold_after(3)
+    assert await Streams(engine, 2, max_tokens=3).ends() == ["length"] * 2
+
+
+async def test_a_load_is_held_and_so_is_the_one_after_it() -> None:
+    engine = FakeEngine("old")
+    engine.set_faults({"hold_load": True})
+    loads = [asyncio.create_task(engine.load(name), name=name) for name in ("one", "other")]
+    for _ in range(9):
+        await asyncio.sleep(0)  # both have begun, and would have ended
+    assert engine.weights_id == identity("old")
+    engine.set_faults({"hold_load": False})
+    await asyncio.gather(*loads)
+    assert engine.weights_id == identity("other")
 
 
 async def test_held_requests_are_aborted_one_by_one() -> None:
@@ -165,7 +185,7 @@ async def test_both_apis_have_the_barrier_on_their_port(
         await http.post("/fake/faults", json={"hold_after": 2})
         params = {"max_tokens": 8, "max_new_tokens": 8}
         asked = asyncio.create_task(http.post(path, json={**body, "sampling_params": params}), name="asked")
-        assert (await http.post("/fake/arrived", json={"requests": 1})).json() == {"held": 1}
+        await engine.arrived(1)
         state = (await http.post("/fake/state")).json()
         assert (state["held"], state["running"], state["sampled"]) == (1, 1, 2)
         await http.post("/fake/faults", json={"hold_after": None})
