@@ -43,6 +43,7 @@ async def agent(gateway: RunningGateway, done: asyncio.Event, number: int) -> tu
 
 
 async def finished(agents: list[asyncio.Task[Any]], done: asyncio.Event) -> list[Any]:
+    """Lets every agent end with its reply; answers what they got."""
     done.set()
     return list(await asyncio.gather(*agents))
 

@@ -202,13 +202,8 @@ async def running(gateway: RunningGateway) -> int:
     return (await gateway.fake("state"))["running"]
 
 
-def two_engines(model: Path, work: Path, delay_s: float = 0.01, **overrides: Any) -> dict[str, Any]:
-    engine = {
-        "launch": "fake",
-        "count": 2,
-        "args": ["--delay-s", str(delay_s)],
-        **overrides.pop("engine", {}),
-    }
+def two_engines(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
+    engine = {"launch": "fake", "count": 2, **overrides.pop("engine", {})}
     return settings_for(model, work, engine=engine, **overrides)
 
 

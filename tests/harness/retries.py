@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 
+from gateway.api.generation import WHOLE_INTERVAL
 from gateway.engines.fake import identity, next_token
+from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway
 from tests.harness.records import STOP_TOKENS, nodes_of
 from tests.harness.waiting import until
@@ -45,12 +47,17 @@ async def send(
 
 
 async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], tokens: int) -> None:
-    """Sends a request, and breaks the connection when the engine has sampled some tokens of it."""
-    enough = gateway.engine.sampled + tokens
+    """Sends a request that is not streamed, and breaks the connection when the engine has sampled so many tokens of it."""
+    await hold_after(gateway, tokens)
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
-    await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= enough, "it generates")
-    before = gateway.engine.faults
-    gateway.engine.set_faults({"delay_s": 0.5})  # it is not over before the end is noticed
+    await arrived(gateway, 1)
+    await taken(gateway, tokens - tokens % WHOLE_INTERVAL)
     call.cancel()
     await stops(gateway)
-    gateway.engine.faults = before
+    await release(gateway)
+
+
+async def taken(gateway: RunningGateway, tokens: int) -> None:
+    """Waits until the gateway has so many tokens of its only call."""
+    (call,) = gateway.model.pool.calls.values()
+    await until(lambda: len(call.turn.ids) == tokens, f"the gateway has {tokens} tokens")

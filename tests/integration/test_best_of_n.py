@@ -13,9 +13,10 @@ import openai
 import pytest
 
 from gateway.errors import Unavailable
+from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.clusters import run_cluster
 from tests.harness.clusters import until as soon
-from tests.harness.gateways import RunningGateway, faults, run_gateway, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
 from tests.harness.waiting import until
@@ -48,12 +49,22 @@ async def check_own_replies(gateway: RunningGateway, episode: str, *answers: htt
 
 
 async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(narrow: RunningGateway) -> None:
-    await faults(narrow, delay_s=0.02)
+    await hold_after(narrow, 1)
     opened = await narrow.admin.open_episode("task")
     body = lasting(narrow)
-    url = f"{narrow.url}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key=opened.api_key, max_retries=20) as client:
-        answers = await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(3)))
+    refused: list[httpx.Request] = []
+
+    async def note(answer: httpx.Response) -> None:
+        if answer.status_code == 429 and answer.request.headers["x-stainless-retry-count"] == "0":
+            refused.append(answer.request)
+
+    http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
+    url, key = f"{narrow.url}/v1", opened.api_key
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=20, http_client=http) as client:
+        asking = asyncio.gather(*(client.chat.completions.create(**body) for _ in range(3)))
+        await until(lambda: len(refused) == 2, "two of the three are refused while the other one runs")
+        await release(narrow)
+        answers = await asking
     assert len({answer.id for answer in answers}) == 3
     assert len(await turns_of(narrow, opened.episode_id)) == 3
 
@@ -62,11 +73,11 @@ async def test_a_retry_of_a_refused_call_begins_while_its_sibling_runs(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused with 503 before its prompt is made."""
-    await faults(gateway, delay_s=0.02)
+    await hold_after(gateway, 5)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     first = asyncio.create_task(send(gateway, headers, body), name="first")
-    await until(lambda: gateway.engine.sampled >= 5, "the first generates")
+    await arrived(gateway, 1)
 
     async def refuse(*_: Any) -> Any:
         raise Unavailable("not now", retry_after=1.0)
@@ -75,23 +86,25 @@ async def test_a_retry_of_a_refused_call_begins_while_its_sibling_runs(
         patched.setattr(gateway.model.recorder, "prepare", refuse)
         assert (await send(gateway, headers, body)).status_code == 503
         assert (await send(gateway, headers, body, **RETRY)).status_code == 503
-    again = await send(gateway, headers, body, **RETRY)
-    await check_own_replies(gateway, episode, await first, again)
+    again = asyncio.create_task(send(gateway, headers, body, **RETRY), name="again")
+    await arrived(gateway, 2)
+    await release(gateway)
+    await check_own_replies(gateway, episode, await first, await again)
 
 
 async def test_a_retry_of_a_call_that_failed_begins_while_its_sibling_runs(gateway: RunningGateway) -> None:
     """It had begun, and its engine was lost."""
-    await faults(gateway, stall=True)
+    await hold_after(gateway, 0)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     first, second = [asyncio.create_task(send(gateway, headers, body)) for _ in range(2)]
     (live,) = gateway.services.episodes._live.values()
-    await until(lambda: len(live.calls) == 2 and gateway.engine.running == 2, "both run")
+    await arrived(gateway, 2)
     failing = sorted(live.calls, key=lambda call: call.details.received_at)[1]
     await failing.stop(Unavailable("its engine is gone", retry_after=1.0, code="no_engine"))
     await until(lambda: len(live.calls) == 1, "one has failed")
     answered = {call.reply.call_id for call in live.calls}
-    await faults(gateway, stall=False)
+    await release(gateway)
     again = await send(gateway, headers, body, **RETRY)
     answers = await asyncio.gather(first, second)
     (other,) = [answer for answer in answers if answer.status_code == 200]
@@ -101,18 +114,20 @@ async def test_a_retry_of_a_call_that_failed_begins_while_its_sibling_runs(gatew
 
 async def test_a_retry_of_which_nothing_is_known_takes_no_reply_of_several(gateway: RunningGateway) -> None:
     """A proxy refused it, say."""
-    await faults(gateway, delay_s=0.02)
+    await hold_after(gateway, 1)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     served = [asyncio.create_task(send(gateway, headers, body)) for _ in range(2)]
-    await until(lambda: gateway.engine.running == 2, "both generate")
-    running = await send(gateway, headers, body, **RETRY)
+    await arrived(gateway, 2)
+    retry = asyncio.create_task(send(gateway, headers, body, **RETRY), name="retry")
+    await arrived(gateway, 3)
+    await release(gateway)
+    running = await retry
     recorded = await send(gateway, headers, body, **RETRY)
     await check_own_replies(gateway, episode, *await asyncio.gather(*served), running, recorded)
 
 
 async def test_a_reply_that_lost_its_client_is_taken_once(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.02)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     await drop(gateway, headers, body, 20)
@@ -122,20 +137,21 @@ async def test_a_reply_that_lost_its_client_is_taken_once(gateway: RunningGatewa
     assert lost.reply.call_id in {answer.json()["id"] for answer in answers}
     # the first of them joins; then nobody knows of a second client, and it may have lost its connection unnoticed
     assert len({answer.json()["id"] for answer in answers}) == 1
+    await hold_after(gateway, 5)
     served = asyncio.create_task(send(gateway, headers, body))
+    await arrived(gateway, 1)
     await drop_beside(gateway, headers, body)
     again = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
     await check_own_replies(gateway, episode, answers[0], await served, *again)
 
 
 async def drop_beside(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any]) -> None:
-    """Sends a request while another one runs, and breaks its connection."""
-    await faults(gateway, delay_s=0.5)
+    """Sends a request while another one stands at the barrier, and breaks its connection."""
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
-    await until(lambda: gateway.engine.running == 2, "it generates")
+    await arrived(gateway, 2)
     call.cancel()
     await until(lambda: gateway.engine.running == 1, "its engine stops")
-    await faults(gateway, delay_s=0.0)
+    await release(gateway)
 
 
 async def test_once_a_refused_call_has_come_again_a_lost_connection_gets_its_reply(
@@ -158,11 +174,12 @@ async def test_once_a_refused_call_has_come_again_a_lost_connection_gets_its_rep
 
 
 async def test_an_agents_call_that_was_refused_is_given_no_other_ones_episode(narrow: RunningGateway) -> None:
-    await faults(narrow, delay_s=0.02)
+    await hold_after(narrow, 1)
     headers, body = {"Authorization": f"Bearer {AGENT_KEY}"}, lasting(narrow)
     first = asyncio.create_task(send(narrow, headers, body), name="first")
-    await until(lambda: narrow.engine.running == 1, "the first generates")
+    await arrived(narrow, 1)
     assert (await send(narrow, headers, body)).status_code == 429
+    await release(narrow)
     answer = await first
     again = await send(narrow, headers, body, **RETRY)
     assert again.headers["x-headgate-episode"] != answer.headers["x-headgate-episode"]
@@ -186,16 +203,16 @@ async def test_what_one_process_refused_another_one_begins(
         async with cluster.admin() as admin:
             opened = await admin.open_episode("t")
             engine = cluster.engines[0]
-            engine.set_faults({"stall": True})
+            engine.hold_after(0)
             first = asyncio.create_task(one.chat(opened.api_key), name="first")
-            await soon(lambda: engine.running == 1, "the first generates")
+            await engine.arrived(1)
             assert (await one.chat(opened.api_key)).status_code == 429
             place = next(iter(one.services.replies._expected))
             await known(other.services.replies._handover, place, 2)
             async with other.client(opened.api_key) as http:
                 again = asyncio.create_task(ask(http, **RETRY), name="again")
-                await soon(lambda: engine.running == 2 or again.done(), "it generates, too")
-                engine.set_faults({"stall": False})
+                await soon(lambda: engine.held == 2 or again.done(), "it generates, too")
+                engine.release()
                 answers = [await again, await first]
             assert [answer.status_code for answer in answers] == [200, 200]
             ids = {answer.json()["id"] for answer in answers}

@@ -136,16 +136,15 @@ async def test_a_call_that_is_sent_on_ends_with_its_client(
     }
     async with run_cluster(store, tiny_model, tmp_path, **given) as cluster:
         engine, limits = cluster.engines[0], cluster.coordinator.services.limits
-        engine.set_faults({"delay_s": 0.1})
+        engine.hold_after(1)
         call = asyncio.create_task(cluster.followers[0].chat(key))
         running = cluster.coordinator.services.running
         await until(lambda: any(c.call.turn.ids for live in running() for c in live.calls), "a token is here")
-        engine.set_faults({"stall": True})
-        assert engine.running == 1
+        assert (engine.running, engine.held) == (1, 1)
         assert limits.running == 1
         call.cancel()
         await until(lambda: engine.running == limits.running == 0, "the engine and the place are free")
-        engine.set_faults({"stall": False})
+        engine.release()
         async with cluster.admin() as admin:
             (episode,) = await admin.episodes()
             async with asyncio.timeout(LIMIT_S):

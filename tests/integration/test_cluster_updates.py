@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from gateway.client import GatewayClient
 from tests.harness.agents import sdk
-from tests.harness.clusters import Cluster, Member, placed, run_cluster, until
+from tests.harness.clusters import LIMIT_S, Cluster, Member, placed, run_cluster, until
 from tests.harness.records import check_sampled_by_the_fake
 from tests.harness.servers import PostgresServer
 
@@ -32,8 +32,25 @@ async def cluster(
     update = {"mode": request.param, "hold_s": 10.0}
     async with run_cluster(store, tiny_model, tmp_path, members=3, engines=2, update=update) as running:
         for engine in running.engines:
-            engine.faults = replace(engine.faults, delay_s=0.03)
+            engine.set_faults({"endless": True})
         yield running
+
+
+def hold_after(cluster: Cluster, tokens: int) -> None:
+    for engine in cluster.engines:
+        engine.hold_after(tokens)
+
+
+async def arrived(cluster: Cluster, requests: int) -> None:
+    await until(
+        lambda: sum(engine.held for engine in cluster.engines) == requests,
+        f"{requests} requests are at the barrier",
+    )
+
+
+def release(cluster: Cluster) -> None:
+    for engine in cluster.engines:
+        engine.set_faults({"hold_after": None, "hold_load": False})
 
 
 class Agent:
@@ -80,7 +97,7 @@ class Agent:
 async def check(
     admin: GatewayClient, agents: list[Agent], versions: dict[int, Path], *, unsure: bool = False
 ) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how many turns have more than one version.
+    """Nothing is lost, doubled or mislabelled; answers how often a turn went on under another version.
 
     `unsure`: a run may have been cut after its weights had changed, so that no engine said which of its tokens came before.
     """
@@ -93,8 +110,8 @@ async def check(
         for turn in turns:
             assert turn["mask_reason"] == "" or agent.lost
             if not agent.pinned:  # the fake engine's penalties are not in what it is checked against
-                check_sampled_by_the_fake(nodes, turn, versions, unsure=unsure)
-            crossed += len(turn["versions"]) > 1
+                check_sampled_by_the_fake(nodes, turn, versions, unsure=unsure, endless=True)
+            crossed += len(turn["versions"]) - 1
     return crossed
 
 
@@ -106,18 +123,17 @@ async def test_streams_of_every_process_cross_updates_under_their_true_versions(
     tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
     async with cluster.admin(cluster.followers[0]) as admin:
         for version in (1, 2, 3):
-            enough = sum(e.sampled for e in cluster.engines) + 200
-            await until(
-                lambda enough=enough: sum(e.sampled for e in cluster.engines) >= enough, "tokens flow"
-            )
+            hold_after(cluster, 2 * version)
+            await arrived(cluster, 18)
             record = await admin.publish(version, str(versions[version]), wait_s=60)
             assert record["state"] == "live", record
             assert all(report["failure"] == "" for report in record["report"]), record
-            assert sum(report["streams"] for report in record["report"]) >= 6
+            assert sum(report["streams"] for report in record["report"]) >= 18, "more if some moved between"
         done.set()
+        release(cluster)
         await asyncio.gather(*tasks)
         assert not any(agent.lost for agent in agents)
-        assert await check(admin, agents, versions) >= 6
+        assert await check(admin, agents, versions) == 54, "each in each update"
     assert [engine.label for engine in cluster.engines] == ["3", "3"]
 
 
@@ -131,24 +147,26 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
     cluster.members.remove(first)  # agents call the others
     tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
     try:
-        await until(lambda: sum(e.sampled for e in cluster.engines) >= 200, "tokens flow")
+        hold_after(cluster, 3)
+        await arrived(cluster, 10)
         engine = cluster.engines[0]
-        engine.faults = replace(engine.faults, load_s=4.0)
+        engine.set_faults({"hold_load": True})
         async with cluster.admin(first) as admin:
             await admin.publish(1, str(versions[1]), wait_s=0)
         await until(lambda: engine.paused, "an engine is in the middle of its update")
     finally:
         cluster.members.append(first)
-    engine.faults = replace(engine.faults, load_s=0.0)
     await cluster.stop(first)
+    engine.set_faults({"hold_load": False})
     await until(
         lambda: any(placed(m) and m.role == "coordinator" for m in cluster.members), "there is a successor"
     )
     async with cluster.admin() as admin:
         record = await admin.publish(1, str(versions[1]), wait_s=60)
         assert record["state"] == "live", record
-        enough = sum(e.sampled for e in cluster.engines) + 200
-        await until(lambda: sum(e.sampled for e in cluster.engines) >= enough, "tokens flow again")
+        hold_after(cluster, 6)
+        await arrived(cluster, 10)
+        release(cluster)
         done.set()
         await asyncio.gather(*tasks)
         await check(admin, agents, versions, unsure=True)
@@ -161,27 +179,41 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     """It would change weights under calls of processes that it can tell nothing any more. It ends slowly here, while one engine
     has loaded, and another one loads."""
     first, done = cluster.coordinator, asyncio.Event()
-    membership = first.services.membership
-    close = membership.close
+    hub, membership = first.services.hub, first.services.membership
+    crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.cross
 
     async def late() -> None:
-        await asyncio.sleep(3.0)
+        await ending.wait()
         await close()
 
-    membership.close = late
+    def noted(*values: Any) -> Any:
+        crossing.set()
+        return cross(*values)
+
+    membership.close, hub.cross = late, noted
+    hold_after(cluster, 3)
     agents = [Agent(cluster, 5 * i + 4) for i in range(8)]  # their calls stay in their engines
     cluster.members.remove(first)
     tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
-    await until(lambda: sum(e.sampled for e in cluster.engines) >= 200, "tokens flow")
-    for engine, load_s in zip(cluster.engines, (1.5, 20.0), strict=True):
-        engine.faults = replace(engine.faults, load_s=load_s)
+    await arrived(cluster, 8)
+    loading = cluster.engines[0]
+    for engine in cluster.engines:
+        engine.set_faults({"hold_load": True})
     async with cluster.admin(first) as admin:
         await admin.publish(1, str(versions[1]), wait_s=0)
-    await until(lambda: cluster.engines[0].paused, "an engine is in the middle of its update")
+    await until(lambda: loading.paused, "an engine is in the middle of its update")
     cluster.members.append(first)
-    await cluster.stop(first)
-    for engine in cluster.engines:
-        engine.faults = replace(engine.faults, load_s=0.0)
+    stopping = asyncio.create_task(cluster.stop(first), name="stopping")
+    await until(lambda: hub._leaving, "its links have ended")
+    loading.set_faults({"hold_load": False})
+    await asyncio.wait_for(crossing.wait(), LIMIT_S)
+    async with httpx.AsyncClient(timeout=LIMIT_S) as http:
+        for _ in range(20):  # more than what it still wants of the engine would take
+            await http.get(f"{first.services.models.default.pool.slots['demo-0'].url}/is_paused")
+    ending.set()
+    await stopping
+    assert loading.paused, "it was told nothing any more"
+    release(cluster)
     await until(
         lambda: any(placed(m) and m.role == "coordinator" for m in cluster.members), "there is a successor"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,12 @@ import pytest
 
 from gateway.engines.fake import identity, next_token
 from tests.harness.agents import finished, start_agents
+from tests.harness.barrier import arrived, hold_after, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines
 from tests.harness.records import STOP_TOKENS, check_everything, check_sampled_by_the_fake, nodes_of, path_to
 from tests.harness.waiting import until
 
 SEED = 7
-
-
-async def streams(gateway: RunningGateway) -> int:
-    return sum(slot.streams for slot in slots(gateway))
-
-
-async def last(gateway: RunningGateway, delay_s: float = 0.5) -> None:
-    """What runs in the engines lasts, however slow the machine is, until they are told of a shorter delay."""
-    for slot in slots(gateway):
-        await gateway.fake("faults", slot, delay_s=delay_s)
 
 
 @pytest.mark.parametrize("order", ["rolling", "together"])
@@ -38,18 +28,23 @@ async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
     values = two_engines(tiny_model, tmp_path, update={"mode": mode, "order": order})
     async with run_gateway(values, in_process=False) as gateway:
         for slot in slots(gateway):
-            await gateway.fake("faults", slot, lag_s=0.03)
+            await gateway.fake("faults", slot, lag_s=0.03, endless=True)
         agents, done = start_agents(gateway, 12)
         for version in (1, 2, 3):
-            await until(lambda: all(slot.streams >= 3 for slot in slots(gateway)), "both work", 30)
+            await hold_after(gateway, 2 * version)
+            await arrived(gateway, 12)
             record = await gateway.admin.publish(version, str(versions[version]), wait_s=30)
             assert record["state"] == "live"
             assert {report["engine"] for report in record["report"]} == {"demo-0", "demo-1"}
             wanted = {"freeze"} if mode == "keep" else {"abort", "settle"}
             assert all(wanted <= report["seconds"].keys() for report in record["report"])
             assert [slot.version for slot in slots(gateway)] == [version, version]
-        crossed = await check_everything(gateway, versions, await finished(agents, done))
-        assert crossed >= 10
+            assert sum(report["streams"] for report in record["report"]) >= 12, "more if some moved between"
+        done.set()
+        await release(gateway)
+        results = await finished(agents, done)
+        assert [counts for _, counts in results] == [[60]] * 12
+        assert await check_everything(gateway, versions, results, endless=True) == 36, "each in each update"
         states = [await gateway.fake("state", slot) for slot in slots(gateway)]
         assert [state["stale_hits"] for state in states] == [0, 0]
 
@@ -78,26 +73,36 @@ async def test_calls_go_on_elsewhere_when_their_engine_is_killed(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 8)
-        await until(lambda: all(slot.streams >= 2 for slot in slots(gateway)), "both work")
-        pid = slots(gateway)[0].describe("demo")["pid"]
+        await arrived(gateway, 8)
+        first, second = slots(gateway)
+        assert (first.streams, second.streams) == (4, 4)
+        pid = first.describe("demo")["pid"]
         os.killpg(pid, signal.SIGKILL)
-        await until(lambda: slots(gateway)[0].state != "open", "the death is noticed")
-        await until(lambda: slots(gateway)[1].streams >= 6, "the other takes over")
-        await until(lambda: slots(gateway)[0].state == "open", "it is started again", 30)
-        assert slots(gateway)[0].describe("demo")["pid"] != pid
+        await arrived(gateway, 8, second)
+        assert second.streams == 8
+        await until(lambda: first.state == "open", "it is started again")
+        assert first.describe("demo")["pid"] != pid
+        await release(gateway)
         await check_everything(gateway, versions, await finished(agents, done))
 
 
 async def test_a_silent_engine_is_lost_and_its_calls_go_on(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, engine={"stall_s": 0.7})
+    values = two_engines(tiny_model, tmp_path, engine={"stall_s": 3600.0})
     async with run_gateway(values, in_process=False) as gateway:
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 6)
-        await until(lambda: all(slot.streams >= 1 for slot in slots(gateway)), "both work")
-        await gateway.fake("faults", stall=True)
-        await until(lambda: slots(gateway)[0].restarts == 1, "the silent engine is restarted", 20)
+        await arrived(gateway, 6)
+        first, second = slots(gateway)
+        assert (first.streams, second.streams) == (3, 3)
+        first.last_token_at -= 3600.0
+        await arrived(gateway, 6, second)
+        await until(lambda: first.restarts == 1 and first.state == "open", "the silent engine is restarted")
+        assert second.restarts == 0
+        await release(gateway)
         await check_everything(gateway, versions, await finished(agents, done))
 
 
@@ -128,16 +133,23 @@ async def test_an_engine_can_be_added_and_removed_under_load(
 ) -> None:
     values = two_engines(tiny_model, tmp_path, engine={"count": 1})
     async with run_gateway(values, in_process=False) as gateway:
+        (first,) = slots(gateway)
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 8)
+        await arrived(gateway, 8)
         added = await gateway.http.post("/admin/v1/engines?wait=20", json={"name": "extra"})
         assert (added.status_code, added.json()["state"], added.json()["version"]) == (200, "open", 0)
-        await until(lambda: gateway.model.pool.slots["extra"].streams >= 2, "the new engine works")
+        extra = gateway.model.pool.slots["extra"]
+        await share(gateway, 8, first, extra)
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        assert gateway.model.pool.slots["extra"].version == 1
+        assert extra.version == 1
+        await arrived(gateway, 8)
         removed = await gateway.http.delete("/admin/v1/engines/demo-0?wait=20")
         assert removed.json()["removed"] is True
         assert list(gateway.model.pool.slots) == ["extra"]
-        await check_everything(gateway, versions, await finished(agents, done))
+        await arrived(gateway, 8)
+        await release(gateway)
+        assert await check_everything(gateway, versions, await finished(agents, done)) == 8
         engines = (await gateway.http.get("/admin/v1/engines")).json()["engines"]
         assert [(e["name"], e["state"]) for e in engines] == [("extra", "open")]
 
@@ -164,50 +176,37 @@ async def test_wrong_engines_are_refused_by_name(tiny_model: Path, tmp_path: Pat
 
 
 async def call_of(gateway: RunningGateway, episode: str) -> dict[str, Any]:
-    """The episode's running or waiting call, once it has sampled something."""
-    found: list[dict[str, Any]] = []
-
-    async def there() -> bool:
-        calls = (await gateway.http.get("/admin/v1/calls")).json()["calls"]
-        found[:] = [c for c in calls if c["episode_id"] == episode and c["tokens"] > 2]
-        return bool(found)
-
-    await until(there, "the call runs")
-    return found[0]
+    """The episode's call, once it stands at the barrier."""
+    await arrived(gateway, 1)
+    calls = (await gateway.http.get("/admin/v1/calls")).json()["calls"]
+    (call,) = [call for call in calls if call["episode_id"] == episode]
+    return call
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_can_be_moved_and_says_the_same(tiny_model: Path, tmp_path: Path, stream: bool) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, headers = await gateway.open(mode="eval")
-        rng = random.Random(3)
+        await hold_after(gateway, 3)
         task = asyncio.create_task(
             gateway.chat(headers, max_tokens=120, stream=stream, messages=long_question(gateway, 110)),
             name="call",
         )
-        engines = []
-        for _ in range(4):
-            if task.done():
-                break
-            await asyncio.sleep(rng.random() * 0.1)
+        for tokens in (16, 5, 33, 20):
             call = await call_of(gateway, episode)
-            other = next(slot.name for slot in slots(gateway) if slot.name != call["engine"])
+            (other,) = [slot for slot in slots(gateway) if slot.name != call["engine"]]
+            await hold_after(gateway, tokens, other)
             answer = await gateway.http.post(
-                f"/admin/v1/calls/{call['call_id']}/move", json={"engine": other}
+                f"/admin/v1/calls/{call['call_id']}/move", json={"engine": other.name}
             )
-            if answer.status_code == 404:
-                break
-            engines.append(other)
-            await until(
-                lambda other=other: task.done() or gateway.model.pool.slots[other].streams == 1,
-                "it has moved",
-            )
+            assert answer.status_code == 200
+            await arrived(gateway, 1, other)
+        await release(gateway)
         assert (await task).status_code == 200
-        assert engines
         nodes = await nodes_of(gateway, episode)
         check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
         (record,) = (await gateway.admin.episode(episode))["calls"]
-        assert record["pauses"] >= 1
+        assert record["pauses"] == 4
 
 
 async def test_a_waiting_call_can_be_sent_to_an_engine(tiny_model: Path, tmp_path: Path) -> None:
@@ -244,7 +243,8 @@ def long_question(gateway: RunningGateway, count: int, seed: int | None = None) 
 
 
 async def seeded(gateway: RunningGateway, **body: Any) -> tuple[str, asyncio.Task[Any]]:
-    """An episode with a seeded call that runs for a while."""
+    """An episode with a seeded call that stops after 20 tokens."""
+    await hold_after(gateway, 20)
     episode, headers = await gateway.open(mode="eval")
     question = long_question(gateway, 80, SEED)
     request = gateway.chat(headers, seed=SEED, max_tokens=200, messages=question, **body)
@@ -268,7 +268,6 @@ async def test_a_seeded_call_stays_in_its_engine_across_an_update(
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, task = await seeded(gateway, stream=stream)
         call = await call_of(gateway, episode)
-        await last(gateway)
         assert call["pinned"]
         other = next(slot.name for slot in slots(gateway) if slot.name != call["engine"])
         refused = await gateway.http.post(f"/admin/v1/calls/{call['call_id']}/move", json={"engine": other})
@@ -277,10 +276,11 @@ async def test_a_seeded_call_stays_in_its_engine_across_an_update(
         report = next(r for r in record["report"] if r["engine"] == call["engine"])
         assert report["pinned"] == 1
         assert {"handback", "freeze"} <= report["seconds"].keys()
-        await last(gateway, 0.0)
+        await release(gateway)
         assert (await task).status_code == 200
         nodes = await nodes_of(gateway, episode)
         check_sampled_by_the_fake(nodes, nodes[-1], versions, seed=SEED)
+        assert nodes[-1]["versions"] == [[0, 20], [1, len(nodes[-1]["ids"]) - 20]]
         (stored,) = (await gateway.admin.episode(episode))["calls"]
         assert (stored["pauses"], stored["engine"]) == (0, call["engine"])
 
@@ -289,10 +289,10 @@ async def test_a_seeded_call_whose_engine_dies_is_begun_anew(tiny_model: Path, t
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, task = await seeded(gateway)
         call = await call_of(gateway, episode)
-        await last(gateway)
         os.killpg(gateway.model.pool.slots[call["engine"]].describe("demo")["pid"], signal.SIGKILL)
         other = next(slot for slot in slots(gateway) if slot.name != call["engine"])
-        await gateway.fake("faults", other, delay_s=0.0)
+        await arrived(gateway, 1, other)
+        await release(gateway, other)
         answer = await task
         assert answer.status_code == 200
         nodes = await nodes_of(gateway, episode)
@@ -304,56 +304,52 @@ async def test_a_seeded_call_whose_engine_dies_is_begun_anew(tiny_model: Path, t
 async def test_tokens_that_the_engine_never_accounted_for_carry_an_interval_and_are_masked(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, update={"mode": "keep"}, delay_s=0.03)
+    values = two_engines(tiny_model, tmp_path, update={"mode": "keep"})
     async with run_gateway(values, in_process=False) as gateway:
         for slot in slots(gateway):
-            await gateway.fake("faults", slot, endless=True)
+            await gateway.fake("faults", slot, endless=True, hold_after=5)
         episode, headers = await gateway.open(mode="eval")
         task = asyncio.create_task(gateway.chat(headers, max_tokens=200, stream=True), name="call")
         call = await call_of(gateway, episode)
         slot = gateway.model.pool.slots[call["engine"]]
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        known = (await call_of(gateway, episode))["tokens"]
-        await until(lambda: len(gateway.model.pool.calls[call["call_id"]].turn.ids) > known + 3, "it goes on")
+        await hold_after(gateway, 9, slot)
+        await until(lambda: len(gateway.model.pool.calls[call["call_id"]].turn.ids) == 9, "all is received")
         os.killpg(slot.describe("demo")["pid"], signal.SIGKILL)
+        await release(gateway, *[other for other in slots(gateway) if other is not slot])
         assert (await task).status_code == 200
         nodes = await nodes_of(gateway, episode)
         turn = nodes[-1]
-        assert turn["versions"][0][0] == 0
-        assert turn["versions"][1][::2] == [0, 1], "either version may have sampled these"
-        assert turn["versions"][2][0] == 1
-        first, unsure, _ = (span[1] for span in turn["versions"])
-        assert [flag == "UNCONFIRMED" for flag in turn["flags"]] == [
-            first <= i < first + unsure for i in range(len(turn["ids"]))
-        ]
+        assert turn["versions"] == [[0, 5], [0, 4, 1], [1, 191]], "either version may have sampled the four"
+        assert turn["flags"] == [""] * 5 + ["UNCONFIRMED"] * 4 + [""] * 191
 
 
 async def test_kept_caches_are_told_by_a_flag(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, update={"mode": "keep", "clear_cache": False}, delay_s=0.02)
+    values = two_engines(tiny_model, tmp_path, update={"mode": "keep", "clear_cache": False})
     async with run_gateway(values, in_process=False) as gateway:
+        await hold_after(gateway, 7)
         question = long_question(gateway, 60)
         episode, headers = await gateway.open(mode="eval")
         task = asyncio.create_task(
             gateway.chat(headers, max_tokens=60, stream=True, messages=question), name="call"
         )
-        await call_of(gateway, episode)
-        await last(gateway)
+        await arrived(gateway, 1)
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        await last(gateway, 0.0)
+        await release(gateway)
         assert (await task).status_code == 200
         nodes = await nodes_of(gateway, episode)
-        (zero, before), (one, after) = nodes[-1]["versions"]
-        assert (zero, one) == (0, 1)
-        assert nodes[-1]["flags"] == [""] * before + ["STALE_KV"] * after
+        after = len(nodes[-1]["ids"]) - 7
+        assert nodes[-1]["versions"] == [[0, 7], [1, after]]
+        assert nodes[-1]["flags"] == [""] * 7 + ["STALE_KV"] * after
         assert (await gateway.chat(headers, max_tokens=2, messages=question)).status_code == 200
         states = [await gateway.fake("state", slot) for slot in slots(gateway)]
         assert [state["stale_hits"] for state in states] == [0, 0], "another salt for another version"
 
 
 async def test_an_episodes_turns_go_where_their_prefix_is_cached(tiny_model: Path, tmp_path: Path) -> None:
-    async with run_gateway(two_engines(tiny_model, tmp_path, delay_s=0), in_process=False) as gateway:
+    async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         used = []
         for i in range(4):
             episode, headers = await gateway.open(f"task-{i}", mode="eval")
@@ -377,12 +373,17 @@ async def test_a_recorded_run_is_replayed_bit_for_bit(
 
     values = two_engines(tiny_model, tmp_path)
     async with run_gateway(values, in_process=False) as gateway:
+        first, second = slots(gateway)
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 4)
+        await arrived(gateway, 4)
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        os.killpg(slots(gateway)[0].describe("demo")["pid"], signal.SIGKILL)
-        await until(lambda: slots(gateway)[0].restarts == 1, "the death is noticed")
-        await until(lambda: slots(gateway)[0].state == "open", "it is back", 30)
+        await arrived(gateway, 4)
+        os.killpg(first.describe("demo")["pid"], signal.SIGKILL)
+        await arrived(gateway, 4, second)
+        await until(lambda: first.restarts == 1 and first.state == "open", "it is back")
         await gateway.admin.publish(2, str(versions[2]), wait_s=30)
+        await release(gateway)
         await finished(agents, done)
     report = replay(tmp_path / "control.jsonl", PROGRAMS["control"])
     assert report.equal
@@ -392,32 +393,45 @@ async def test_a_recorded_run_is_replayed_bit_for_bit(
 async def test_calls_wait_a_moment_for_the_engine_that_gave_them_back(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    for patience, stay in ((30.0, True), (0.0, False)):
-        values = two_engines(tiny_model, tmp_path / str(stay), update={"patience_s": patience}, delay_s=0.03)
+    for patience, stay in ((3600.0, True), (0.0, False)):
+        values = two_engines(tiny_model, tmp_path / str(stay), update={"patience_s": patience})
         async with run_gateway(values, in_process=False) as gateway:
+            first, second = slots(gateway)
+            for slot in (first, second):
+                await gateway.fake("faults", slot, hold_after=2, hold_load=True)
             question = long_question(gateway, 90)
             opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(6)]
             calls = [
                 asyncio.create_task(gateway.chat(h, max_tokens=95, stream=True, messages=question), name=e)
                 for e, h in opened
             ]
-            await until(lambda: all(slot.streams == 3 for slot in slots(gateway)), "each has its share")
+            await arrived(gateway, 6)
+            assert (first.streams, second.streams) == (3, 3)
             began = {run.call.call_id: slot.name for slot in slots(gateway) for run in slot.runs.values()}
-            for slot in slots(gateway):
-                await gateway.fake("faults", slot, load_s=0.2, delay_s=0.5)
-            await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-            await last(gateway, 0.0)
+            await gateway.admin.publish(1, str(versions[1]))
+            for slot, other in ((first, second), (second, first)):
+                if stay:
+                    await until(lambda: gateway.model.pool.waiting == 3, "its calls wait for it")
+                else:
+                    await arrived(gateway, 6, other)
+                await gateway.fake("faults", slot, hold_load=False)
+                await until(lambda slot=slot: slot.version == 1 and slot.state == "open", "it has version 1")
+                if stay:
+                    await arrived(gateway, 3, slot)
+            await release(gateway)
             assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6
             rows = [(await gateway.admin.episode(episode))["calls"][0] for episode, _ in opened]
-            assert all(row["pauses"] >= 1 for row in rows)
-            assert all(row["engine"] == began[row["id"]] for row in rows) == stay
+            assert {row["engine"] == began[row["id"]] for row in rows} == ({True} if stay else {True, False})
+            pauses = sorted(row["pauses"] for row in rows)
+            assert pauses == ([1] * 6 if stay else [1] * 3 + [2] * 3)
 
 
 async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_queue(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, 0.5, engine={"count": 1}, queue={"max_waiting": 1})
+    values = two_engines(tiny_model, tmp_path, engine={"count": 1}, queue={"max_waiting": 1})
     async with run_gateway(values, in_process=False) as gateway:
+        await gateway.fake("faults", hold_after=2, hold_load=True)
         _, headers = await gateway.open(mode="eval")
         question = long_question(gateway, 60)
         calls = [
@@ -426,8 +440,9 @@ async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_que
             )
             for _ in range(6)
         ]
-        await until(lambda: slots(gateway)[0].streams == 6, "all are in the engine")
-        await gateway.fake("faults", load_s=0.3)
-        await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        await last(gateway, 0.0)
+        await arrived(gateway, 6)
+        await gateway.admin.publish(1, str(versions[1]))
+        await until(lambda: gateway.model.pool.waiting == 6, "all wait for it")
+        await gateway.fake("faults", hold_load=False)
+        await release(gateway)
         assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6

@@ -11,6 +11,7 @@ from gateway.client import GatewayClient
 from gateway.client.admin import GatewayRefused
 from gateway.types import EpisodeMode
 from tests.harness.agents import client_of
+from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, publish
@@ -150,15 +151,15 @@ async def test_an_abandoned_episode_says_why(gateway: RunningGateway) -> None:
 
 async def test_a_call_that_runs_when_its_episode_ends_is_told_so(gateway: RunningGateway) -> None:
     assert gateway.engine is not None
-    await gateway.http.post(f"{gateway.settings.engine.url}/fake/faults", json={"delay_s": 0.05})
+    await hold_after(gateway, 2)
     episode, headers = await gateway.open("task")
     whole = asyncio.create_task(gateway.chat(headers), name="whole")
-    await until(lambda: gateway.engine.running == 1, "the call runs")
+    await arrived(gateway, 1)
     await gateway.admin.reward(episode, 1.0)
-    answer = await asyncio.wait_for(whole, 10)
+    answer = await whole
     assert answer.status_code == 409
     assert answer.json()["error"]["code"] == "episode_closed"
-    assert gateway.engine.running == 0
+    assert gateway.engine.running == 0 and gateway.engine.sampled == 2
 
 
 async def test_rewards_that_are_not_final_can_change(gateway: RunningGateway) -> None:

@@ -17,12 +17,15 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gateway.api.generation import WHOLE_INTERVAL
 from gateway.app import open_services
 from gateway.client import GatewayClient
 from gateway.settings import ConfigError, Settings
-from tests.harness.agents import agent, sdk
-from tests.harness.gateways import RunningGateway, faults, run_gateway, running, settings_for
+from tests.harness.agents import finished, sdk, start_agents
+from tests.harness.barrier import arrived, hold_after, release
+from tests.harness.gateways import RunningGateway, faults, run_gateway, settings_for
 from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
+from tests.harness.retries import drop, lasting, taken
 from tests.harness.scripted import USER
 from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, publish
@@ -38,15 +41,10 @@ async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGate
 
 
 async def test_streams_outlive_the_death_of_their_engine(tiny_model: Path, tmp_path: Path) -> None:
-    values = settings_for(tiny_model, tmp_path, engine={"args": ["--delay-s", "0.03"]})
-    async with run_gateway(values, in_process=False) as gateway:
-        done = asyncio.Event()
-        agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(12)]
-
-        async def streaming() -> bool:
-            return await running(gateway) >= 8
-
-        await until(streaming, "streams are open", 20)
+    async with run_gateway(settings_for(tiny_model, tmp_path), in_process=False) as gateway:
+        await hold_after(gateway, 3)
+        agents, done = start_agents(gateway, 12)
+        await arrived(gateway, 12)
         before = (await gateway.admin.status())["engines"][0]
         os.killpg(before["pid"], signal.SIGKILL)
 
@@ -54,18 +52,16 @@ async def test_streams_outlive_the_death_of_their_engine(tiny_model: Path, tmp_p
             engine = (await gateway.admin.status())["engines"][0]
             return engine["state"] == "open" and engine["pid"] != before["pid"]
 
-        await until(restarted, "the engine is restarted", 30)
-        done.set()
-        finished = await asyncio.gather(*agents)
-        await check_everything(gateway, {0: tiny_model.resolve()}, list(finished))
+        await until(restarted, "the engine is restarted")
+        results = await finished(agents, done)
+        await check_everything(gateway, {0: tiny_model.resolve()}, results)
 
 
 async def test_a_broken_connection_to_the_engine_is_not_noticed(
     gateway: RunningGateway, tiny_model: Path
 ) -> None:
     await faults(gateway, drop_after=9)
-    done = asyncio.Event()
-    agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(6)]
+    agents, done = start_agents(gateway, 6)
 
     async def broken() -> bool:
         """Somebody was cut off, and has gone on."""
@@ -75,8 +71,7 @@ async def test_a_broken_connection_to_the_engine_is_not_noticed(
 
     await until(broken, "a stream crosses a broken connection", 30)
     await faults(gateway, drop_after=0)
-    done.set()
-    await check_everything(gateway, {0: tiny_model.resolve()}, list(await asyncio.gather(*agents)))
+    await check_everything(gateway, {0: tiny_model.resolve()}, await finished(agents, done))
 
 
 async def abandoned(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:
@@ -94,7 +89,7 @@ async def abandoned(gateway: RunningGateway, episode: str) -> list[dict[str, Any
 async def test_a_streaming_client_that_goes_away_stops_the_engine(
     gateway: RunningGateway, tiny_model: Path
 ) -> None:
-    await faults(gateway, delay_s=0.05)
+    await hold_after(gateway, 3)
     opened = await gateway.admin.open_episode("task")
     async with sdk(opened) as client:
         stream = await client.chat.completions.create(
@@ -103,29 +98,23 @@ async def test_a_streaming_client_that_goes_away_stops_the_engine(
             stream=True,
             logprobs=True,
         )
-        async for _ in stream:
-            break
-        assert await running(gateway) == 1
+        await arrived(gateway, 1)
+        await taken(gateway, 3)
         await stream.close()
         await until(lambda: gateway.engine.running == 0, "the engine stops")
     nodes = await abandoned(gateway, opened.episode_id)
-    assert nodes[-1]["mask_reason"] == "abandoned"
+    assert (nodes[-1]["mask_reason"], len(nodes[-1]["ids"])) == ("abandoned", 3)
     check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
 
 
 async def test_a_whole_client_that_goes_away_stops_the_engine(
     gateway: RunningGateway, tiny_model: Path
 ) -> None:
-    await faults(gateway, delay_s=0.02)
     episode, headers = await gateway.open("task")
-    call = asyncio.create_task(gateway.chat(headers), name="call")
-    await until(lambda: gateway.engine.running == 1, "the engine works")
-    await until(lambda: gateway.engine.sampled >= 20, "some chunks of tokens have come")
-    call.cancel()
-    await until(lambda: gateway.engine.running == 0, "the engine stops")
+    await drop(gateway, headers, lasting(gateway), 20)
     nodes = await abandoned(gateway, episode)
+    assert len(nodes[-1]["ids"]) == WHOLE_INTERVAL, "what had left the engine"
     check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
-    await faults(gateway, delay_s=0.0)
     assert (await gateway.chat(headers, max_tokens=2)).status_code == 200
 
 
@@ -133,10 +122,10 @@ async def test_a_whole_client_that_goes_away_stops_the_engine(
 async def test_a_client_that_goes_away_before_the_first_token_stops_the_engine(
     gateway: RunningGateway, stream: bool
 ) -> None:
-    await faults(gateway, stall=True)
+    await hold_after(gateway, 0)
     episode, headers = await gateway.open("task")
     call = asyncio.create_task(gateway.chat(headers, stream=stream), name="call")
-    await until(lambda: gateway.engine.running == 1, "the engine works")
+    await arrived(gateway, 1)
     call.cancel()
     await until(lambda: gateway.engine.running == 0, "the engine stops")
     (live,) = gateway.services.episodes._live.values()
@@ -156,14 +145,15 @@ async def test_a_client_that_goes_away_while_it_waits_for_an_engine_waits_no_mor
 
 
 async def test_abandoned_tokens_are_fed_but_marked_as_not_to_be_trained(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.05)
+    await hold_after(gateway, 3)
     episode, headers = await gateway.open("task")
     body = {"model": "m", "messages": [USER], "stream": True}
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         async for _ in answer.aiter_lines():
             break
+        await taken(gateway, 3)
     await abandoned(gateway, episode)
-    await faults(gateway, delay_s=0.0)
+    await release(gateway)
     assert (await gateway.chat(headers, max_tokens=4)).status_code == 200
     await gateway.admin.reward(episode, 1.0)
     lease = await gateway.admin.lease("trainer")

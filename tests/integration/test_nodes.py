@@ -14,6 +14,7 @@ from gateway.client import GatewayRefused
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from tests.harness.agents import finished, start_agents
+from tests.harness.barrier import arrived, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_everything
 from tests.harness.waiting import until
@@ -23,31 +24,17 @@ BOTH = ["rollout", "train"]
 
 
 def cluster(
-    model: Path, work: Path, nodes: dict[str, Any], count: int = 0, delay_s: float = 0.01, **overrides: Any
+    model: Path, work: Path, nodes: dict[str, Any], count: int = 0, hold_after: int = 2, **overrides: Any
 ) -> dict[str, Any]:
-    """Settings with nodes, and `count` engines that live on none."""
-    engine = {
-        "launch": "fake",
-        "count": count,
-        "args": ["--delay-s", str(delay_s)],
-        **overrides.pop("engine", {}),
-    }
+    """Settings with nodes, and `count` engines that live on none; all engines have their barrier from their start."""
+    args = ["--hold-after", str(hold_after)]
+    engine = {"launch": "fake", "count": count, "args": args, **overrides.pop("engine", {})}
     lending = {**QUICK, **overrides.pop("lending", {})}
     return settings_for(model, work, engine=engine, lending=lending, nodes=nodes, **overrides)
 
 
 def state_of(gateway: RunningGateway, engine: str) -> str:
     return gateway.model.pool.slots[engine].state
-
-
-def streams(gateway: RunningGateway, engine: str) -> int:
-    return gateway.model.pool.slots[engine].streams
-
-
-async def sampled(gateway: RunningGateway) -> int:
-    """Tokens, by all engines."""
-    slots = gateway.model.pool.slots.values()
-    return sum([(await gateway.fake("state", slot))["sampled"] for slot in slots])
 
 
 async def role_of(gateway: RunningGateway, node: str) -> str:
@@ -75,26 +62,27 @@ async def test_a_node_is_lent_while_its_trainer_waits_and_its_calls_go_on_when_i
     async with run_gateway(values, in_process=False) as gateway:
         assert await role_of(gateway, "t0") == "idle"
         assert state_of(gateway, "t0-0") == "asleep"
+        own, lent = (gateway.model.pool.slots[name] for name in ("demo-0", "t0-0"))
         agents, done = start_agents(gateway, 8)
-        await until(lambda: streams(gateway, "demo-0") == 8, "all work in the one engine")
+        await arrived(gateway, 8, own)
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")
         for version in (1, 2):
-            await until(lambda: streams(gateway, "t0-0") >= 2, "the lent engine works")
+            await share(gateway, 8, own, lent)
             claimed = await gateway.admin.claim("t0", wait_s=30)
             assert (claimed["role"], claimed["claim_s"]) == ("train", 60.0)
             assert state_of(gateway, "t0-0") == "asleep"
-            assert (await gateway.fake("state", gateway.model.pool.slots["t0-0"]))["running"] == 0
-            await until(lambda: streams(gateway, "demo-0") == 8, "all work in the one engine")
+            assert (await gateway.fake("state", lent))["running"] == 0
+            await arrived(gateway, 8, own)
             record = await gateway.admin.publish(version, str(versions[version]), wait_s=30)
             assert record["state"] == "live"
             assert [report["engine"] for report in record["report"]] == ["demo-0"]
             assert state_of(gateway, "t0-0") == "asleep"
             await gateway.admin.release("t0")
             await becomes(gateway, "t0", "rollout")
-            assert gateway.model.pool.slots["t0-0"].version == version
-        crossed = await check_everything(gateway, versions, await finished(agents, done))
-        assert crossed
+            assert lent.version == version
+        await release(gateway)
+        assert await check_everything(gateway, versions, await finished(agents, done)) == 16
         seconds = (await gateway.admin.node("t0"))["seconds"]
         assert all(seconds[role] > 0 for role in ("idle", "switching", "train", "rollout"))
         metrics = (await gateway.http.get("/metrics")).text
@@ -115,15 +103,9 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         assert (await gateway.http.get("/readyz")).is_success
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")  # both engines are open
-        await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
-        enough = await sampled(gateway) + 24
-
-        async def begun() -> bool:
-            return await sampled(gateway) >= enough
-
-        await until(begun, "calls have tokens of version 0", 40)
+        await arrived(gateway, 4)
         await gateway.admin.claim("t0", wait_s=30)
-        await until(lambda: gateway.model.pool.waiting == 4, "all wait again, who was between two calls too")
+        await until(lambda: gateway.model.pool.waiting == 4, "all wait again")
         for slot in slots.values():
             told = await gateway.fake("state", slot)
             assert (told["asleep"], told["running"]) == (2, 0)
@@ -131,9 +113,10 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         assert record["state"] == "live"
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")  # both engines are open
-        await until(lambda: streams(gateway, "t0-0") + streams(gateway, "t0-1") == 4, "all work", 40)
+        await arrived(gateway, 4)
         assert [slot.version for slot in slots.values()] == [1, 1]
-        assert await check_everything(gateway, versions, await finished(agents, done)) >= 1
+        await release(gateway)
+        assert await check_everything(gateway, versions, await finished(agents, done)) == 4
         assert [(await gateway.fake("state", slot))["refused"] for slot in slots.values()] == [0, 0]
     check_replay(values)
 
@@ -150,17 +133,22 @@ async def test_an_engine_that_hangs_in_sleep_is_killed_and_the_claim_is_answered
         lending={"deadline_s": 4.0},
     )
     async with run_gateway(values, in_process=False) as gateway:
-        slot = gateway.model.pool.slots["t0-0"]
+        own, slot = (gateway.model.pool.slots[name] for name in ("demo-0", "t0-0"))
         agents, done = start_agents(gateway, 4)
+        await arrived(gateway, 4, own)
         await gateway.admin.release("t0")
-        await until(lambda: slot.streams >= 1, "the lent engine works", 40)
+        await becomes(gateway, "t0", "rollout")
+        await share(gateway, 4, own, slot)
         pid = slot.describe("demo")["pid"]
         await gateway.fake("faults", slot, sleep_s=3600.0)
         claimed = await gateway.admin.claim("t0", wait_s=50)
         assert claimed["role"] == "train"
         await until(lambda: not Path(f"/proc/{pid}").exists(), "the engine is killed", 40)
+        await arrived(gateway, 4, own)
+        await release(gateway, own)
         await gateway.admin.release("t0")
         await until(lambda: slot.state == "open", "it is launched anew", 40)
+        await release(gateway, slot)
         await check_everything(gateway, versions, await finished(agents, done))
     check_replay(values)
 
@@ -236,13 +224,13 @@ async def test_an_engine_that_dies_on_a_claimed_node_is_not_started_before_it_is
     tiny_model: Path, tmp_path: Path
 ) -> None:
     nodes = {"t0": {"tags": BOTH, "engines": 1}}
-    values = cluster(tiny_model, tmp_path, nodes, delay_s=0.5, lending={"claim_s": 3600.0})
+    values = cluster(tiny_model, tmp_path, nodes, lending={"claim_s": 3600.0})
     async with run_gateway(values, in_process=False) as gateway:
         slot = gateway.model.pool.slots["t0-0"]
         await gateway.admin.release("t0")
         _, headers = await gateway.open(mode="eval")
         call = asyncio.create_task(gateway.chat(headers, max_tokens=12), name="call")
-        await until(lambda: slot.streams == 1, "the lent engine works", 40)
+        await arrived(gateway, 1)
         await gateway.admin.claim("t0", wait_s=30)
         pid = slot.describe("demo")["pid"]
         os.killpg(pid, signal.SIGKILL)
@@ -251,4 +239,6 @@ async def test_an_engine_that_dies_on_a_claimed_node_is_not_started_before_it_is
         await gateway.admin.claim("t0", wait_s=30)
         assert slot.process is None
         await gateway.admin.release("t0")
+        await arrived(gateway, 1)
+        await release(gateway)
         assert (await call).is_success

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.agents import finished, start_agents
+from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, slots, two_engines
 from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
 from tests.harness.waiting import until
@@ -19,14 +20,12 @@ def of_version(gateway: RunningGateway, version: int) -> list[Any]:
 
 
 async def one_pulls(gateway: RunningGateway, weights: Path) -> tuple[Any, Any]:
-    """Publishes version 1 while calls hardly go on: answers the engine that has pulled it, and the one that still has calls."""
-    await until(lambda: all(slot.streams >= 2 for slot in slots(gateway)), "both have calls", 30)
-    for slot in slots(gateway):
-        await gateway.fake("faults", slot, delay_s=1.0)
+    """Publishes version 1 while all calls are held: answers the engine that has pulled it, and the one that still has calls."""
+    assert all(slot.streams >= 2 for slot in slots(gateway))
     record = await gateway.admin.publish(1, str(weights), wait_s=60)
     assert record["state"] == "live"
     (new,), (old,) = of_version(gateway, 1), of_version(gateway, 0)
-    await gateway.fake("faults", new, delay_s=0.01)
+    await release(gateway, new)
     assert old.streams
     return new, old
 
@@ -55,9 +54,11 @@ async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sam
 ) -> None:
     """Of two busy engines one comes to version 1; new episodes go there alone, until the other has nothing to do."""
     routing = {"rule": rule, "running_below": 1, "mu": 0.0}
-    values = two_engines(tiny_model, tmp_path, 0.02, update={"order": "pull"}, routing=routing)
+    values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 6)
+        await arrived(gateway, 6)
         new, old = await one_pulls(gateway, versions[1])
         for i in range(4):
             episode, headers = await gateway.open(f"young-{i}", mode="eval")
@@ -67,7 +68,7 @@ async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sam
             (call,) = (await gateway.admin.episode(episode))["calls"]
             assert call["engine"] == new.name
         assert (new.version, old.version) == (1, 0), "the other is busy, and stays as it is"
-        await gateway.fake("faults", old, delay_s=0.01)
+        await release(gateway, old)
         assert 0 in await check_all(gateway, versions, await finished(agents, done))
         await until(lambda: len(of_version(gateway, 1)) == 2, "the other has pulled", 30)
 
@@ -78,16 +79,18 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
     """The one engine with the newest version dies; the other is busy with older calls, and pulls all the same."""
     update = {"order": "pull"}
     values = two_engines(
-        *(tiny_model, tmp_path, 0.02), update=update, routing={"running_below": 1}, engine={"max_restarts": 0}
+        *(tiny_model, tmp_path), update=update, routing={"running_below": 1}, engine={"max_restarts": 0}
     )
     async with run_gateway(values, in_process=False) as gateway:
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 4)
+        await arrived(gateway, 4)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
         gateway.services.control.host.lose("demo", new.name, "a test says so")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
         await until(lambda: old.version == 1, "it has pulled", 30)
-        await gateway.fake("faults", old, delay_s=0.01)
+        await release(gateway, old)
         assert (await young).status_code == 200
         (turn,) = await turns_of(gateway, episode)
         assert {version for version, _ in turn["versions"]} == {1}
@@ -99,18 +102,20 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
 ) -> None:
     """One engine samples two calls at a time and has six, none of which ends; then another opens."""
     routing = {"migrate": True, "waiting_above": 0}
-    values = two_engines(tiny_model, tmp_path, 0.02, routing=routing)
+    values = two_engines(tiny_model, tmp_path, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:
         first, second = slots(gateway)
-        await gateway.fake("faults", first, slots=2, delay_s=1.0)
+        await gateway.fake("faults", first, slots=2, hold_after=2)
+        await gateway.fake("faults", second, hold_after=2)
         second.state = "held"
         gateway.model.pool.notify()
         agents, done = start_agents(gateway, 6)
-        await until(lambda: first.streams == 6, "all are in the first", 30)
+        await arrived(gateway, 2, first)
+        await until(lambda: first.streams == 6, "all are in the first")
         second.confirm(second.version)
         gateway.model.pool.notify()
         await until(lambda: second.streams >= 2, "calls have moved", 30)
-        await gateway.fake("faults", first, delay_s=0.02)
+        await release(gateway)
         results = await finished(agents, done)
         await check_everything(gateway, versions, results)
         calls = [c for episode, _ in results for c in (await gateway.admin.episode(episode))["calls"]]

@@ -16,22 +16,23 @@ import pytest
 from gateway.api.generation import WHOLE_INTERVAL
 from gateway.engines.fake import create_fake_app
 from scheduler.cluster.local import free_port
+from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for
 from tests.harness.records import STOP_TOKENS, check_sampled_by_the_fake, nodes_of
-from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
+from tests.harness.retries import RETRY, drop, lasting, send, stops, taken, turns_of
 from tests.harness.scripted import TOOL_CALL, TOOLS, USER, ScriptedEngine, scripted_gateway
 from tests.harness.waiting import until
 
 
-async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 1) -> dict[str, Any]:
-    """One turn, whole and right; the engine sampled each of its tokens once, but for `lost` that had not left it yet when it was
-    stopped."""
+async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 0) -> dict[str, Any]:
+    """One turn, whole and right; the engine sampled each of its tokens once, and `lost` more, which had not left it yet when it
+    was stopped."""
     nodes = await nodes_of(gateway, episode)
     (turn,) = [node for node in nodes if node["sampled"]]
     assert turn["mask_reason"] == ""
     assert turn["ids"][-1] == STOP_TOKENS[0]
     check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()})
-    assert 0 <= gateway.engine.sampled - len(turn["ids"]) <= lost
+    assert gateway.engine.sampled - len(turn["ids"]) == lost
     return turn
 
 
@@ -87,7 +88,8 @@ async def test_what_the_sdk_sends_again_after_a_broken_connection_is_one_call(
     gateway: RunningGateway, stream: bool
 ) -> None:
     """The SDK sends a stream again only if the connection breaks before its first event."""
-    await faults(gateway, stall=stream, delay_s=0.05)
+    begun = 0 if stream else 20
+    await hold_after(gateway, begun)
     opened = await gateway.admin.open_episode("task")
     body = {**lasting(gateway), "stream": stream}
     async with (
@@ -95,35 +97,34 @@ async def test_what_the_sdk_sends_again_after_a_broken_connection_is_one_call(
         openai.AsyncOpenAI(base_url=url, api_key=opened.api_key, max_retries=2) as client,
     ):
         call = asyncio.create_task(client.chat.completions.create(**body), name="sdk")
-        begun = 0 if stream else 20
-        await until(lambda: gateway.engine.running == 1 and gateway.engine.sampled >= begun, "it generates")
+        await arrived(gateway, 1)
+        await taken(gateway, begun - begun % WHOLE_INTERVAL)
         cut.set()
         await stops(gateway)
-        await faults(gateway, stall=False, delay_s=0.0)
+        await release(gateway)
         answer = await call
         if stream:
             chunks = [chunk async for chunk in answer]
             text = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
         else:
             text = answer.choices[0].message.content
-    turn = await check_one_turn(gateway, opened.episode_id, lost=0 if stream else WHOLE_INTERVAL)
+    turn = await check_one_turn(gateway, opened.episode_id, lost=begun % WHOLE_INTERVAL)
     assert text == gateway.model.renderer.decode(turn["ids"][:-1])
 
 
 async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: RunningGateway) -> None:
     """The SDK does not retry it, so the agent asks again, as if for the first time."""
-    await faults(gateway, delay_s=0.03)
+    await hold_after(gateway, 30)
     episode, headers = await gateway.open("task")
     body = {**lasting(gateway), "stream": True, "logprobs": True}
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         lines = answer.aiter_lines()
         received = [line for _ in range(20) if (line := await anext(lines))]
-        await faults(gateway, delay_s=0.5)  # it is not over before the end is noticed
+        await arrived(gateway, 1)
     await stops(gateway)
-    sampled = gateway.engine.sampled
-    assert 8 <= sampled < 40
+    assert gateway.engine.sampled == 30
     assert await turns_of(gateway, episode) == [], "it can still be resumed"
-    await faults(gateway, delay_s=0.0)
+    await release(gateway)
     again = await send(gateway, headers, body)
     assert again.text.split("\n\n")[: len(received)] == received, "the same events, from the first on"
     turn = await check_one_turn(gateway, episode)
@@ -132,66 +133,80 @@ async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: Runn
 
 
 async def test_a_retry_joins_the_call_in_flight(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.02)
+    await hold_after(gateway, 10)
     episode, headers = await gateway.open("task")
     body = {**lasting(gateway), "stream": True, "logprobs": True, "stream_options": {"include_usage": True}}
     first = asyncio.create_task(send(gateway, headers, body), name="first")
-    await until(lambda: gateway.engine.sampled >= 10, "the first generates")
-    retry = await send(gateway, headers, body, **RETRY)
-    assert told(retry) == told(await first)
-    await check_one_turn(gateway, episode, lost=0)
+    await arrived(gateway, 1)
+    retry = asyncio.create_task(send(gateway, headers, body, **RETRY), name="retry")
+    await read_by(gateway, 2)
+    await release(gateway)
+    assert told(await retry) == told(await first)
+    await check_one_turn(gateway, episode)
+
+
+async def read_by(gateway: RunningGateway, clients: int) -> None:
+    """Waits until so many clients read the reply of the only call."""
+    (completion,) = [call for live in gateway.services.episodes._live.values() for call in live.calls]
+    await until(lambda: len(completion.reply.readers) == clients, f"{clients} clients read the reply")
 
 
 async def test_a_joined_call_goes_on_when_the_first_client_leaves(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.02)
+    await hold_after(gateway, 5)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     first = asyncio.create_task(send(gateway, headers, body), name="first")
-    await until(lambda: gateway.engine.sampled >= 5, "the first generates")
-    await faults(gateway, delay_s=0.5)  # it is not over before both are there
+    await arrived(gateway, 1)
     retry = asyncio.create_task(send(gateway, headers, body, **RETRY), name="retry")
-    (live,) = gateway.services.episodes._live.values()
-    (completion,) = live.calls
-    await until(lambda: len(completion.reply.readers) == 2, "the retry has joined")
+    await read_by(gateway, 2)
     first.cancel()
-    await until(lambda: len(completion.reply.readers) == 1, "the first has left")
-    assert gateway.engine.running == 1
-    await faults(gateway, delay_s=0.0)
+    await read_by(gateway, 1)
+    assert gateway.engine.held == 1
+    await release(gateway)
     assert (await retry).status_code == 200
-    await check_one_turn(gateway, episode, lost=0)
+    await check_one_turn(gateway, episode)
 
 
 async def test_equal_requests_are_two_samples(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.01)
+    await hold_after(gateway, 1)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
-    together = await asyncio.gather(*(send(gateway, headers, body) for _ in range(3)))
+    together = asyncio.gather(*(send(gateway, headers, body) for _ in range(3)))
+    await arrived(gateway, 3)
+    await release(gateway)
     later = await send(gateway, headers, body, **{"x-stainless-retry-count": "none"})
-    ids = {answer.json()["id"] for answer in [*together, later]}
+    ids = {answer.json()["id"] for answer in [*await together, later]}
     assert len(ids) == len(await turns_of(gateway, episode)) == 4
 
 
 async def test_only_one_of_two_equal_requests_takes_the_place_of_the_client_that_left(
     gateway: RunningGateway,
 ) -> None:
-    await faults(gateway, delay_s=0.02)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     await drop(gateway, headers, body, 20)
-    answers = await asyncio.gather(*(send(gateway, headers, body) for _ in range(2)))
+    await hold_after(gateway, 1)
+    answering = asyncio.gather(*(send(gateway, headers, body) for _ in range(2)))
+    await arrived(gateway, 2)
+    await release(gateway)
+    answers = await answering
     assert len({answer.json()["id"] for answer in answers}) == 2
     assert [turn["mask_reason"] for turn in await turns_of(gateway, episode)] == ["", ""]
 
 
 async def test_requests_with_the_same_idempotency_key_are_one_call(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.01)
+    await hold_after(gateway, 1)
     episode, headers = await gateway.open("task")
     other, other_headers = await gateway.open("task")
     body, key = lasting(gateway), {"Idempotency-Key": "k1"}
-    together = await asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(5)))
+    sending = asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(5)))
+    await arrived(gateway, 1)
+    await read_by(gateway, 5)
+    await release(gateway)
+    together = await sending
     later = await send(gateway, headers, body, **key)
     assert all(answer.json() == later.json() for answer in together)
-    await check_one_turn(gateway, episode, lost=0)
+    await check_one_turn(gateway, episode)
     elsewhere = await send(gateway, other_headers, body, **key)
     another = await send(gateway, headers, body, **{"Idempotency-Key": "k2"})
     assert len({answer.json()["id"] for answer in (later, elsewhere, another)}) == 3
@@ -200,18 +215,21 @@ async def test_requests_with_the_same_idempotency_key_are_one_call(gateway: Runn
 
 
 async def test_an_idempotency_key_is_for_one_body(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.02)
+    await hold_after(gateway, 5)
     episode, headers = await gateway.open("task")
     body, key = lasting(gateway), {"Idempotency-Key": "k1"}
     first = asyncio.create_task(send(gateway, headers, body, **key), name="first")
-    await until(lambda: gateway.engine.sampled >= 5, "the first generates")
-    for _ in ("while it runs", "after its end"):
-        refused = await send(gateway, headers, {**body, "temperature": 0.5}, **key)
+    await arrived(gateway, 1)
+    while_it_runs = await send(gateway, headers, {**body, "temperature": 0.5}, **key)
+    assert not first.done()
+    await release(gateway)
+    assert (await first).status_code == 200
+    after_its_end = await send(gateway, headers, {**body, "temperature": 0.5}, **key)
+    for refused in (while_it_runs, after_its_end):
         assert refused.status_code == 422
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("invalid_request_error", "idempotency_key_reused")
-        assert (await first).status_code == 200
-    await check_one_turn(gateway, episode, lost=0)
+    await check_one_turn(gateway, episode)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -278,7 +296,7 @@ async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
     await until(lambda: completion.reply.over, "the turn is committed")
     again = await send(gateway, headers, body)
     await until(lambda: not live.calls, "it is kept no longer")
-    turn = await check_one_turn(gateway, episode, lost=0)
+    turn = await check_one_turn(gateway, episode)
     assert again.json()["id"] == turn["call_id"]
     assert (await send(gateway, headers, body)).json()["id"] != turn["call_id"]
 
@@ -287,7 +305,6 @@ async def test_after_the_grace_period_the_tokens_are_an_abandoned_branch(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path, calls={"grace_s": 0.3})) as gateway:
-        await faults(gateway, delay_s=0.02)
         episode, headers = await gateway.open("task")
         body = lasting(gateway)
         await drop(gateway, headers, body, 20)
@@ -300,7 +317,7 @@ async def test_after_the_grace_period_the_tokens_are_an_abandoned_branch(
         nodes = await nodes_of(gateway, episode)
         left, whole = [node for node in nodes if node["sampled"]]
         assert (left["mask_reason"], whole["mask_reason"]) == ("abandoned", "")
-        assert whole["ids"][: len(left["ids"])] == left["ids"]
+        assert left["ids"] == whole["ids"][:WHOLE_INTERVAL]
         check_sampled_by_the_fake(nodes, whole, {0: tiny_model.resolve()})
 
 
@@ -308,19 +325,16 @@ async def test_after_the_grace_period_the_tokens_are_an_abandoned_branch(
 async def test_a_call_that_sampled_nothing_leaves_nothing_and_can_be_joined(
     gateway: RunningGateway, stream: bool
 ) -> None:
-    await faults(gateway, stall=True)
     episode, headers = await gateway.open("task")
     body = {**lasting(gateway), "stream": stream}
     await drop(gateway, headers, body, 0)
     assert await nodes_of(gateway, episode) == []
-    await faults(gateway, stall=False)
     assert (await send(gateway, headers, body)).status_code == 200
-    await check_one_turn(gateway, episode, lost=0)
+    await check_one_turn(gateway, episode)
 
 
 async def test_a_seeded_call_is_not_resumed_but_begun_anew(gateway: RunningGateway) -> None:
     """The state of its sampler is lost with its run."""
-    await faults(gateway, delay_s=0.02)
     episode, headers = await gateway.open("task")
     body = lasting(gateway, seed=3)
     await drop(gateway, headers, body, 20)
@@ -348,7 +362,6 @@ async def test_a_seeded_call_that_its_engine_drops_says_nothing_twice(gateway: R
 async def test_an_episode_that_closes_takes_the_calls_with_it_that_could_be_resumed(
     gateway: RunningGateway,
 ) -> None:
-    await faults(gateway, delay_s=0.02)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
     await drop(gateway, headers, body, 20)
@@ -380,7 +393,6 @@ async def test_an_episode_that_closes_while_a_prompt_is_made_starts_no_call(
 async def test_a_gateway_that_stops_records_what_could_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
     values = settings_for(tiny_model, tmp_path)
     async with run_gateway(values) as gateway:
-        await faults(gateway, delay_s=0.02)
         episode, headers = await gateway.open("task")
         body = lasting(gateway)
         await drop(gateway, headers, body, 20)
@@ -388,16 +400,20 @@ async def test_a_gateway_that_stops_records_what_could_be_resumed(tiny_model: Pa
     async with run_gateway(values) as gateway:
         (turn,) = await turns_of(gateway, episode)
         assert turn["mask_reason"] == "abandoned"
-        assert len(turn["ids"]) >= WHOLE_INTERVAL
+        assert len(turn["ids"]) == WHOLE_INTERVAL
         assert (await send(gateway, headers, body, **RETRY)).status_code == 200
         assert len(await turns_of(gateway, episode)) == 2
 
 
 async def test_metrics_count_a_call_once_however_many_read_it(gateway: RunningGateway) -> None:
-    await faults(gateway, delay_s=0.01)
+    await hold_after(gateway, 1)
     _, headers = await gateway.open("task")
     body, key = lasting(gateway), {"Idempotency-Key": "k1"}
-    await asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(3)))
+    calls = asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(3)))
+    await arrived(gateway, 1)
+    await read_by(gateway, 3)
+    await release(gateway)
+    await calls
     lines = (await gateway.http.get("/metrics")).text.splitlines()
     (calls,) = [line for line in lines if line.startswith("headgate_calls_total{")]
     (tokens,) = [line for line in lines if line.startswith("headgate_sampled_tokens_total ")]

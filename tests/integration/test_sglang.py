@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -16,14 +17,23 @@ from gateway.errors import EngineError
 from gateway.types import Sampling
 from scheduler.cluster.local import free_port
 from tests.harness.gateways import serve
+from tests.harness.waiting import until
 
 
 @asynccontextmanager
-async def sglang(fake: FakeEngine, *, incremental: bool = False) -> AsyncIterator[tuple[Engine, str]]:
-    """An adapter, and where the engine is."""
+async def sglang(
+    fake: FakeEngine, *, incremental: bool = False, asked: list[str] | None = None
+) -> AsyncIterator[tuple[Engine, str]]:
+    """An adapter, and where the engine is; the paths of its requests go to `asked`."""
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    async with serve(create_fake_sglang_app(fake, incremental=incremental), port):
+    url, app = f"http://127.0.0.1:{port}", create_fake_sglang_app(fake, incremental=incremental)
+
+    async def noted(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if asked is not None and scope["type"] == "http":
+            asked.append(scope["path"])
+        await app(scope, receive, send)
+
+    async with serve(noted, port):
         engine = connect("engine", url, "sglang")
         try:
             yield engine, url
@@ -40,14 +50,6 @@ def start(engine: Engine, name: str, tokens: int = 1000, interval: int = 1) -> a
     return asyncio.create_task(read(), name=name)
 
 
-async def sampled(fake: FakeEngine, more: int = 3) -> None:
-    """Waits until the engine has sampled."""
-    enough = fake.sampled + more
-    async with asyncio.timeout(10):
-        while fake.sampled < enough:
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("incremental", [False, True])
 @pytest.mark.parametrize("interval", [1, 5])
 async def test_both_streams_hold_the_same_tokens(incremental: bool, interval: int) -> None:
@@ -62,30 +64,30 @@ async def test_both_streams_hold_the_same_tokens(incremental: bool, interval: in
 
 
 async def test_an_abort_in_the_queue_repeats_no_token() -> None:
-    fake = FakeEngine("none", Faults(delay_s=0.005))
+    fake = FakeEngine("none", Faults(hold_after=3))
     async with sglang(fake, incremental=True) as (engine, _):
         task = start(engine, "a")
-        await sampled(fake)
+        await fake.arrived(1)
         await engine.pause(keep=True)
         await engine.abort(["a"])
-        chunks = await asyncio.wait_for(task, 10)
+        chunks = await task
         assert chunks[-1].finish == "abort"
-        assert sum(len(chunk.ids) for chunk in chunks) == fake.sampled
+        assert sum(len(chunk.ids) for chunk in chunks) == fake.sampled == 3
 
 
 @pytest.mark.parametrize("how", ["pause", "abort"])
 async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
     """It arrived after a pause of which its adapter did not know; no abort of SGLang's reaches it."""
-    fake = FakeEngine("none")
-    async with sglang(fake) as (engine, url):
+    fake, asked = FakeEngine("none"), list[str]()
+    async with sglang(fake, asked=asked) as (engine, url):
         other = connect("other", url, "sglang")
         await other.pause()
         task = start(engine, "late")
-        await asyncio.sleep(0.2)
+        await until(lambda: "/generate" in asked, "it has arrived")
         await engine.pause()
         assert not task.done()
         await (engine.pause() if how == "pause" else engine.abort(["late"]))
-        chunks = await asyncio.wait_for(task, 10)
+        chunks = await task
         assert [(chunk.ids, chunk.finish) for chunk in chunks] == [([], "abort")]
         await engine.resume()
         assert len(await start(engine, "next", 3)) == 3
@@ -95,14 +97,14 @@ async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
 
 async def test_a_found_engine_that_is_frozen_can_be_paused() -> None:
     """As a gateway finds it that was killed in the middle of an update: SGLang's own pause would wait for ever."""
-    fake = FakeEngine("none", Faults(delay_s=0.005))
+    fake = FakeEngine("none", Faults(hold_after=3))
     async with sglang(fake) as (engine, url):
         task = start(engine, "a")
-        await sampled(fake)
+        await fake.arrived(1)
         await engine.pause(keep=True, clear_cache=False)
         found = connect("found", url, "sglang")
-        await asyncio.wait_for(found.pause(), 10)
-        assert (await asyncio.wait_for(task, 10))[-1].finish == "abort"
+        await found.pause()
+        assert (await task)[-1].finish == "abort"
         await found.load("other")
         await found.resume()
         await found.close()
@@ -110,16 +112,16 @@ async def test_a_found_engine_that_is_frozen_can_be_paused() -> None:
 
 async def test_a_load_that_flushes_fails_while_requests_are_frozen() -> None:
     """The trap that the adapter avoids, kept in the fake engine so that it stays avoided."""
-    fake = FakeEngine("none", Faults(delay_s=0.005))
+    fake = FakeEngine("none", Faults(hold_after=3))
     async with sglang(fake) as (engine, url), httpx.AsyncClient(base_url=url) as http:
         task = start(engine, "a")
-        await sampled(fake)
+        await fake.arrived(1)
         await engine.pause(keep=True, clear_cache=False)
         answer = await http.post("/update_weights_from_disk", json={"model_path": "other"})
         assert answer.status_code == 400
         await engine.load("third")
         await engine.pause()
-        await asyncio.wait_for(task, 10)
+        assert [len(chunk.ids) for chunk in await task] == [1, 1, 1, 0]
 
 
 async def test_a_load_that_fails_says_so() -> None:

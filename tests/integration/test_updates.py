@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.agents import agent
-from tests.harness.gateways import faults, run_gateway, running, settings_for
+from tests.harness.agents import finished, start_agents
+from tests.harness.barrier import arrived, hold_after, release
+from tests.harness.gateways import faults, run_gateway, settings_for
 from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
 from tests.harness.scripted import USER
 from tests.harness.waiting import until
@@ -19,29 +20,22 @@ async def test_streams_cross_three_updates_and_every_token_is_of_its_version(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path, engine={})) as gateway:
-        await faults(gateway, delay_s=0.05)
-        done = asyncio.Event()
-        agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(32)]
+        await hold_after(gateway, 4)
+        agents, done = start_agents(gateway, 32)
         for version in (1, 2, 3):
-            enough = gateway.engine.sampled + 150
-            await until(
-                lambda enough=enough: gateway.engine.running >= 24 and gateway.engine.sampled >= enough,
-                "streams are open, and have sampled under this version",
-                30,
-            )
+            await arrived(gateway, 32)
             record = await gateway.admin.publish(version, str(versions[version]), wait_s=30)
             assert record["state"] == "live"
             (report,) = record["report"]
             assert report["probe"]["verdict"] == "passed"
             assert report["failure"] == ""
             assert {"abort", "settle", "load", "resume", "probe", "label"} <= report["seconds"].keys()
-            assert report["streams"] >= 20
-        done.set()
-        crossed = await check_everything(gateway, versions, list(await asyncio.gather(*agents)))
-        assert crossed >= 20
+            assert report["streams"] == 32
+        await release(gateway)
+        assert await check_everything(gateway, versions, await finished(agents, done)) == 96
         status = await gateway.admin.status()
         assert (status["version"], status["updates"]) == (3, 3)
-        assert status["streams_across_updates"] >= 60
+        assert status["streams_across_updates"] == 96
         assert gateway.engine.label == "3"
 
 
@@ -49,17 +43,17 @@ async def test_a_whole_reply_crosses_an_update_too(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
-        await faults(gateway, delay_s=0.03)
+        await faults(gateway, endless=True, hold_after=20)
         opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(8)]
         calls = [asyncio.create_task(gateway.chat(h, max_tokens=60), name=e) for e, h in opened]
-        await until(lambda: gateway.engine.sampled >= 16, "every call has sampled something")
-        await faults(gateway, delay_s=0.5)  # none is over before the update, however slow the machine is
+        await arrived(gateway, 8)
         await gateway.admin.publish(1, str(versions[1]), wait_s=30)
-        await faults(gateway, delay_s=0.0)
+        await release(gateway)
         answers = await asyncio.gather(*calls)
         counts = [[answer.json()["usage"]["completion_tokens"]] for answer in answers]
         agents = list(zip([e for e, _ in opened], counts, strict=True))
-        assert await check_everything(gateway, versions, agents) >= 1
+        assert counts == [[60]] * 8
+        assert await check_everything(gateway, versions, agents, endless=True) == 8
 
 
 async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_before(
@@ -116,25 +110,17 @@ async def test_an_engine_that_can_load_nothing_serves_nobody_until_it_can(
 async def test_a_wrong_engine_is_quarantined_and_restarted_and_streams_go_on(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], fault: dict[str, Any]
 ) -> None:
-    values = settings_for(tiny_model, tmp_path, engine={"args": ["--delay-s", "0.02"]})
-    async with run_gateway(values, in_process=False) as gateway:
-        done = asyncio.Event()
-        agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(6)]
+    async with run_gateway(settings_for(tiny_model, tmp_path), in_process=False) as gateway:
+        await hold_after(gateway, 2)
+        agents, done = start_agents(gateway, 6)
         before = (await gateway.admin.status())["engines"][0]["pid"]
-
-        async def streaming() -> bool:
-            return await running(gateway) >= 4
-
-        await until(streaming, "streams are open")
-        if "logprob_noise" not in fault:
-            await faults(gateway, **fault)
-        else:
-            done.set()
-            finished = await asyncio.gather(*agents)
-            await faults(gateway, **fault)
+        await arrived(gateway, 6)
+        if "logprob_noise" in fault:  # what such an engine samples is wrong: nobody may be there
+            await release(gateway)
+            await finished(agents, done)
+        await faults(gateway, **fault)
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=60)
-        done.set()
-        finished = await asyncio.gather(*agents)
+        results = await finished(agents, done)
         assert record["state"] == "live"
         (report,) = record["report"]
         assert report["failure"]
@@ -143,7 +129,8 @@ async def test_a_wrong_engine_is_quarantined_and_restarted_and_streams_go_on(
         engine = (await gateway.admin.status())["engines"][0]
         assert (engine["state"], engine["version"], engine["restarts"]) == ("open", 1, 1)
         assert engine["pid"] != before
-        await check_everything(gateway, versions, list(finished))
+        crossed = await check_everything(gateway, versions, results)
+        assert crossed == (0 if "logprob_noise" in fault else 6)
         episode, headers = await gateway.open("after", mode="eval")
         assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
         nodes = await nodes_of(gateway, episode)
