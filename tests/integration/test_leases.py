@@ -183,21 +183,11 @@ async def test_a_lease_that_is_not_renewed_ends_and_another_consumer_gets_it(
         clock.now += 9
         assert not await taken_over()
         clock.now += 2
+        await refused(gateway.admin.leased_groups(lease), 409, "lease_expired")
+        await refused(gateway.admin.ack(lease, "x"), 409, "lease_expired")
         assert await taken_over()
         await refused(gateway.admin.ack(lease, "x"), 404, "no_lease")
         assert (await gateway.admin.status())["consumed"] == 0
-
-
-async def test_an_expired_lease_acks_nothing(tiny_model: Path, tmp_path: Path, clock: Clock) -> None:
-    values = settings_for(
-        tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1}, feed={"lease_s": 10.0}
-    )
-    async with run_gateway(values) as gateway:
-        await finished(gateway, "a")
-        lease = await gateway.admin.lease("slow")
-        clock.now += 11
-        await refused(gateway.admin.leased_groups(lease), 409, "lease_expired")
-        await refused(gateway.admin.ack(lease, "x"), 409, "lease_expired")
 
 
 async def test_a_trained_batch_can_be_read_again_as_the_lease_gave_it(gateway: RunningGateway) -> None:
