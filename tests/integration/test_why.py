@@ -22,10 +22,11 @@ async def strict(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGatew
         yield running
 
 
-async def sampled(gateway: RunningGateway, group: str, size: int = 1, **body: Any) -> str:
-    """An episode with one call."""
+async def sampled(gateway: RunningGateway, group: str, size: int = 1, calls: int = 1, **body: Any) -> str:
+    """An episode with so many calls."""
     episode, headers = await gateway.open(group, group_id=group, group_size=size)
-    assert (await gateway.chat(headers, max_tokens=5, **body)).status_code == 200
+    for _ in range(calls):
+        assert (await gateway.chat(headers, max_tokens=5, **body)).status_code == 200
     return episode
 
 
@@ -60,15 +61,18 @@ async def test_an_episode_that_was_trained_tells_all_its_steps(gateway: RunningG
 
 
 async def test_tokens_that_were_not_trained_are_counted_by_reason(gateway: RunningGateway) -> None:
-    greedy, mixed = await sampled(gateway, "a", temperature=0), await sampled(gateway, "b", top_p=0.5)
+    greedy, mixed = (
+        await sampled(gateway, "a", calls=2, temperature=0),
+        await sampled(gateway, "b", top_p=0.5),
+    )
     for episode in (greedy, mixed):
         await gateway.admin.reward(episode, 1.0)
-    assert (await gateway.admin.why(greedy))["masked_tokens"] == {"greedy": 5}
+    assert (await gateway.admin.why(greedy))["masked_tokens"] == {"greedy": 10}
     await trained(gateway, 0)
     why = await gateway.admin.why(greedy)
     assert why["verdict"] == "trained in batch 0 as version 1, but none of its tokens counted"
     (masked,) = [step for step in why["story"] if step["kind"] == "masked"]
-    assert (masked["reason"], masked["details"], masked["buffer"]) == ("greedy", {"tokens": 5}, 0)
+    assert (masked["reason"], masked["details"], masked["buffer"]) == ("greedy", {"tokens": 10}, 0)
     assert (await gateway.admin.why(mixed))["masked_tokens"] == {"truncated": 5}
 
 

@@ -177,6 +177,16 @@ def test_the_competitors(rule: str, script: list[tuple[Any, ...]], eta: int, bat
     check(world)
 
 
+def test_a_group_that_is_passed_over_was_in_its_batch_until_a_version() -> None:
+    world = World("staleflow", LedgerSettings(0, 1, 1))
+    for event in (Join("g", "m", 1), Reward("m", 1.0), Publish(3)):
+        world.take(event)
+    last = world.rows[-1]
+    assert (last["kind"], last["group_id"], last["buffer"], last["details"]) == (
+        "skipped", "g", 0, {"first": 0, "until": 3}
+    )  # fmt: skip
+
+
 def test_the_chronicle_forgets_what_is_over() -> None:
     world = World("staleflow", LedgerSettings(0, 1, 1))
     for number in range(50):

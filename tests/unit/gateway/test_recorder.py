@@ -1,7 +1,8 @@
-"""What a prompt that extends a recorded turn is made of."""
+"""What a prompt that extends a recorded turn is made of, and what is stored of a turn."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest.mock import AsyncMock, create_autospec
 
@@ -12,7 +13,16 @@ from gateway.render.renderer import ChatRenderer
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
-from gateway.types import Sampling
+from gateway.types import Sampling, TokenFlag
+
+
+def recorder_of(renderer: Any) -> tuple[Recorder, AsyncMock]:
+    """A recorder that knows the new episode `e`, and the store's writer."""
+    database: Any = create_autospec(Database, instance=True)
+    database.submit = AsyncMock()
+    recorder = Recorder(database, renderer, "m")
+    recorder.begin("e")
+    return recorder, database.submit
 
 
 @pytest.mark.parametrize(
@@ -31,10 +41,7 @@ async def test_the_template_is_asked_for_what_follows_the_recorded_tokens_alone(
     renderer.switched.return_value = renderer
     renderer.render.return_value = [1, 2, 3]
     renderer.bridge.return_value = [6, 7]
-    database: Any = create_autospec(Database, instance=True)
-    database.submit = AsyncMock()
-    recorder = Recorder(database, renderer, "m")
-    recorder.begin("e")
+    recorder, _ = recorder_of(renderer)
     messages: list[Any] = [{"role": role, "content": role} for role in roles]
     prompt = await recorder.prepare("e", messages, [])
     turn = Turn("c")
@@ -50,3 +57,37 @@ async def test_the_template_is_asked_for_what_follows_the_recorded_tokens_alone(
     assert asked == {"system": system}
     assert np.array_equal(prompt.ids, [1, 2, 3])
     renderer.render.assert_called_once()
+
+
+async def test_each_token_is_stored_with_its_version_and_with_what_is_wrong_with_it() -> None:
+    recorder, submit = recorder_of(create_autospec(ChatRenderer, instance=True))
+    turn = Turn("c")
+    turn.begin_run(3)
+    turn.append([4, 5], [-0.5, math.nan])
+    turn.cross(4, stale_kv=True)
+    turn.append([6], [-0.5])
+    greedy = Sampling(temperature=0.0)
+    await recorder.record(
+        "e", await recorder.given([1, 2]), turn, TurnDetails("chat", False, {}, greedy, 0.0), None
+    )
+    (prompt, sampled), call = submit.call_args.args[0].what
+    assert (prompt.ids.tolist(), prompt.sampled, sampled.ids.tolist()) == ([1, 2], False, [4, 5, 6])
+    assert (sampled.versions.tolist(), sampled.newest.tolist()) == ([3, 3, 3], [3, 3, 4])
+    wrong = TokenFlag.STALE_KV | TokenFlag.UNCONFIRMED
+    assert sampled.flags.tolist() == [
+        TokenFlag.GREEDY, TokenFlag.GREEDY | TokenFlag.INVALID_LOGPROB, TokenFlag.GREEDY | wrong
+    ]  # fmt: skip
+    assert (sampled.mask_reason, sampled.call_id, call["node"]) == ("", "c", sampled.index)
+
+
+@pytest.mark.parametrize(("known", "stored"), [("", "unconfirmed_version"), ("abandoned", "abandoned")])
+async def test_a_turn_whose_account_is_false_is_not_trained(known: str, stored: str) -> None:
+    recorder, submit = recorder_of(create_autospec(ChatRenderer, instance=True))
+    turn = Turn("c")
+    turn.begin_run(3)
+    turn.append([4], [-0.5])
+    turn.end_run([("9", 1)])
+    details = TurnDetails("chat", False, {}, Sampling(), 0.0, mask_reason=known)
+    await recorder.record("e", await recorder.given([1, 2]), turn, details, None)
+    (_, sampled), _ = submit.call_args.args[0].what
+    assert sampled.mask_reason == stored

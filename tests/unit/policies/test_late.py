@@ -171,6 +171,8 @@ def test_a_late_call_does_not_move_below_its_v_nor_where_it_gains_less_than_its_
     crowded = engine("a", 2, 2500, 2, extra=7.0)
     assert moved([crowded, engine("b", 0, 0, 0)], {"a": late}) == []
     assert moved([crowded, engine("b", 1, 0, 0)], {"a": late}) == [("late", "a", "b")]
+    longer = Movable("longer", 2, 600, 8.0)
+    assert moved([crowded, engine("b", 1, 0, 0)], {"a": [longer, *late]}) == [("late", "a", "b")]
     assert moved([crowded, engine("b", 1, 1990, 1)], {"a": late}) == []
 
 

@@ -137,6 +137,7 @@ def test_an_engine_is_forced_though_another_runs_the_target() -> None:
     """The newest open engine is at the target; a call is newer still: its group began under what is about to come."""
     engines = [engine("new", 2, 9), engine("old", 1, 8)]
     assert pulled(engines, Arrived("younger", 3, 10)) == ["old"]
+    assert pulled(engines, Arrived("as new", 2, 10)) == []
     assert pulled(engines) == []
 
 
