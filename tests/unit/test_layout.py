@@ -1,0 +1,38 @@
+"""Where tests keep what they share: in modules without tests, which any of them may import and move."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The whole names of what a module of this repository imports, wherever in it; of `from A import B`, A.B."""
+    package = file.relative_to(TESTS.parent).parent.parts
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def is_of_tests(name: str) -> bool:
+    """True if a name is a module of tests, or is in one."""
+    parts = name.split(".")
+    modules = (TESTS.parent.joinpath(*parts[:end]).with_suffix(".py") for end in range(1, len(parts) + 1))
+    return any(module.name.startswith("test_") and module.exists() for module in modules)
+
+
+def test_no_module_imports_a_module_of_tests() -> None:
+    found = [
+        f"{file.relative_to(TESTS.parent)}: {name}"
+        for file in sorted(TESTS.rglob("*.py"))
+        for name in imported(file)
+        if is_of_tests(name)
+    ]
+    assert not found, "\n".join(found)
