@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
 from tests.harness.gateways import serve, settings_for
+from tests.harness.waiting import until
 
 CLUSTER_KEY = "the-key-of-the-cluster"
 LIMIT_S = 60.0
@@ -125,13 +125,6 @@ def placed(member: Member) -> bool:
         return bool(services.follower.linked.is_set())
     slots = [slot for model in services.models for slot in model.pool.slots.values()]
     return services.control is not None and all(slot.state == "open" for slot in slots)
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Waits for something that must come."""
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0) -> None:
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0, every_s: float = 0.02
+) -> None:
     """Waits for a condition; fails with `what` if it does not come true in time, which is long, for a machine may be slow."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -16,7 +18,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, time
                 held = condition()
                 if held if isinstance(held, bool) else await held:
                     return
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(every_s)
     except TimeoutError:
         pytest.fail(f"not within {timeout_s:g} s: {what}")
 

@@ -21,10 +21,11 @@ import pytest
 
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
-from tests.harness.clusters import Cluster, run_cluster, until
+from tests.harness.clusters import Cluster, run_cluster
 from tests.harness.handovers import Answer, mark
 from tests.harness.retries import RETRY
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
+from tests.harness.waiting import until
 
 AGENTS, REQUESTS = 6, 8
 

@@ -362,14 +362,13 @@ async def test_the_last_group_of_a_stuck_batch_is_given_up(tiny_model: Path, tmp
 
 
 async def test_a_batch_that_nobody_waits_for_is_not_stuck(tiny_model: Path, tmp_path: Path) -> None:
-    stuck = {"stuck": "retry", "stuck_groups": 1, "stuck_s": 0.01}
+    stuck = {"stuck": "retry", "stuck_groups": 1, "stuck_s": 1e-6}
     given = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 0, "min_members": 1, **stuck})
     async with run_gateway(given) as gateway:
         done, _ = await gateway.open("done")
         slow, _ = await gateway.open("slow")
         await gateway.admin.reward(done, 1.0)
         for _ in range(3):
-            await asyncio.sleep(0.02)
             await gateway.services.episodes.sweep()
         assert (await gateway.admin.episode(slow))["state"] == "open"
         await gateway.admin.lease("trainer")

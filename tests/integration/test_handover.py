@@ -105,13 +105,16 @@ class World:
 
     async def retry(self, member: GatewayProcess, body: dict[str, Any]) -> Answer:
         """Sends a request again until it has the whole stream; until a dead process counts as dead, it is refused."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                answer = Answer()
-                await self.stream(member, body, answer, CLIENT_S, **RETRY)
-                if answer.finish is not None:
-                    return answer
-                await asyncio.sleep(0.1)
+        answer = Answer()
+
+        async def answered() -> bool:
+            nonlocal answer
+            answer = Answer()
+            await self.stream(member, body, answer, CLIENT_S, **RETRY)
+            return answer.finish is not None
+
+        await until(answered, "the retry has the whole stream", LIMIT_S)
+        return answer
 
     async def whole(self, member: GatewayProcess, body: dict[str, Any], **more: str) -> httpx.Response:
         """One reply that is not streamed."""
@@ -232,8 +235,14 @@ async def test_a_whole_reply_whose_process_is_killed_goes_on_in_another(world: W
     first.kill()
     with pytest.raises(httpx.HTTPError):
         await call
-    while (answer := await world.whole(second, world.asked, **RETRY)).status_code == 503:
-        await asyncio.sleep(0.1)
+    answers: list[httpx.Response] = []
+
+    async def served() -> bool:
+        answers.append(await world.whole(second, world.asked, **RETRY))
+        return answers[-1].status_code != 503
+
+    await until(served, "the retry is served", LIMIT_S)
+    answer = answers[-1]
     assert answer.status_code == 200, answer.text
     call_id, _ = await world.check_one_turn(second)
     assert answer.json()["id"] == call_id

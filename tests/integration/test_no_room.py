@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.harness.clusters import until
 from tests.harness.disk import Disk
 from tests.harness.gateways import run_gateway, settings_for
+from tests.harness.waiting import until
 
 LONG = [{"role": "user", "content": "x" * 20_000}]
 

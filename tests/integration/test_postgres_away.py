@@ -40,11 +40,12 @@ async def test_clients_are_told_to_come_back_and_are_served_when_they_do(
         assert (await gateway.chat(headers)).status_code == 200
         await asyncio.to_thread(server.stop, "kill")
         begun = asyncio.create_task(gateway.chat(headers), name="begun")
-        await until(lambda: not gateway.services.database.reachable, "the gateway misses its database")
-        await check_refusals(gateway, headers, episode)
-        assert not begun.done(), "what had begun before it was known waits"
-
-        await asyncio.to_thread(server.start)
+        try:
+            await until(lambda: not gateway.services.database.reachable, "the gateway misses its database")
+            await check_refusals(gateway, headers, episode)
+            assert not begun.done(), "what had begun before it was known waits"
+        finally:
+            await asyncio.to_thread(server.start)
         assert (await begun).status_code == 200
         ready = await gateway.http.get("/readyz")
         assert ready.status_code == 200, ready.text

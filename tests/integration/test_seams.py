@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from scheduler.cluster.local import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of
 from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine
+from tests.harness.waiting import turns
 
 LONG_TEXT = "one two three, émile and 漢字 🙂 too\n\nand a second paragraph without an end"
 
@@ -40,7 +40,7 @@ class BreakingEngine(ScriptedEngine):
         left = whole[given - self.prompt :][: params["max_tokens"]]
         cut = self.rng.randrange(1, 5) if self.rng else len(left)
         for i, token in enumerate(left[:cut], 1):
-            await asyncio.sleep(0)
+            await turns(1)
             last, ended = i == min(cut, len(left)), token == whole[-1]
             finish = ("stop" if ended else "length") if i == len(left) else "abort" if last else None
             self.breaks += finish == "abort"

@@ -20,6 +20,7 @@ from scheduler.cluster.local import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.models import logprobs
 from tests.harness.trainer_process import POINTS, REPLAY, Point, start
+from tests.harness.waiting import until
 from tests.unit.trainer.rollouts import episodes
 from trainer.learner import Learner
 from trainer.settings import Settings
@@ -126,9 +127,7 @@ def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> C
     before = fence()
 
     async def returns() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while fence() in (0, before):
-                await asyncio.sleep(0.005)
+        await until(lambda: fence() not in (0, before), "the trainer has leased a buffer", LIMIT_S)
         await asyncio.sleep(chance.expovariate(1 / ANYWHERE_S))
 
     return returns

@@ -9,6 +9,7 @@ from gateway.control.live import LiveEpisode
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack
+from tests.harness.waiting import until
 from tests.machines.cluster import Work
 from tests.machines.links import LinkMachine, links
 
@@ -215,8 +216,7 @@ class Silent:
 async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
     hub = Hub(1, {}, {}, 0.05)
     serving = asyncio.create_task(hub.serve(Silent()))
-    while not hub.describe():
-        await asyncio.sleep(0)
+    await until(lambda: bool(hub.describe()), "the follower is known", every_s=0)
     await hub.forget("m", "e")
     await asyncio.wait_for(serving, 30.0)
     assert hub.describe() == []

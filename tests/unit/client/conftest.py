@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from gateway.client.admin import ADMIN, GatewayClient
+from tests.harness.waiting import until
 
 
 class FakeGateway:
@@ -84,8 +85,7 @@ async def gateway() -> AsyncIterator[FakeGateway]:
     fake = FakeGateway()
     server = uvicorn.Server(uvicorn.Config(fake.app(), port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve(), name="fake-gateway")
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started, "the fake gateway listens")
     fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     yield fake
     server.should_exit = True

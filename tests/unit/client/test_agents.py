@@ -21,6 +21,7 @@ from gateway.client.agents import (
     load_agent,
     read_tasks,
 )
+from tests.harness.waiting import until
 
 TASK = Task("t1", {"task_id": "t1", "question": "6 * 7"})
 
@@ -43,9 +44,7 @@ def alive(pid: int) -> bool:
 
 async def dead(pid: int) -> bool:
     """A killed process is gone soon, not at once."""
-    async with asyncio.timeout(60):
-        while alive(pid):
-            await asyncio.sleep(0.02)
+    await until(lambda: not alive(pid), "the process is gone")
     return True
 
 
@@ -254,8 +253,7 @@ async def test_cancelling_a_command_kills_it_with_its_children(tmp_path: Path) -
     path = tmp_path / "pid"
     agent = command(FORKS.format(path=str(path), then="time.sleep(60)"))
     running = asyncio.create_task(run(agent), name="command")
-    while not (path.exists() and path.read_text()):
-        await asyncio.sleep(0.02)
+    await until(lambda: path.exists() and bool(path.read_text()), "the child runs")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -270,7 +268,7 @@ for line in sys.stdin:
     ask = json.loads(line)
     do = ask["task"].get("do", "")
     if do == "die": sys.stderr.write("no more\\n"); sys.exit(7)
-    if do == "sleep": time.sleep(60)
+    if do == "sleep": open(ask["task"]["began"], "w").close(); time.sleep(3600)
     if do == "babble": print("hello", flush=True); continue
     if do == "grade": print('{"reward": null}', flush=True); continue
     if do == "nan": print('{"reward": NaN}', flush=True); continue
@@ -283,13 +281,14 @@ for line in sys.stdin:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[WorkerAgent]:
-    agent = WorkerAgent([sys.executable, "-c", WORKER], timeout_s=5.0)
+    agent = WorkerAgent([sys.executable, "-c", WORKER], timeout_s=60.0)
     yield agent
     await agent.close()
 
 
-async def ask(agent: WorkerAgent, do: str = "") -> Reward:
-    reward = await agent(Task("t", {"do": do}), "http://gateway/v1", "key-1")
+async def ask(agent: WorkerAgent, do: str = "", began: str = os.devnull) -> Reward:
+    """`began`: a file that it makes when it begins to sleep."""
+    reward = await agent(Task("t", {"do": do, "began": began}), "http://gateway/v1", "key-1")
     assert reward is not None
     return reward
 
@@ -325,10 +324,10 @@ async def test_a_worker_survives_its_own_errors(worker: WorkerAgent, do: str, wo
     assert await ask(worker) == first
 
 
-async def test_a_cancelled_worker_does_not_answer_the_next_task(worker: WorkerAgent) -> None:
-    first = await ask(worker)
-    asking = asyncio.create_task(ask(worker, "sleep"), name="ask")
-    await asyncio.sleep(0.1)
+async def test_a_cancelled_worker_does_not_answer_the_next_task(worker: WorkerAgent, tmp_path: Path) -> None:
+    first, began = await ask(worker), tmp_path / "began"
+    asking = asyncio.create_task(ask(worker, "sleep", str(began)), name="ask")
+    await until(began.exists, "it is at work")
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

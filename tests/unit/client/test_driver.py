@@ -15,13 +15,14 @@ from gateway.cli import app
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
+from tests.harness.waiting import turns, until
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}", "value": i}) for i in range(6)]
 
 
 async def value(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    await asyncio.sleep(0)
+    await turns(1)
     return float(task["value"])
 
 
@@ -41,12 +42,6 @@ def failing(times: int) -> Callable[[dict[str, Any], str, str], Any]:
         return 1.0
 
     return solve
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_every_task_gets_its_group_and_every_episode_its_reward(
@@ -112,13 +107,13 @@ async def test_components_are_posted(gateway: FakeGateway, client: GatewayClient
 
 async def test_concurrency_limits_the_episodes_in_flight(gateway: FakeGateway, client: GatewayClient) -> None:
     running: set[str] = set()
-    most = 0
+    most, three = 0, asyncio.Barrier(3)
 
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
         nonlocal most
         running.add(api_key)
         most = max(most, len(running))
-        await asyncio.sleep(0.03)
+        await three.wait()
         running.remove(api_key)
         return 0.0
 
@@ -219,7 +214,7 @@ async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: Gatewa
     stop = asyncio.Event()
     runner = EpisodeRunner(client, FunctionAgent(value))
     running = asyncio.create_task(runner.run_forever(TASKS, stop), name="runner")
-    await until(lambda: gateway.requests["open"] > 10)
+    await until(lambda: gateway.requests["open"] > 10, "it asks again and again")
     assert not running.done()
     stop.set()
     async with asyncio.timeout(30):
@@ -233,7 +228,7 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(gateway: FakeGateway, cl
     runner = EpisodeRunner(client, FunctionAgent(value), group_size=2, concurrency=2)
     tasks = TASKS[:1]
     running = asyncio.create_task(runner.run_forever(tasks, stop), name="runner")
-    await until(lambda: len(gateway.opened) >= 1)
+    await until(lambda: len(gateway.opened) >= 1, "an episode was opened")
     stop.set()
     async with asyncio.timeout(30):
         await running
@@ -255,7 +250,7 @@ async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, cl
 
     runner = EpisodeRunner(client, FunctionAgent(solve), concurrency=3)
     running = asyncio.create_task(runner.run(TASKS), name="runner")
-    await until(lambda: len(started) == 3)
+    await until(lambda: len(started) == 3, "three run")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

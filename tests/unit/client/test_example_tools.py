@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from gateway.client.agents import load_agent, read_tasks
+from tests.harness.waiting import until
 
 TOOLS = Path(__file__).parents[3] / "examples" / "tools"
 
@@ -58,8 +59,7 @@ async def model() -> AsyncIterator[Model]:
     app.post("/v1/chat/completions")(model.complete)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve(), name="model")
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started, "the model listens")
     model.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
     yield model
     server.should_exit = True

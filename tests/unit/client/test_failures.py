@@ -17,6 +17,7 @@ from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStop
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
 from gateway.client.failures import LEAST, Crashes, Share, in_a_line, pause_s
 from gateway.progress import EpisodeProgress
+from tests.harness.waiting import turns
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}"}) for i in range(3)]
@@ -37,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     async def rest(seconds: float, stop: asyncio.Event | None) -> None:
         pauses.append(seconds)
-        await asyncio.sleep(0)
+        await turns(1)
 
     monkeypatch.setattr(driver, "rest", rest)
     return pauses

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.cluster.local import ChildDied, LocalProcess, free_port
+from tests.harness.waiting import turns, until
 
 Start = Callable[[str], Awaitable[LocalProcess]]
 
@@ -49,12 +50,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def written(path: Path) -> Callable[[], bool]:
@@ -139,25 +134,25 @@ async def test_a_child_that_is_never_ready_is_named(start: Start, hangs: bool) -
 async def test_stop_ends_the_child_and_its_children(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     child = await start(FORKS.format(path=str(path)))
-    await until(written(path))
+    await until(written(path), "it has said its number")
     await child.stop()
     assert child.returncode == -15
-    await until(lambda: not alive(int(path.read_text())))
+    await until(lambda: not alive(int(path.read_text())), "it is gone")
     await child.stop()
 
 
 async def test_stop_kills_a_child_that_does_not_listen(start: Start) -> None:
     child = await start(STUBBORN)
-    await until(lambda: "deaf" in child.tail())
+    await until(lambda: "deaf" in child.tail(), "it does not hear any more")
     await child.stop(grace_s=0.2)
     assert child.returncode == -9
 
 
 async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
     child = await start(STUBBORN)
-    await until(lambda: "deaf" in child.tail())
+    await until(lambda: "deaf" in child.tail(), "it does not hear any more")
     stopping = asyncio.create_task(child.stop(grace_s=60), name="stop")
-    await asyncio.sleep(0.1)
+    await turns()  # it has sent SIGTERM, and waits
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
@@ -167,10 +162,10 @@ async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
 async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     child = await start(FORKS.format(path=str(path)))
-    await until(written(path))
+    await until(written(path), "it has said its number")
     child.kill()
     assert await child.wait() == -9
-    await until(lambda: not alive(int(path.read_text())))
+    await until(lambda: not alive(int(path.read_text())), "it is gone")
 
 
 async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
@@ -182,15 +177,15 @@ async def main():
     argv = [sys.executable, "-c", "import time; time.sleep(60)"]
     child = await LocalProcess.start("child", argv, pathlib.Path({str(tmp_path / "log")!r}))
     pathlib.Path({str(path)!r}).write_text(str(child.pid))
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 asyncio.run(main())
 """
     root = Path(__file__).parents[3]
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
-    await until(written(path))
+    await until(written(path), "it has said its number")
     parent.kill()
     await parent.wait()
-    await until(lambda: not alive(int(path.read_text())))
+    await until(lambda: not alive(int(path.read_text())), "it is gone")
 
 
 def test_a_server_can_have_a_free_port_and_whoever_looks_for_one_finds_it_taken() -> None:

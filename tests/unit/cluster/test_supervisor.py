@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from scheduler.cluster.launch import Ended, Job, Running
 from scheduler.cluster.local import free_port
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen
+from tests.harness.waiting import turns, until
 from tests.unit.cluster.processes import Process
 
 GROUP = '[[groups]]\nname = "s"\ntags = ["rollout"]\nmost = 2\n'
@@ -127,18 +128,6 @@ class Cluster:
         return Kept("gateway", start, self.supervisor._budget(), self.said.append)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def turns(count: int = 50) -> None:
-    """Whatever may happen without time passing has happened."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
 async def ended() -> AsyncIterator[list[Supervisor]]:
     """Supervisors whose engines are ended after the test."""
@@ -182,12 +171,12 @@ async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
     async with cluster.http() as http:
         await cluster.supervisor._placed_first()
         await cluster.tend(http)
-        await until(lambda: len(cluster.machines.at("a-0")) == 1)
+        await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
         await cluster.tend(http)
         cluster.machines.remove("x")
         cluster.machines.add("y", "rollout")
         await cluster.tend(http)
-        await until(lambda: len(cluster.machines.at("a-0")) == 2)
+        await until(lambda: len(cluster.machines.at("a-0")) == 2, "a-0 has two")
         first, second = cluster.machines.at("a-0")
         assert (first.job.place.node.seen.id, second.job.place.node.seen.id) == ("x", "y")
         assert (first.stopped, second.stopped) == (True, False)
@@ -201,7 +190,7 @@ async def test_only_an_engine_that_is_well_is_told_of(tmp_path: Path, ended: lis
         await cluster.supervisor._placed_first()
         await cluster.tend(http)
         engine = cluster.supervisor._engines["a-0"].kept
-        await until(lambda: len(engine.running) == 1)
+        await until(lambda: len(engine.running) == 1, "the engine runs")
         assert cluster.supervisor._addresses() == {}
         cluster.well = True
         await asyncio.wait_for(engine.up.wait(), 60)
@@ -222,7 +211,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
         await asyncio.wait({engines["s-x-0"].task}, timeout=60)
         await cluster.tend(http)
         assert any("s-x-0 is given up after 0 restarts" in said for said in cluster.said)
-        await until(lambda: len(cluster.machines.at("s-y-0")) == 1)
+        await until(lambda: len(cluster.machines.at("s-y-0")) == 1, "s-y-0 has an engine")
         cluster.machines.at("s-y-0")[0].ended.set_result(Ended(1, ""))
         await asyncio.wait({engines["s-y-0"].task}, timeout=60)
         with pytest.raises(GivenUp, match="every engine is given up"):
@@ -257,7 +246,7 @@ async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_ran
     async with cluster.http() as http:
         await cluster.supervisor._placed_first()
         await cluster.tend(http)
-        await until(lambda: len(cluster.machines.at("a-0")) == 1)
+        await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
         (engine,) = cluster.machines.at("a-0")
         assert (engine.job.reserve.cpus, engine.job.trusted) == (reserved, False)
 
@@ -288,11 +277,11 @@ async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
             asyncio.create_task(cluster.supervisor._train(), name="trainer"),
             asyncio.create_task(cluster.supervisor._tend(gateway, http), name="tend"),  # type: ignore[arg-type]
         ]
-        await until(lambda: len(gateway.told) >= 3)
-        await turns()
+        await until(lambda: len(gateway.told) >= 3, "the gateway was told")
+        await turns(50)
         assert (gateway.told[-1], cluster.machines.at("trainer-0")) == (set(), [])
         cluster.well = True
-        await until(lambda: len(cluster.machines.at("trainer-0")) == 1)
+        await until(lambda: len(cluster.machines.at("trainer-0")) == 1, "the trainer runs")
         assert {"a-0"} in gateway.told
         for task in tasks:
             task.cancel()
@@ -303,7 +292,7 @@ async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.supervisor._known.set()
-    await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None)
+    await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
     cluster.supervisor._on_signal()
     assert await asyncio.wait_for(running, 60) == 0
     assert cluster.machines.stopped == ["trainer-0", "gateway", "a-0"]
@@ -315,7 +304,7 @@ async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.supervisor._known.set()
-    await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None)
+    await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
     cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
     assert await asyncio.wait_for(running, 60) == 0
     assert cluster.said[-1] == "the trainer is done"
@@ -338,9 +327,9 @@ async def test_a_second_signal_ends_everything_at_once(
     monkeypatch.setattr(Told, "stop", stubborn)
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.supervisor._known.set()
-    await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None)
+    await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
     cluster.supervisor._on_signal()
-    await turns()
+    await turns(50)
     assert (running.done(), cluster.machines.stopped) == (False, [])
     cluster.supervisor._on_signal()
     assert await asyncio.wait_for(running, 60) == 1

@@ -16,6 +16,7 @@ from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 from gateway.trajectories.turn import Span
 from gateway.types import FinishReason, Sampling
+from tests.harness.waiting import turns, until
 
 Reply = EngineError | tuple[list[int], FinishReason | None]
 
@@ -152,9 +153,8 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
     call = pool.call()
     now = asyncio.get_running_loop().time()
     call.start(hold)
+    await until(lambda: call.patient_until > 0, "it waits for its engine", every_s=0)
     async with asyncio.timeout(60):
-        while not call.patient_until:
-            await asyncio.sleep(0)
         assert call.target == "a"
         assert now + 5.0 <= call.patient_until <= asyncio.get_running_loop().time() + 15.0
         slot.confirm(4)
@@ -170,7 +170,7 @@ async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
     call = pool.call()
     call.start(lambda: None)
     waiting = asyncio.create_task(call.wait(), name="waiting")
-    await asyncio.sleep(0)
+    await turns(1)
     await call.stop(Unavailable("the gateway is being stopped", retry_after=1.0))
     await call.stop(Unavailable("again", retry_after=1.0))
     async with asyncio.timeout(60):

@@ -26,7 +26,7 @@ from gateway.types import Sampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
 from scheduler.reactor import PhysicalAction
-from tests.harness.waiting import turns
+from tests.harness.waiting import turns, until
 
 T = TypeVar("T")
 
@@ -289,9 +289,7 @@ async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: C
     pool = coordinator.pool
     opened(pool, "a")
     task = asks(pool, call(pool, "one"))
-    async with asyncio.timeout(60):
-        while "one" not in coordinator.inside:
-            await turns(1)
+    await until(lambda: "one" in coordinator.inside, "an engine was chosen", every_s=0)
     assert not task.done(), "its turn has not come"
     task.cancel()
     await asyncio.wait({task})

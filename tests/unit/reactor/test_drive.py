@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.reactor import MILLISECOND, Context, Program, Reactor, Runtime, Tag, WallClock, drive
+from tests.harness.waiting import turns
 
 
 class Echo(Reactor):
@@ -69,7 +70,7 @@ async def driven(delay: int) -> AsyncIterator[tuple[Echo, Runtime, Said, asyncio
 
 async def test_an_injection_wakes_it_and_so_does_time() -> None:
     async with driven(20 * MILLISECOND) as (echo, runtime, said, task):
-        await asyncio.sleep(0.01)
+        await turns()
         runtime.inject(echo.heard, "a")
         assert await said.until(2) == ["a", "a!"]
         (first, _), (second, _) = said.all
@@ -84,7 +85,7 @@ async def test_what_is_injected_while_it_waits_for_a_timer_does_not_wait() -> No
         runtime.inject(echo.heard, "a")
         assert await said.until(1) == ["a"]
         assert runtime.next_time() is not None
-        await asyncio.sleep(0.01)
+        await turns()
         runtime.inject(echo.heard, "b")
         assert await said.until(2) == ["a", "b"]
 
@@ -107,7 +108,7 @@ async def test_a_chain_without_end_leaves_the_loop_its_turn() -> None:
     runtime.start()
     task = asyncio.create_task(drive(runtime))
     runtime.inject(event, 1)
-    await asyncio.sleep(0.01)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

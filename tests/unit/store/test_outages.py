@@ -25,6 +25,8 @@ from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
 from tests.harness.servers import PostgresServer, postgres_server
+from tests.harness.waiting import turns, until
+from tests.unit.store.locks import wait_for_a_lock
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +56,9 @@ def numbers(connection: Connection) -> list[int]:
     return [event["number"] for event in statements.events(connection, "m")]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that must come."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
+async def written(acknowledged: list[int], count: int) -> None:
+    """Waits for so many writes, and looks often, because they go on."""
+    await until(lambda: len(acknowledged) >= count, f"{count} writes", every_s=0.001)
 
 
 @pytest.mark.parametrize("how", ["kill", "immediate", "fast"])
@@ -78,16 +78,16 @@ async def test_a_server_that_dies_while_it_commits_loses_and_doubles_nothing(
         for number in range(200):
             running.append(asyncio.create_task(write(number)))
             if order.random() < 0.3:
-                await asyncio.sleep(0)
-                await until(lambda: len(running) - len(acknowledged) < 40)
+                await turns(1)
+                await written(acknowledged, len(running) - 39)
         await asyncio.gather(*running)
 
     writing = asyncio.create_task(many())
     for threshold in (order.randrange(20, 60), order.randrange(80, 160)):
-        await until(lambda least=threshold: len(acknowledged) >= least)  # type: ignore[misc]
+        await written(acknowledged, threshold)
         await asyncio.to_thread(server.stop, how)
         survived = len(acknowledged)
-        await until(lambda: not database.reachable)
+        await until(lambda: not database.reachable, "its database is missed")
         await asyncio.to_thread(server.start)
         stored = await database.read(numbers)
         assert set(acknowledged[:survived]) <= set(stored)
@@ -197,13 +197,7 @@ def test_a_try_that_the_server_is_still_busy_with_is_waited_for(settings: StoreS
     outcomes: list[Any] = []
     thread = threading.Thread(target=lambda: outcomes.extend(committer.commit([keep])))
     thread.start()
-    with engine.connect() as looking:
-        waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-        deadline = time.monotonic() + 60
-        while not looking.scalar(waiting):
-            looking.rollback()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    wait_for_a_lock(settings.url)
     assert outcomes == []
     committer.left_open[0].commit()
     thread.join(60)
@@ -226,7 +220,7 @@ async def test_writes_wait_in_order_and_further_ones_are_refused_while_the_serve
     assert (busy.value.code, busy.value.status, bool(busy.value.retry_after)) == ("store_busy", 503, True)
     with pytest.raises(Unavailable):
         database.check()
-    await until(lambda: not database.reachable)
+    await until(lambda: not database.reachable, "its database is missed")
     assert database.healthy
     with pytest.raises(Unavailable, match="step 'read'") as down:
         await database.read(numbers)
@@ -246,7 +240,7 @@ async def test_a_read_during_an_outage_is_answered_after_it(
     await database.submit(append(1))
     await asyncio.to_thread(server.stop, "immediate")
     reading = [asyncio.create_task(database.read(numbers)) for _ in range(3)]
-    await asyncio.sleep(0.1)
+    await until(lambda: not database.reachable, "a read has failed")
     await asyncio.to_thread(server.start)
     assert await asyncio.gather(*reading) == [[1]] * 3
     await database.close()
@@ -263,7 +257,7 @@ async def test_a_server_that_stands_still_is_noticed(
     await asyncio.to_thread(server.pause)
     try:
         waiting = database.submit(append(1))
-        await until(lambda: not database.reachable)
+        await until(lambda: not database.reachable, "its database is missed")
         for _ in range(6):  # more than there are readers
             with pytest.raises(Unavailable, match="step 'read'"):
                 await database.read(numbers)
@@ -290,15 +284,16 @@ async def test_closing_during_an_outage_ends_and_says_that_nothing_is_known(
 
 
 async def test_starting_without_a_database_is_refused_in_words(
-    server: PostgresServer, settings: StoreSettings
+    server: PostgresServer, settings: StoreSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.to_thread(server.stop, "fast")
     url = settings.url.replace("headgate@", "headgate:secret@")
     with pytest.raises(ConfigError, match="cannot be reached") as error:
         await Database.open(settings.model_copy(update={"read_wait_s": 0.2, "url": url}))
     assert "secret" not in str(error.value)
+    caplog.clear()
     starting = asyncio.create_task(Database.open(settings.model_copy(update={"read_wait_s": 60.0})))
-    await asyncio.sleep(0.1)
+    await until(lambda: "the database is not ready" in caplog.text, "it has tried to reach the server")
     await asyncio.to_thread(server.start)
     await (await starting).close()
 
