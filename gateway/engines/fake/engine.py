@@ -270,7 +270,7 @@ class FakeEngine:
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            token, logprob = self._next(context, seen, params.get("seed"), stop)
+            token, logprob = self._next(context, seen, params)
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
@@ -308,13 +308,12 @@ class FakeEngine:
         slots = self.faults.slots
         return slots > 0 and all(request is not known for known in islice(self._requests.values(), slots))
 
-    def _next(
-        self, context: Sequence[int], seen: Fingerprint, seed: int | None, stop: Sequence[int]
-    ) -> tuple[int, float]:
+    def _next(self, context: Sequence[int], seen: Fingerprint, params: dict[str, Any]) -> tuple[int, float]:
         if self.block is not None:
             token = self.block.next(context)
             return token, self._logprob(context[-1], token)
-        return _draw(self.weights_id, seen, context[-1], seed, () if self.faults.endless else stop)
+        stop = () if self.faults.endless else params.get("stop_token_ids") or ()
+        return _draw(self.weights_id, seen, context[-1], params.get("seed"), stop)
 
     async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form."""

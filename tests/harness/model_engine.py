@@ -1,0 +1,48 @@
+"""An engine that samples from the model that it is given, on the CPU: what vLLM does, slower, and started at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gateway.engines.fake import FakeEngine, Faults
+from gateway.engines.fake.engine import Fingerprint
+from trainer import model
+
+
+class ModelEngine(FakeEngine):
+    """Behind the fake engine's API, with its faults. It knows a temperature, and no other setting of sampling.
+
+    Few requests are sampled at once, so that the event loop has its turn.
+    """
+
+    def __init__(self, weights: str) -> None:
+        super().__init__(weights, Faults(slots=8))
+
+    def _take(self, weights: str) -> None:
+        super()._take(weights)
+        self._model = model.load(Path(weights))
+
+    @torch.inference_mode()
+    def _logits(self, ids: Sequence[int]) -> Tensor:
+        return self._model(torch.tensor([ids])).logits[0]
+
+    def _next(self, context: Sequence[int], seen: Fingerprint, params: dict[str, Any]) -> tuple[int, float]:
+        last, temperature = self._logits(context)[-1], params["temperature"]
+        if temperature == 0:
+            return int(last.argmax()), 0.0
+        logprobs = (last / temperature).log_softmax(-1)
+        token = int(torch.multinomial(logprobs.exp(), 1))
+        return token, float(logprobs[token])
+
+    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
+        logprobs = self._logits(ids).log_softmax(-1)
+        rows = [
+            {str(token): {"logprob": float(row[token]), "rank": 1}}
+            for row, token in zip(logprobs, ids[1:], strict=False)
+        ]
+        return [None, *rows]
