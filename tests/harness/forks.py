@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
+LIMIT_S = 120.0
 LOADED = [
     "pytest",
     "uvicorn",
@@ -23,3 +27,29 @@ def forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     return context
+
+
+def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
+    """`gateway ARGUMENTS` in a folder, to its end: its exit status (None: it did not end), and all that it said."""
+    log = folder / "command.log"
+    process = forks().Process(target=_gateway, args=(arguments, folder, log), daemon=True)
+    process.start()
+    process.join(LIMIT_S)
+    process.kill()
+    return process.exitcode, log.read_text()
+
+
+def _gateway(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
+    say_to(log)
+    os.chdir(folder)
+    from gateway.cli import app
+
+    app(arguments)
+
+
+def say_to(log: Path) -> None:
+    """From now on, what this process says is appended to a file."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.harness.forks import forks
+from tests.harness.forks import forks, say_to
 from tests.harness.waiting import until
 
 START_S = 120.0
@@ -48,9 +47,7 @@ class GatewayProcess:
 
 
 def _main(values: dict[str, Any], log: Path) -> None:
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
+    say_to(log)
     import uvicorn
 
     from gateway.app import create_app

@@ -12,13 +12,12 @@ import inspect
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness.forks import forks
+from tests.harness.forks import forks, say_to
 
 UNDERWAY_S = 0.02
 
@@ -64,10 +63,7 @@ def start(config: Path, log: Path, point: Point | None) -> multiprocessing.proce
 
 
 def _main(config: Path, log: Path, point: Point | None) -> None:
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
+    say_to(log)
     print(f"-- {point}")
     from trainer.cli import app
 

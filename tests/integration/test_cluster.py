@@ -13,12 +13,13 @@ from gateway.api import generation
 from gateway.store import turns
 from tests.harness.clusters import LIMIT_S, Cluster, Member, run_cluster, until
 from tests.harness.servers import PostgresServer, RedisServer
+from tests.harness.stores import postgres_store
 
 
 @pytest.fixture
 async def cluster(postgres: PostgresServer, tiny_model: Path, tmp_path: Path) -> AsyncIterator[Cluster]:
     """Two members, one engine."""
-    store = postgres.url(postgres.new_database())
+    store = postgres_store(postgres)
     staleness = {"batch": 2, "eta": 1, "min_members": 1}
     async with run_cluster(store, tiny_model, tmp_path, staleness=staleness) as running:
         yield running
@@ -68,7 +69,7 @@ async def test_a_call_under_an_agents_key_outlives_a_coordinator_that_is_being_s
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path
 ) -> None:
     """The coordinator takes no new call, so the process that the agent came to waits for the next one."""
-    key, store = "the-key-of-the-agent", postgres.url(postgres.new_database())
+    key, store = "the-key-of-the-agent", postgres_store(postgres)
     async with run_cluster(store, tiny_model, tmp_path, agents={"a": {"key": key}}) as cluster:
         first, second = cluster.members
         assert (await second.chat(key)).status_code == 200
@@ -102,7 +103,7 @@ async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_re
 async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordinator(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    store = postgres.url(postgres.new_database())
+    store = postgres_store(postgres)
     async with run_cluster(store, tiny_model, tmp_path, bus={"url": redis.url}) as cluster:
         first, second = cluster.members
 
@@ -128,7 +129,7 @@ async def test_a_call_that_is_sent_on_ends_with_its_client(
 ) -> None:
     """Not streamed, under an agent's key: its engine stops, its place is free again, and it is recorded as abandoned."""
     monkeypatch.setattr(generation, "WHOLE_INTERVAL", 1)
-    key, store = "the-key-of-the-agent", postgres.url(postgres.new_database())
+    key, store = "the-key-of-the-agent", postgres_store(postgres)
     given: dict[str, Any] = {
         "agents": {"a": {"key": key}},
         "calls": {"grace_s": 0.1},

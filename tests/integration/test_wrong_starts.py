@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from tests.harness.forks import gateway_command
 from tests.harness.gateway_command import served, write_toml
 from tests.harness.gateways import settings_for
 from tests.harness.servers import PostgresServer
@@ -49,34 +50,29 @@ def of_model(**changed: Any) -> dict[str, Any]:
         "recording",
     ],
 )
-async def test_what_is_wrong_is_said_in_one_sentence(
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changed: dict[str, Any],
-    said: tuple[str, ...],
+def test_what_is_wrong_is_said_in_one_sentence(
+    tiny_model: Path, tmp_path: Path, changed: dict[str, Any], said: tuple[str, ...]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    async with served(settings_for(tiny_model, tmp_path, **changed), tmp_path) as gateway:
-        assert await gateway.process.wait() == 2, gateway.log
-        told = gateway.log.strip().splitlines()
-        assert len([line for line in told if " ERROR " not in line]) == 1, gateway.log
-        for words in said:
-            assert words in told[-1]
-        assert "secret" not in gateway.log and "Traceback" not in gateway.log
+    config = write_toml(settings_for(tiny_model, tmp_path, **changed), tmp_path / "gateway.toml")
+    status, log = gateway_command("serve", "--config", str(config), folder=tmp_path)
+    assert status == 2, log
+    told = log.strip().splitlines()
+    assert len([line for line in told if " ERROR " not in line]) == 1, log
+    for words in said:
+        assert words in told[-1]
+    assert "secret" not in log and "Traceback" not in log
 
 
-async def test_who_may_not_in_is_told_at_once(
-    postgres: PostgresServer, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_who_may_not_in_is_told_at_once(postgres: PostgresServer, tiny_model: Path, tmp_path: Path) -> None:
     """Trying again is of no use: the server is there."""
     url = postgres.url("no-such-database")
     values = settings_for(tiny_model, tmp_path, store={"url": url, "read_wait_s": 3600})
-    async with served(values, tmp_path) as gateway:
-        assert await gateway.process.wait() == 2, gateway.log
-        (told,) = gateway.log.strip().splitlines()
-        assert told.startswith("[store] url = ") and "does not exist" in told
+    config = write_toml(values, tmp_path / "gateway.toml")
+    status, log = gateway_command("serve", "--config", str(config), folder=tmp_path)
+    assert status == 2, log
+    (told,) = log.strip().splitlines()
+    assert told.startswith("[store] url = ") and "does not exist" in told
 
 
 async def test_the_folder_of_a_store_is_made(tiny_model: Path, tmp_path: Path) -> None:

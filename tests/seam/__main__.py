@@ -16,6 +16,7 @@ import uvloop
 from bench.report import Steps, finish, machine, show
 from tests.harness.models import save_model
 from tests.harness.servers import postgres_server
+from tests.harness.stores import postgres_store
 from tests.seam.checker import COUNTS, Report
 from tests.seam.mutants import MUTANTS
 from tests.seam.world import fuzz, seam
@@ -61,7 +62,7 @@ async def _run(seconds: float, seed: int, clients: int, hostile: int, mutants: b
         model, work = Path(folder) / "model", Path(folder) / "work"
         work.mkdir()
         await asyncio.to_thread(save_model, model, seed=1)
-        async with seam(postgres.url(postgres.new_database()), model, work) as cluster:
+        async with seam(postgres_store(postgres), model, work) as cluster:
             started = time.monotonic()
             with Steps(_SHOWN) as steps:
                 say = _shown(steps, seconds / _SHOWN)
@@ -69,7 +70,7 @@ async def _run(seconds: float, seed: int, clients: int, hostile: int, mutants: b
             took = time.monotonic() - started
         caught = {}
         for mutant in MUTANTS if mutants else ():
-            async with seam(postgres.url(postgres.new_database()), model, work) as cluster:
+            async with seam(postgres_store(postgres), model, work) as cluster:
                 with mutant.put_in():
                     spoilt = await fuzz(cluster, seed, _MUTANT_S, until=mutant.caught_by)
                 caught[mutant.name] = mutant.caught_by(spoilt)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.clusters import Cluster
 from tests.harness.servers import PostgresServer
+from tests.harness.stores import postgres_store
 from tests.seam.checker import COUNTS, Report, hidden, tag
 from tests.seam.mutants import MUTANTS, Mutant
 from tests.seam.world import fuzz, seam
@@ -17,7 +18,7 @@ from tests.seam.world import fuzz, seam
 @pytest.fixture
 async def cluster(postgres: PostgresServer, tiny_model: Path, tmp_path: Path) -> AsyncIterator[Cluster]:
     """Two gateways."""
-    async with seam(postgres.url(postgres.new_database()), tiny_model, tmp_path) as running:
+    async with seam(postgres_store(postgres), tiny_model, tmp_path) as running:
         yield running
 
 
