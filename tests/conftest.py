@@ -12,6 +12,7 @@ from hypothesis import settings
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import save_model
 from tests.harness.servers import PostgresServer, RedisServer, postgres_server, redis_server
+from tests.harness.vllm import LENGTH, SharedEngine
 
 # The same examples in every run, so that one that fails fails for everybody; whoever looks for more has others each time.
 settings.register_profile("unhurried", deadline=None, derandomize="HEADGATE_MACHINES" not in os.environ)
@@ -27,6 +28,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "a"
     save_model(directory, seed=1)
     return directory
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
+    """A real engine that tests share: each loads its own weights; one that kills it is marked `kills_shared_engine`."""
+    folder = tmp_path_factory.mktemp("vllm")
+    save_model(folder / "model", 0, length=LENGTH)
+    engine = SharedEngine(folder / "model", folder / "engine.log")
+    yield engine
+    engine.kill()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that kill the shared engine come last, or it would be started once more for the tests after them."""
+    items.sort(key=lambda item: item.get_closest_marker("kills_shared_engine") is not None)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@ with the version before."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gateway.engines.vllm import VLLMEngine
 from gateway.rollout.weights import read_weights
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import probe_of, save_model
-from tests.harness.vllm import vllm_settings
+from tests.harness.vllm import SharedEngine
 from tests.harness.weights import publish, write_manifest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -51,11 +48,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 async def gateway(
-    models: list[Path], tmp_path_factory: pytest.TempPathFactory
+    vllm: SharedEngine, models: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RunningGateway]:
-    work = tmp_path_factory.mktemp("work")
-    engine = vllm_settings(work / "engine.log") | {"max_restarts": 1, "start_s": 240}
-    values = settings_for(models[0], work, engine=engine, update={"load_s": 20})
+    values = settings_for(models[0], tmp_path_factory.mktemp("work"), engine=vllm.settings)
     async with run_gateway(values, in_process=False) as running:
         yield running
 
@@ -112,23 +107,3 @@ async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
     assert (await gateway.http.get("/readyz")).status_code == 200
     _, headers = await gateway.open("goes on", mode="eval")
     assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
-
-
-async def test_an_engine_that_is_stopped_while_it_loads_is_at_fault_and_not_the_version(
-    gateway: RunningGateway, models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (before,) = (await gateway.admin.status())["engines"]
-    load = VLLMEngine.load
-
-    async def stopped(self: VLLMEngine, path: str) -> None:
-        os.killpg(before["pid"], signal.SIGSTOP)
-        await load(self, path)
-
-    monkeypatch.setattr(VLLMEngine, "load", stopped)
-    path = version(tmp_path, models, 20)
-    record = await gateway.admin.publish(20, str(path), wait_s=600)
-    assert record["state"] == "live"
-    assert "step 'load' was not done within 20 s" in record["report"][0]["failure"]
-    (engine,) = (await gateway.admin.status())["engines"]
-    assert (engine["state"], engine["version"]) == ("open", 20)
-    assert engine["pid"] != before["pid"]

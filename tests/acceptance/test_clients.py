@@ -16,7 +16,7 @@ import pytest
 from gateway.types import EpisodeOpened
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import save_model
-from tests.harness.vllm import vllm_settings
+from tests.harness.vllm import SharedEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -25,11 +25,13 @@ MODEL = "demo"
 
 
 @pytest.fixture(scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+async def gateway(
+    vllm: SharedEngine, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningGateway]:
     """A gateway with real vLLM."""
     work = tmp_path_factory.mktemp("work")
     save_model(work / "model", 5, scale=2.0)
-    values = settings_for(work / "model", work, engine=vllm_settings(work / "engine.log"))
+    values = settings_for(work / "model", work, engine=vllm.settings)
     async with run_gateway(values, in_process=False) as running:
         yield running
 

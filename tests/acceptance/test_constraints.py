@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.base import GenerateRequest
-from gateway.engines.process import EngineProcess
+from gateway.engines.base import Engine, GenerateRequest
 from gateway.render.constraints import constraint
 from gateway.render.renderer import ChatRenderer, Tool
 from gateway.render.segmenter import Piece, Segmenter
-from gateway.sections import EngineSettings, ModelSettings
+from gateway.sections import ModelSettings
 from gateway.types import Sampling
 from tests.harness.models import save_model
-from tests.harness.vllm import vllm_settings
+from tests.harness.vllm import SharedEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -66,14 +65,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineProcess]:
-    log = tmp_path_factory.mktemp("vllm") / "engine.log"
-    settings = EngineSettings.model_validate(vllm_settings(log))
-    process = await EngineProcess.start(
-        "engine", settings, ModelSettings(path=model, max_model_len=2048), "model", str(model)
-    )
-    yield process
-    await process.stop()
+async def engine(vllm: SharedEngine, model: Path) -> AsyncIterator[Engine]:
+    async with vllm.running(model) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +76,7 @@ def renderer(model: Path) -> ChatRenderer:
 
 
 async def replies(
-    engine: EngineProcess,
+    engine: Engine,
     renderer: ChatRenderer,
     *,
     choice: str = "auto",
@@ -109,10 +103,10 @@ async def replies(
     return ended
 
 
-async def sampled(engine: EngineProcess, request: GenerateRequest) -> tuple[list[int], str | None]:
+async def sampled(engine: Engine, request: GenerateRequest) -> tuple[list[int], str | None]:
     ids: list[int] = []
     finish = None
-    async with aclosing(engine.engine.generate(request)) as chunks:
+    async with aclosing(engine.generate(request)) as chunks:
         async for chunk in chunks:
             ids += chunk.ids
             finish = chunk.finish
@@ -143,21 +137,21 @@ def check_calls(pieces: list[Piece], names: set[str]) -> int:
     return len(calls)
 
 
-async def test_without_a_grammar_it_is_rubbish(engine: EngineProcess, renderer: ChatRenderer) -> None:
+async def test_without_a_grammar_it_is_rubbish(engine: Engine, renderer: ChatRenderer) -> None:
     for pieces in await replies(engine, renderer):
         with pytest.raises(json.JSONDecodeError):
             json.loads(text(pieces))
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
-async def test_a_json_object(engine: EngineProcess, renderer: ChatRenderer, reasoning: bool) -> None:
+async def test_a_json_object(engine: Engine, renderer: ChatRenderer, reasoning: bool) -> None:
     form = {"type": "json_object"}
     for pieces in await replies(engine, renderer, form=form, tools=[], reasoning=reasoning):
         assert isinstance(json.loads(text(pieces)), dict)
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
-async def test_a_json_schema(engine: EngineProcess, renderer: ChatRenderer, reasoning: bool) -> None:
+async def test_a_json_schema(engine: Engine, renderer: ChatRenderer, reasoning: bool) -> None:
     thoughts = set()
     for pieces in await replies(engine, renderer, form=LENIENT, tools=[], reasoning=reasoning):
         assert is_weather(json.loads(text(pieces)))
@@ -166,22 +160,22 @@ async def test_a_json_schema(engine: EngineProcess, renderer: ChatRenderer, reas
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
-async def test_a_named_tool(engine: EngineProcess, renderer: ChatRenderer, reasoning: bool) -> None:
+async def test_a_named_tool(engine: Engine, renderer: ChatRenderer, reasoning: bool) -> None:
     for pieces in await replies(engine, renderer, choice="function:weather", reasoning=reasoning):
         assert check_calls(pieces, {"weather"}) == 1
 
 
-async def test_any_of_several_tools_must_be_called(engine: EngineProcess, renderer: ChatRenderer) -> None:
+async def test_any_of_several_tools_must_be_called(engine: Engine, renderer: ChatRenderer) -> None:
     for pieces in await replies(engine, renderer, choice="required"):
         assert check_calls(pieces, set(SCHEMAS)) >= 1
 
 
-async def test_one_call_only(engine: EngineProcess, renderer: ChatRenderer) -> None:
+async def test_one_call_only(engine: Engine, renderer: ChatRenderer) -> None:
     for pieces in await replies(engine, renderer, choice="required", parallel=False, reasoning=True):
         assert check_calls(pieces, set(SCHEMAS)) == 1
 
 
-async def test_json_or_a_call(engine: EngineProcess, renderer: ChatRenderer) -> None:
+async def test_json_or_a_call(engine: Engine, renderer: ChatRenderer) -> None:
     for pieces in await replies(engine, renderer, form=LENIENT):
         if any(piece.tool_call for piece in pieces):
             check_calls(pieces, set(SCHEMAS))

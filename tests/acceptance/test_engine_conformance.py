@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.engines.base import Engine, GenerateRequest, Level, TokenChunk
-from gateway.engines.process import EngineProcess
 from gateway.errors import EngineRefused, EngineUnreachable
-from gateway.sections import EngineSettings, ModelSettings
 from gateway.types import Sampling
 from tests.harness.models import save_model
-from tests.harness.vllm import vllm_settings
+from tests.harness.requests import (
+    LONG,
+    PATIENCE_S,
+    PROMPT,
+    answer,
+    ask,
+    begun,
+    check_form,
+    fake_engine,
+    ids_of,
+)
+from tests.harness.vllm import SharedEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROMPT = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
-LONG = 20_000
-"""Tokens of a request that is still running when something happens to it."""
-PATIENCE_S = 120.0
-"""No test waits longer for something that takes a moment; it is no bound on how fast an engine is."""
 WHOLE = 400
 """Tokens of a request that is frozen, and then goes on to its end."""
-LENGTH = 32_768
-"""What prompt and answer may be together: the tiny model samples so fast that a shorter answer is over before a busy machine has
-sent the pause."""
-ENGINES = ["fake", "fake-sglang", pytest.param("vllm", marks=pytest.mark.vllm)]
+ENGINES = ["fake-vllm", "fake-sglang", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 
 @pytest.fixture(scope="module")
@@ -41,76 +40,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("conformance")
     for seed in (0, 1):
         save_model(root / str(seed), seed)
-        file = root / str(seed) / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": LENGTH}))
     return [root / "0", root / "1"]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-async def started(
+async def engine(
     request: pytest.FixtureRequest, models: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[EngineProcess]:
+) -> AsyncIterator[Engine]:
     """One engine for all tests of this file."""
-    log = tmp_path_factory.mktemp(request.param) / "engine.log"
-    api = "sglang" if request.param == "fake-sglang" else "vllm"
-    fake = {"launch": "fake", "api": api, "args": ["--delay-s", "0.005"], "log": str(log)}
-    table = vllm_settings(log) if request.param == "vllm" else fake
-    settings = EngineSettings.model_validate(table)
-    model = ModelSettings(path=models[0], max_model_len=LENGTH)
-    process = await EngineProcess.start("engine", settings, model, "model", str(models[0]))
-    yield process
-    await process.stop()
-
-
-@pytest.fixture
-def engine(started: EngineProcess) -> Engine:
-    return started.engine
-
-
-def ask(
-    name: str, prompt: Sequence[int] = PROMPT, *, interval: int = 1, salt: str = "", **sampling: Any
-) -> GenerateRequest:
-    return GenerateRequest(name, prompt, Sampling(**sampling), interval, salt)
-
-
-async def answer(engine: Engine, request: GenerateRequest) -> list[TokenChunk]:
-    return [chunk async for chunk in engine.generate(request)]
-
-
-def ids_of(chunks: Sequence[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.ids]
-
-
-def check_form(chunks: Sequence[TokenChunk]) -> None:
-    """Each token with its log-probability, and one finish at the very end."""
-    assert all(len(chunk.ids) == len(chunk.logprobs) for chunk in chunks)
-    assert all(value <= 0 for chunk in chunks for value in chunk.logprobs)
-    assert [chunk.finish is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-
-
-async def begun(
-    engine: Engine, request: GenerateRequest
-) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk]]:
-    """A streamed request that has sampled something and goes on in a task; what it got is in the list."""
-    chunks: list[TokenChunk] = []
-    some = asyncio.Event()
-
-    async def read() -> list[TokenChunk]:
-        async for chunk in engine.generate(request):
-            chunks.append(chunk)
-            # Counting all of them at each would take the loop from everything else after some thousand.
-            if not some.is_set() and len(ids_of(chunks)) >= 3:
-                some.set()
-        return chunks
-
-    task = asyncio.create_task(read(), name=request.request_id)
-    waiter = asyncio.create_task(some.wait(), name="some")
-    done, _ = await asyncio.wait({task, waiter}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-    waiter.cancel()
-    if task in done:
-        task.result()
-    assert some.is_set(), f"{request.request_id}: {len(chunks)} chunks in {PATIENCE_S} s"
-    return task, chunks
+    async with AsyncExitStack() as stack:
+        if request.param == "vllm":
+            shared: SharedEngine = request.getfixturevalue("vllm")
+            engine = await stack.enter_async_context(shared.running(models[0]))
+        else:
+            api = request.param.removeprefix("fake-")
+            log = tmp_path_factory.mktemp(request.param) / "engine.log"
+            engine = (await stack.enter_async_context(fake_engine(api, models[0], log))).engine
+        yield engine
 
 
 def counted(chunks: Sequence[TokenChunk]) -> int:
@@ -383,17 +329,3 @@ async def test_a_token_that_the_model_does_not_have_is_refused(
     with pytest.raises(EngineRefused):
         await answer(engine, ask("unknown", [1, 2, 10_000_000], max_tokens=3))
     assert await engine.healthy()
-
-
-async def test_an_engine_that_died_is_unreachable(started: EngineProcess) -> None:
-    """The last test of each engine."""
-    engine = started.engine
-    task, _ = await begun(engine, ask("dies", max_tokens=LONG))
-    started.process.kill()
-    with pytest.raises(EngineUnreachable):
-        await asyncio.wait_for(task, PATIENCE_S)
-    await started.process.wait()
-    for work in (engine.pause(), engine.label(1), engine.score([1, 2]), answer(engine, ask("dead"))):
-        with pytest.raises(EngineUnreachable):
-            await work
-    assert not await engine.healthy()

@@ -28,6 +28,7 @@ def save_tokenizer(directory: Path) -> None:
     fast.save_pretrained(directory)
 
 
+_ENDS = [256, 258]
 _HIDDEN, _INNER, _LAYERS, _HEADS, _HEAD_DIM = 128, 256, 2, 2, 64
 
 
@@ -46,8 +47,19 @@ def tensors() -> dict[str, list[int]]:
     return {**found, "model.norm.weight": [_HIDDEN]}
 
 
-def save_model(directory: Path, seed: int, *, tied: bool = False, scale: float = 3.0) -> None:
-    """Random weights; `scale` makes the distribution clearly not uniform."""
+def save_model(
+    directory: Path,
+    seed: int,
+    *,
+    tied: bool = False,
+    scale: float = 3.0,
+    length: int = 2048,
+    endless: bool = False,
+) -> None:
+    """Random weights; `scale` makes the distribution clearly not uniform. `length`: the longest request.
+
+    `endless`: the model never ends a reply itself.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
@@ -61,7 +73,7 @@ def save_model(directory: Path, seed: int, *, tied: bool = False, scale: float =
         num_attention_heads=_HEADS,
         num_key_value_heads=_HEADS,
         head_dim=_HEAD_DIM,
-        max_position_embeddings=2048,
+        max_position_embeddings=length,
         tie_word_embeddings=tied,
         eos_token_id=258,
         pad_token_id=256,
@@ -72,9 +84,21 @@ def save_model(directory: Path, seed: int, *, tied: bool = False, scale: float =
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(scale)
+        if endless:
+            _forbid_ends(model)
     logging.disable_progress_bar()
     model.save_pretrained(directory)
     save_tokenizer(directory)
+
+
+def _forbid_ends(model: Any) -> None:
+    """One dimension is the same after every token, and no layer writes to it: by it the head forbids what ends a reply."""
+    model.model.embed_tokens.weight[:, 0] = 1.0
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
+    model.lm_head.weight[:, 0] = 0.0
+    model.lm_head.weight[_ENDS, 0] = -50.0
 
 
 @cache

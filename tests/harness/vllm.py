@@ -1,12 +1,32 @@
-"""Settings for real vLLM on the CPU, as small and exact as it gets. A test that needs it and has it not fails with what to do."""
+"""Real vLLM on the CPU, as small and exact as it gets. A test that needs it and has it not fails with what to do.
+
+A start costs half a minute of two cores, so tests share one engine (the fixture `vllm`), and each loads the weights that it
+needs: a gateway does so when it attaches to an external engine, and `SharedEngine.running` for tests that use no gateway.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.engines.base import Engine
+from gateway.engines.process import LOOPBACK, command, connect
+from gateway.sections import EngineSettings, ModelSettings
+from scheduler.cluster.local import die_with_parent, free_port
+
+START_S = 600.0
+LENGTH = 32_768
+"""What prompt and answer may be together: the tiny model samples so fast that a shorter answer is over before a busy machine has
+sent the pause."""
 PYTHON = Path(__file__).parents[2] / ".venv-engine" / "bin" / "python"
 
 
@@ -26,3 +46,83 @@ def vllm_settings(log: Path) -> dict[str, Any]:
         },
         "log": str(log),
     }
+
+
+class SharedEngine:
+    """One vLLM for all tests that end none. Started at its first use, and again by the next test after one that killed it."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        """`model`: a checkpoint for the start. It says the architecture and the longest request; its weights are replaced."""
+        self.starts = 0
+        self._model = model
+        self._log = log
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens; starts it if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        return f"http://{LOOPBACK}:{self._port}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """An `[engine]` table: the gateway attaches to the engine and loads its first version's weights."""
+        return {"launch": "external", "url": self.url}
+
+    @asynccontextmanager
+    async def running(self, weights: Path) -> AsyncIterator[Engine]:
+        """The engine with these weights, an empty prefix cache and no request."""
+        engine = connect("engine", self.url, "vllm")
+        try:
+            await engine.pause()
+            await engine.load(str(weights))
+            await engine.label(0)
+            await engine.resume()
+            yield engine
+        finally:
+            await engine.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL; none of its connections is served when this returns."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def _start(self) -> None:
+        settings = EngineSettings.model_validate(vllm_settings(self._log))
+        model = ModelSettings(path=self._model, max_model_len=LENGTH)
+        self._port = free_port()
+        argv, env = command(settings, model, "shared", str(self._model), LOOPBACK, self._port)
+        with self._log.open("ab") as log:
+            self._process = process = subprocess.Popen(
+                argv,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self.starts += 1
+        limit = time.monotonic() + START_S
+        while not self._healthy():
+            if process.poll() is not None or time.monotonic() > limit:
+                self.kill()
+                tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+                pytest.fail(f"vLLM did not start within {START_S:g} s; {self._log}:\n{tail}", pytrace=False)
+            time.sleep(0.2)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self._port}/health", timeout=10) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
