@@ -1,0 +1,131 @@
+"""Calls of a real engine that falls ill in their middle go on in another one: one that goes silent, and one whose process hangs.
+
+Both engines run weights that count, so a reply that lost a token on its way, or has one twice, does not count up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.engines.fake import FakeEngine, create_fake_app
+from scheduler.cluster.local import free_port
+from tests.chaos.weights import save_sources
+from tests.harness.agents import sdk
+from tests.harness.crossing import freeze
+from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
+from tests.harness.vllm import SharedEngine
+from tests.harness.waiting import until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+STREAMS, TOKENS = 4, 1500
+NEVER_S = 3600.0
+WHOLE = "".join(chr(ord("!") + number % 10) for number in range(TOKENS))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights that count, for either engine."""
+    return save_sources(tmp_path_factory.mktemp("counting"))[0]
+
+
+@asynccontextmanager
+async def two_engines(
+    vllm: SharedEngine, model: Path, work: Path, **engine: Any
+) -> AsyncIterator[tuple[RunningGateway, FakeEngine]]:
+    """A gateway with the shared engine, and a fake one beside it which gets no call yet."""
+    spare, port = FakeEngine("none"), free_port()
+    url = f"http://127.0.0.1:{port}"
+    values = settings_for(model, work, engine=vllm.settings | engine)
+    async with serve(create_fake_app(spare), port), run_gateway(values, in_process=False) as gateway:
+        body = {"name": "spare", "url": url}
+        added = await gateway.http.post("/admin/v1/engines", json=body, params={"wait": 60})
+        assert added.json()["state"] == "open", added.text
+        gateway.model.pool.slots["spare"].state = "held"
+        yield gateway, spare
+
+
+async def stream(gateway: RunningGateway, number: int) -> tuple[str, str, str | None]:
+    """A streamed reply of TOKENS tokens: its episode, what the client received, and why it ended."""
+    opened = await gateway.admin.open_episode(f"stream-{number}", mode="eval")
+    text, finish = "", None
+    messages: Any = [{"role": "user", "content": "count!"}]
+    async with sdk(opened) as client:
+        chunks = await client.chat.completions.create(
+            model="m", messages=messages, max_tokens=TOKENS, stream=True
+        )
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                text, finish = text + (choice.delta.content or ""), choice.finish_reason
+    return opened.episode_id, text, finish
+
+
+async def check_calls_go_on(
+    gateway: RunningGateway, spare: FakeEngine, fall_ill: Callable[[], None], noticed: Callable[[], bool]
+) -> None:
+    """Streams begin in the real engine, which is frozen and falls ill; they end in the spare one, and nothing is missing."""
+    tasks = [asyncio.create_task(stream(gateway, n), name=f"stream-{n}") for n in range(STREAMS)]
+    real, other = gateway.slot, gateway.model.pool.slots["spare"]
+    await freeze(real, STREAMS)
+    fall_ill()
+    sampled = sum(len(run.call.turn.ids) for run in real.runs.values())
+    other.confirm(other.version)
+    gateway.model.pool.notify()
+    await until(noticed, "the illness is noticed", 300)
+    replies = await asyncio.wait_for(asyncio.gather(*tasks), 300)
+    assert [(text, finish) for _, text, finish in replies] == [(WHOLE, "length")] * STREAMS
+    assert 0 < spare.sampled <= STREAMS * TOKENS - sampled
+    for episode, _, _ in replies:
+        (turn,) = [node for node in (await gateway.admin.trajectory(episode))["nodes"] if node["sampled"]]
+        assert turn["versions"] == [[0, TOKENS]]
+        assert [token % 10 for token in turn["ids"]] == [number % 10 for number in range(TOKENS)]
+
+
+async def check_is_well_again(gateway: RunningGateway) -> None:
+    """The real engine is taken back, and serves."""
+    await until(lambda: gateway.slot.state == "open", "the engine is open again", 300)
+    removed = await gateway.http.delete("/admin/v1/engines/spare", params={"wait": 60})
+    assert removed.json()["removed"], removed.text
+    _, headers = await gateway.open("afterwards", mode="eval")
+    reply = await gateway.chat(headers, max_tokens=10)
+    assert reply.json()["choices"][0]["message"]["content"] == WHOLE[:10]
+
+
+async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
+    vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers its health checks, and samples nothing."""
+    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as (gateway, spare):
+        real = gateway.slot
+
+        def noticed() -> bool:
+            """What it had sampled before may still arrive, and would count as a sign of life."""
+            real.last_token_at -= NEVER_S
+            return "demo-0 is lost: no token for" in caplog.text
+
+        await check_calls_go_on(gateway, spare, lambda: None, noticed)
+        await check_is_well_again(gateway)
+
+
+async def test_calls_of_an_engine_whose_process_hangs_go_on_elsewhere(
+    vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connections stay open, and nothing is answered."""
+    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S, health_s=0.2) as (gateway, spare):
+        try:
+            await check_calls_go_on(
+                gateway,
+                spare,
+                lambda: vllm.signal(signal.SIGSTOP),
+                lambda: "demo-0 is lost: no answer to 3 health checks" in caplog.text,
+            )
+        finally:
+            vllm.signal(signal.SIGCONT)
+        await check_is_well_again(gateway)
