@@ -22,7 +22,7 @@ from tests.proof.world import Plan
 _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 _ORDERS = {"rolling": ["rolling"], "together": ["together"], "both": ["rolling", "together"]}
-_TOKENS = {"fake": 100, "vllm": 3600}
+_TOKENS = {"fake": 100, "vllm": 1600}
 """How long a long stream is, so that it takes some seconds."""
 _SUMMED = ("tokens_checked", *COUNTS, "unconfirmed")
 
@@ -56,8 +56,16 @@ def main(
     modes, orders = _choice("--mode", _MODES, mode), _choice("--order", _ORDERS, order)
     if "vllm" in engines and not PYTHON.exists():
         raise typer.BadParameter("vLLM's CPU build is not there: run `make engine`", param_hint="--engine")
+    crossed = max(1, streams // 5)
     plans = [
-        Plan(e, m, o, seed, updates=updates, streams=streams, agents=agents, tokens=_TOKENS[e])
+        Plan(
+            *(e, m, o, seed),
+            updates=updates,
+            streams=streams,
+            agents=agents,
+            tokens=_TOKENS[e],
+            crossed=crossed,
+        )
         for e in engines
         for m in modes
         for o in orders

@@ -4,9 +4,10 @@ Block v holds the printable characters from `!` + 10 v on, so the text that a cl
 version, and a token that is lost or doubled breaks the count. Two makes of the same weights:
 
 - for the fake engine a folder with `block.json`: a token's digit is its position, modulo ten;
-- for real engines a Qwen3 checkpoint whose layers add nothing. A token's embedding is the one-hot of its digit, whatever its
-  block, and the head gives `SHARPNESS` to the next digit in block v: so a version goes on counting where the one before it
-  stopped. Any other token counts as a nine, so a reply begins with zero.
+- for real engines a Qwen3 checkpoint of the tiny model's shapes, so that the engine that tests share can load it; its layers
+  add nothing. A token's embedding is the one-hot of its digit, whatever its block, and the head gives `SHARPNESS` to the next
+  digit in block v: so a version goes on counting where the one before it stopped. Any other token counts as a nine, so a reply
+  begins with zero.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from gateway.engines.fake import identity, token_logprob
-from tests.harness.models import VOCABULARY, save_tokenizer
+from tests.harness.models import VOCABULARY, save_tokenizer, tensors
 from tests.harness.weights import fake_weights, publish
 from tests.proof.checker import Code
 
@@ -76,7 +77,7 @@ def save_counting(directory: Path, version: int) -> None:
     directory.mkdir(parents=True)
     save_tokenizer(directory)
     (directory / "config.json").write_text(json.dumps(_CONFIG, indent=2))
-    weights = _layer()
+    weights = _silent()
     embedding = np.zeros((VOCABULARY, _HIDDEN), np.float32)
     embedding[:, BLOCK - 1] = 1
     for block in range(VERSIONS):
@@ -122,19 +123,11 @@ def _counting_probe(_new: Path, _parent: Path, block: Sequence[int]) -> dict[str
     }
 
 
-def _layer() -> dict[str, Any]:
-    """Norms that change nothing, and one layer that adds nothing."""
-    layer = "model.layers.0."
-    zeros = {
-        **{f"self_attn.{name}_proj": (_HIDDEN, _HIDDEN) for name in "qkvo"},
-        **{f"mlp.{name}_proj": (_HIDDEN, _HIDDEN) for name in ("gate", "up", "down")},
-    }
-    ones = {"self_attn.q_norm": _HEAD, "self_attn.k_norm": _HEAD}
-    ones |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), _HIDDEN)
+def _silent() -> dict[str, Any]:
+    """Norms that change nothing, and layers that add nothing."""
     return {
-        **{f"{layer}{name}.weight": np.zeros(shape, np.float32) for name, shape in zeros.items()},
-        **{f"{layer}{name}.weight": np.ones(size, np.float32) for name, size in ones.items()},
-        "model.norm.weight": np.ones(_HIDDEN, np.float32),
+        name: (np.ones if name.endswith("norm.weight") else np.zeros)(shape, np.float32)
+        for name, shape in tensors().items()
     }
 
 
@@ -144,8 +137,8 @@ _CONFIG = {
     "dtype": "float32",
     "vocab_size": VOCABULARY,
     "hidden_size": _HIDDEN,
-    "intermediate_size": _HIDDEN,
-    "num_hidden_layers": 1,
+    "intermediate_size": 2 * _HIDDEN,
+    "num_hidden_layers": 2,
     "num_attention_heads": _HIDDEN // _HEAD,
     "num_key_value_heads": _HIDDEN // _HEAD,
     "head_dim": _HEAD,

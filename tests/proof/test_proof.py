@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.harness.vllm import SharedEngine
 from tests.proof.__main__ import main
 from tests.proof.mutants import MUTANTS, Mutant
 from tests.proof.trial import run_trial, small
@@ -46,9 +47,21 @@ async def test_the_checker_catches(mutant: Mutant, mode: str) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_real_engines_lose_nothing_and_mislabel_nothing(mode: str) -> None:
-    plan = Plan(engine="vllm", mode=mode, updates=3, streams=8, agents=4, tokens=3600)
+@pytest.mark.parametrize(("mode", "kill"), [("abort", True), ("keep", False)])
+async def test_real_engines_lose_nothing_and_mislabel_nothing(
+    vllm: SharedEngine, mode: str, kill: bool
+) -> None:
+    """Both modes with a death each are in the command's proof."""
+    plan = Plan(
+        *("vllm", mode),
+        updates=3,
+        streams=8,
+        agents=4,
+        tokens=1000,
+        crossed=2,
+        kill=kill,
+        url=vllm.url,
+    )
     trial = await run_trial(plan, print)
     assert trial.problems == []
     assert trial.report.right

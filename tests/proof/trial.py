@@ -31,9 +31,13 @@ class Trial:
         updates, crossings = self.outcome.updates, self.report.crossings
         found = [str(violation) for violation in self.report.violations]
         found += [f"version {u['version']} is {u['state']}" for u in updates if u["state"] != "live"]
-        crossed = sum(crossings[version] > 0 for version in range(1, self.plan.updates + 1))
-        if 2 * crossed < self.plan.updates:  # on a busy machine a call may end between publishing and loading
-            found.append(f"only {crossed} of {self.plan.updates} updates were crossed by a call")
+        found += [
+            f"the update to version {version} was crossed by {crossings[version]} calls, not {self.plan.crossed}"
+            for version in range(1, self.plan.updates + 1)
+            if crossings[version] < self.plan.crossed
+        ]
+        if not self.plan.kill:
+            found += [r["failure"] for u in updates for r in u["report"] if r["failure"]]
         if self.plan.kill and not self.outcome.restarts:
             found.append("the engine that was killed was not restarted")
         return [f"{self.plan.name}: {problem}" for problem in found]
@@ -52,7 +56,17 @@ class Trial:
 def small(plan: Plan) -> Plan:
     """Enough for a mutant to show: few streams; with `keep` much in the pipe."""
     lag_s = 0.25 if plan.mode == "keep" else 0.0
-    return replace(plan, engine="fake", updates=2, streams=4, agents=2, tokens=60, kill=False, lag_s=lag_s)
+    return replace(
+        plan,
+        engine="fake",
+        updates=2,
+        streams=4,
+        agents=2,
+        tokens=60,
+        crossed=1,
+        kill=False,
+        lag_s=lag_s,
+    )
 
 
 async def run_trial(plan: Plan, say: Callable[[str], None], mutant: Mutant | None = None) -> Trial:

@@ -1,8 +1,9 @@
 """A gateway with two engines, agents that talk to it by the `openai` package, and updates while they do.
 
-Owns the gateway (in this process, so that a mutant can be put into it), the engines (child processes of it) and the agents.
-What happens is drawn from the seed: lengths, pauses, which engine is killed and when. Nothing is judged here: the outcome is what
-clients received, what was recorded, and what the gateway said of each update.
+Owns the gateway (in this process, so that a mutant can be put into it), the engines that it starts and the agents. What happens
+is drawn from the seed: lengths, pauses, which engine is killed and when. That updates are crossed is left to no chance: an engine
+is held for one only in the middle of requests (`tests.harness.crossing`). Nothing is judged here: the outcome is what clients
+received, what was recorded, and what the gateway said of each update.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import httpx
 import openai
 
 from gateway.types import EpisodeOpened
+from tests.harness.crossing import HOLD_S, crossed
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vllm import vllm_settings
 from tests.proof.models import Family
@@ -43,7 +45,11 @@ class Plan:
     kill: bool = True
     """One engine dies, at some moment of the update in the middle."""
     tokens: int = 100
-    """Tokens of a long stream; then it asks again."""
+    """Tokens of a long stream, at most; then it asks again."""
+    crossed: int = 3
+    """Requests that are in their middle in an engine when it is held for an update."""
+    url: str = ""
+    """A real engine that is there already: the only one, or the one beside that which dies."""
     delay_s: float = 0.02
     """The fake engine's time for a token."""
     lag_s: float = 0.05
@@ -68,21 +74,29 @@ class Outcome:
 
 async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None]) -> Outcome:
     """Lets it happen. Raises TimeoutError (in a group), with what was waited for, if it does not go on."""
-    if plan.engine == "vllm":
-        patience = {"start_s": _WAIT_S["vllm"], "restart_window_s": 3 * _WAIT_S["vllm"]}
-        engine = vllm_settings(work / "engine.log") | {"count": 2, **patience}
-    else:
-        engine = {"count": 2, "args": ["--delay-s", str(plan.delay_s)]}
-    values = settings_for(
-        family.paths[0], work, engine=engine, update={"mode": plan.mode, "order": plan.order}
-    )
+    update = {"mode": plan.mode, "order": plan.order, "hold_s": HOLD_S}
+    values = settings_for(family.paths[0], work, engine=_engines(plan, work), update=update)
     values["models"]["demo"]["max_model_len"] = 4096
     async with run_gateway(values, in_process=False) as gateway:
+        if plan.url and plan.kill:
+            added = await gateway.http.post("/admin/v1/engines", json={"url": plan.url, "name": "shared"})
+            added.raise_for_status()
         world = _World(plan, family, gateway, say)
-        outcome = await world.run()
+        with crossed(plan.crossed, world.go_on_asking):
+            outcome = await world.run()
         outcome.trajectories = [await gateway.admin.trajectory(episode) for episode in world.episodes]
         outcome.restarts = sum(e["restarts"] for e in (await gateway.admin.status())["engines"])
     return outcome
+
+
+def _engines(plan: Plan, work: Path) -> dict[str, Any]:
+    """Returns the `[engine]` table; only an engine that the gateway starts can be killed."""
+    if plan.engine == "fake":
+        return {"count": 2, "args": ["--delay-s", str(plan.delay_s)]}
+    if plan.url and not plan.kill:
+        return {"launch": "external", "url": plan.url}
+    patience = {"start_s": _WAIT_S["vllm"], "restart_window_s": 3 * _WAIT_S["vllm"]}
+    return vllm_settings(work / "engine.log") | {"count": 1 if plan.url else 2, **patience}
 
 
 class _World:
@@ -105,6 +119,10 @@ class _World:
         self._progress = [0] * plan.streams
         """Chunks that each long stream has received."""
         self._outcome = Outcome()
+
+    def go_on_asking(self) -> None:
+        """An update waits for streams that cross it."""
+        self._asking.set()
 
     async def run(self) -> Outcome:
         """Agents all the time, updates one after another; the agents end with their present calls."""
@@ -131,7 +149,7 @@ class _World:
         async with self._sdk(opened) as client:
             while not self._over.is_set():
                 messages = [{"role": "user", "content": "count! " * random.randrange(1, 20)}]
-                tokens = random.randrange(self._plan.tokens // 2, self._plan.tokens)
+                tokens = random.randrange(3 * self._plan.tokens // 4, self._plan.tokens)
 
                 def seen() -> None:
                     self._progress[number] += 1
@@ -215,7 +233,8 @@ class _World:
     async def _kill(self, random: Random) -> None:
         """Some engine, some time before or in the update."""
         engines = (await self._gateway.admin.status())["engines"]
-        victim = random.choice(sorted(engines, key=lambda engine: engine["name"]))
+        mortal = [engine for engine in engines if engine["pid"] is not None]
+        victim = random.choice(sorted(mortal, key=lambda engine: engine["name"]))
         await asyncio.sleep(random.uniform(0, 0.2))
         self._say(f"{victim['name']} is killed")
         os.kill(victim["pid"], signal.SIGKILL)
