@@ -91,9 +91,9 @@ async def play(plan: Plan, folder: Path, say: Any) -> dict[str, Any]:
     system, started = System(plan, folder, say), time.monotonic()
     async with system.running():
         with Journal(system.evidence / "faults.jsonl") as journal:
-            await inflict(system, journal, schedule(plan))
+            problems = await inflict(system, journal, schedule(plan))
             say("the faults are over")
-            problems = await system.settle(journal)
+            problems += await system.settle(journal)
         tables = await asyncio.to_thread(read_database, system.database)
         save_tables(tables, system.evidence / "database.json")
     evidence = await asyncio.to_thread(read, system.evidence)

@@ -1,6 +1,7 @@
 """What goes wrong, and when: drawn from the seed, done to a running system, logged as it happens.
 
-Owns the schedule and nothing else. Whatever a fault takes away it gives back after a while, by itself.
+Owns the schedule and nothing else. Whatever a fault takes away it gives back after a while, by itself. A fault that cannot be
+done at its time, because its victim is away, is done as soon as it can; one that cannot be done at all is a problem of the run.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from tests.chaos.journal import Journal
 
 if TYPE_CHECKING:
     from tests.chaos.processes import Process
+    from tests.chaos.proxy import Link
     from tests.chaos.system import Plan, System
 
+_AGAIN_S = 0.5
+_PATIENCE_S = 180.0
+"""The longest that a fault may wait for its victim, and last."""
 Fault = Callable[["System", Random], Awaitable[dict[str, Any] | None]]
 """Does it, and says to whom and how (once it is done); None: it could not be done now."""
 
@@ -78,19 +83,24 @@ async def _flush_redis(system: System, _: Random) -> dict[str, Any] | None:
     return {"who": "redis"} if await system.flush_redis() else None
 
 
-async def _stop_postgres(system: System, random: Random) -> dict[str, Any]:
+async def _stop_postgres(system: System, random: Random) -> dict[str, Any] | None:
     seconds, how = random.uniform(0.2, system.plan.postgres_away_s), random.choice(("immediate", "kill"))
-    await system.stop_postgres(how, seconds)
+    if not await system.stop_postgres(how, seconds):
+        return None
     return {"who": "postgres", "how": how, "seconds": seconds}
 
 
-async def _drop(system: System, random: Random) -> dict[str, Any]:
-    link = random.choice(system.inner_links)
-    return {"who": link.name, "connections": link.drop()}
+async def _drop(system: System, random: Random) -> dict[str, Any] | None:
+    return _dropped(random.choice(system.inner_links))
 
 
-async def _drop_clients(system: System, _: Random) -> dict[str, Any]:
-    return {"who": system.front.name, "connections": system.front.drop()}
+async def _drop_clients(system: System, _: Random) -> dict[str, Any] | None:
+    return _dropped(system.front)
+
+
+def _dropped(link: Link) -> dict[str, Any] | None:
+    connections = link.drop()
+    return {"who": link.name, "connections": connections} if connections else None
 
 
 async def _cut(system: System, random: Random) -> dict[str, Any]:
@@ -149,26 +159,33 @@ def schedule(plan: Plan) -> list[tuple[float, Kind, Random]]:
     return planned
 
 
-async def inflict(system: System, journal: Journal, planned: list[tuple[float, Kind, Random]]) -> None:
-    """Lets it happen; returns when every fault is over."""
+async def inflict(system: System, journal: Journal, planned: list[tuple[float, Kind, Random]]) -> list[str]:
+    """Lets it happen; returns when every fault is over, with the faults that could not be done."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    async with asyncio.TaskGroup() as running:
+    running = []
+    async with asyncio.TaskGroup() as group:
         for at, kind, random in planned:
             await asyncio.sleep(max(0.0, started + at - loop.time()))
-            running.create_task(_inflict(system, journal, kind, random), name=f"fault-{kind.name}")
+            task = group.create_task(_inflict(system, journal, kind, random), name=f"fault-{kind.name}")
+            running.append(task)
         await asyncio.sleep(max(0.0, started + system.plan.seconds - loop.time()))
+    return [problem for task in running if (problem := task.result())]
 
 
-async def _inflict(system: System, journal: Journal, kind: Kind, random: Random) -> None:
+async def _inflict(system: System, journal: Journal, kind: Kind, random: Random) -> str:
+    """Does a fault as soon as it can be done; answers why it was not."""
     journal.write("begin", fault=kind.name)
     journal.flush()
+    done, why = None, f"its victim was away for {_PATIENCE_S:g} s"
     try:
-        done = await kind.do(system, random)
+        async with asyncio.timeout(_PATIENCE_S) as limit:
+            while (done := await kind.do(system, random)) is None:
+                await asyncio.sleep(_AGAIN_S)
     except Exception as error:
-        system.say(f"{kind.name} could not be done: {error!r}")
-        journal.write("not_done", fault=kind.name, error=repr(error))
-    else:
-        journal.write("end" if done else "not_done", fault=kind.name, **(done or {}))
-        system.say(f"{kind.name}: {done or 'not done'}")
+        if not limit.expired():
+            why = repr(error)
+    journal.write("end" if done else "not_done", fault=kind.name, **(done or {"error": why}))
     journal.flush()
+    system.say(f"{kind.name}: {done or f'not done: {why}'}")
+    return "" if done else f"the fault {kind.name} could not be done: {why}"

@@ -103,6 +103,7 @@ class System:
         self.redis: Process | None = None
         self.front: Link
         self._postgres: PostgresServer | None = None
+        self._postgres_away = False
         self._sources: list[Path] = []
         self._gateway_ports: list[int] = []
         self._ports = {"redis": free_port()}
@@ -286,15 +287,19 @@ class System:
         writer.close()
         return answer.startswith(b"+OK")
 
-    async def stop_postgres(self, how: Any, seconds: float) -> None:
-        """Away for so long."""
+    async def stop_postgres(self, how: Any, seconds: float) -> bool:
+        """Away for so long. False: it was away already."""
         assert self._postgres is not None
-        await asyncio.to_thread(self._postgres.stop, how)
+        if self._postgres_away:
+            return False
+        self._postgres_away = True
         try:
+            await asyncio.to_thread(self._postgres.stop, how)
             await asyncio.sleep(seconds)
         finally:
-            if not self._postgres.running:
-                await asyncio.to_thread(self._postgres.start)
+            await asyncio.to_thread(self._postgres.start)
+            self._postgres_away = False
+        return True
 
     async def _read(self, query: str) -> list[Any]:
         def read() -> list[Any]:

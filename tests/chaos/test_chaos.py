@@ -24,4 +24,4 @@ async def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:
     assert found == dict.fromkeys(COUNTS, 0), values["findings"]
     assert values["problems"] == []
     assert values["calls"] > 0
-    assert sum(values["faults"].values()) > len(KINDS) // 2
+    assert values["faults"].keys() >= {kind.name for kind in KINDS}
