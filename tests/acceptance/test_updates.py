@@ -140,7 +140,9 @@ async def stream_until(gateway: RunningGateway, done: asyncio.Event, number: int
     """An agent that asks again and again; answers how many tokens it received in each call."""
     opened = await gateway.admin.open_episode(f"long-{number}", mode="eval")
     counts: list[int] = []
-    async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=opened.base_url, api_key=opened.api_key, max_retries=0, timeout=600
+    ) as client:
         while not done.is_set():
             stream = await client.chat.completions.create(
                 model="m",

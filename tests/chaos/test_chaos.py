@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from random import Random
+from typing import Any
 
+import pytest
+
+from tests.chaos import faults
 from tests.chaos.__main__ import play, small
 from tests.chaos.checker import COUNTS
-from tests.chaos.faults import KINDS, schedule
-from tests.chaos.system import Plan
+from tests.chaos.faults import KINDS, Kind, inflict, schedule
+from tests.chaos.journal import Journal
+from tests.chaos.system import Plan, System
 
 
 def test_the_same_seed_plans_the_same_faults() -> None:
@@ -16,6 +23,37 @@ def test_the_same_seed_plans_the_same_faults() -> None:
     assert planned == [(at, kind.name, random.random()) for at, kind, random in schedule(plan)]
     assert {name for _, name, _ in planned} == {kind.name for kind in KINDS}
     assert planned != [(at, kind.name, random.random()) for at, kind, random in schedule(small(Plan(seed=4)))]
+
+
+async def test_a_fault_waits_for_its_victim_and_is_named_if_it_cannot_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(faults, "_PATIENCE_S", 0.2)
+    tries = 0
+
+    async def third_time(_: Any, __: Random) -> dict[str, Any] | None:
+        nonlocal tries
+        tries += 1
+        return {"who": "engine-0"} if tries == 3 else None
+
+    async def never(_: Any, __: Random) -> dict[str, Any] | None:
+        return None
+
+    async def breaks(_: Any, __: Random) -> dict[str, Any] | None:
+        raise RuntimeError("no such thing")
+
+    kinds = (Kind("late", 1, third_time), Kind("never", 1, never), Kind("broken", 1, breaks))
+    system = System(Plan(seconds=0.0), tmp_path, lambda _: None)
+    with Journal(tmp_path / "faults.jsonl") as journal:
+        problems = await inflict(system, journal, [(0.0, kind, Random(0)) for kind in kinds])
+    assert problems == [
+        "the fault never could not be done: its victim was away for 0.2 s",
+        "the fault broken could not be done: RuntimeError('no such thing')",
+    ]
+    written = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    ends = {row["fault"]: row["kind"] for row in written if row["kind"] != "begin"}
+    assert ends == {"late": "end", "never": "not_done", "broken": "not_done"}
 
 
 async def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:

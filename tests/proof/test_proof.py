@@ -51,7 +51,6 @@ async def test_the_checker_catches(mutant: Mutant, mode: str) -> None:
 async def test_real_engines_lose_nothing_and_mislabel_nothing(
     vllm: SharedEngine, mode: str, kill: bool
 ) -> None:
-    """Both modes with a death each are in the command's proof."""
     plan = Plan(
         *("vllm", mode),
         updates=3,
@@ -63,6 +62,15 @@ async def test_real_engines_lose_nothing_and_mislabel_nothing(
         url=vllm.url,
     )
     trial = await run_trial(plan, print)
+    assert trial.problems == []
+    assert trial.report.right
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_two_real_engines_and_a_death_lose_nothing_and_mislabel_nothing(mode: str) -> None:
+    trial = await run_trial(Plan(engine="vllm", mode=mode, tokens=1600), print)
     assert trial.problems == []
     assert trial.report.right
 
