@@ -108,6 +108,8 @@ def _load(directory: Path) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    # Its operations are so small that threads would only wait for one another, on a busy machine for most of the time.
+    torch.set_num_threads(1)
     return Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
