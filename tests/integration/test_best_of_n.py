@@ -15,7 +15,6 @@ import pytest
 from gateway.errors import Unavailable
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.clusters import run_cluster
-from tests.harness.clusters import until as soon
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
@@ -211,7 +210,7 @@ async def test_what_one_process_refused_another_one_begins(
             await known(other.services.replies._handover, place, 2)
             async with other.client(opened.api_key) as http:
                 again = asyncio.create_task(ask(http, **RETRY), name="again")
-                await soon(lambda: engine.held == 2 or again.done(), "it generates, too")
+                await until(lambda: engine.held == 2 or again.done(), "it generates, too")
                 engine.release()
                 answers = [await again, await first]
             assert [answer.status_code for answer in answers] == [200, 200]

@@ -16,6 +16,8 @@ from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, publish
 
+HOUR_S = 3600.0
+
 
 async def free_slots(gateway: RunningGateway) -> int:
     return (await gateway.admin.status())["free_slots"]
@@ -91,15 +93,17 @@ async def test_an_idle_episode_frees_its_slot_and_one_that_is_calling_does_not(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     values = settings_for(
-        tiny_model, tmp_path, staleness={"batch": 1, "eta": 1, "min_members": 1}, episodes={"idle_s": 1.5}
+        tiny_model, tmp_path, staleness={"batch": 1, "eta": 1, "min_members": 1}, episodes={"idle_s": HOUR_S}
     )
     async with run_gateway(values) as gateway:
-        assert gateway.engine is not None
-        await gateway.http.post(f"{gateway.settings.engine.url}/fake/faults", json={"stall": True})
+        await hold_after(gateway, 0)
         idle, headers = await gateway.open("idle")
         busy, busy_headers = await gateway.open("busy")
         call = asyncio.create_task(gateway.chat(busy_headers), name="busy")
-        late = await gateway.admin.open_episode("late", wait_s=20)
+        await arrived(gateway, 1)
+        for live in gateway.services.episodes._live.values():
+            live.seen_at -= 2 * HOUR_S
+        late = await gateway.admin.open_episode("late", wait_s=60)
         assert late.episode_id
         row = await gateway.admin.episode(idle)
         assert (row["state"], row["reason"], row["reward"]) == ("closed", "idle_deadline", None)
@@ -112,16 +116,20 @@ async def test_an_idle_episode_frees_its_slot_and_one_that_is_calling_does_not(
 async def test_an_episode_that_never_ends_is_ended_and_so_is_its_call(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    values = settings_for(tiny_model, tmp_path, episodes={"total_s": 1.5})
+    values = settings_for(tiny_model, tmp_path, episodes={"total_s": HOUR_S})
     async with run_gateway(values) as gateway:
-        assert gateway.engine is not None
-        await gateway.http.post(f"{gateway.settings.engine.url}/fake/faults", json={"stall": True})
+        await hold_after(gateway, 0)
         for stream in (False, True):
             episode, headers = await gateway.open(f"endless-{stream}")
-            answer = await asyncio.wait_for(gateway.chat(headers, stream=stream), 20)
-            async with asyncio.timeout(60):  # the call is stopped a moment before the end is committed
-                while (await gateway.admin.episode(episode))["reason"] != "total_deadline":
-                    await asyncio.sleep(0.02)
+            call = asyncio.create_task(gateway.chat(headers, stream=stream), name="call")
+            await arrived(gateway, 1)
+            gateway.services.episodes._live[episode].opened_at -= 2 * HOUR_S
+            answer = await call
+
+            async def ended(episode: str = episode) -> bool:
+                return (await gateway.admin.episode(episode))["reason"] == "total_deadline"
+
+            await until(ended, "the end is committed, a moment after the call is stopped")
             assert answer.status_code == 409
             assert answer.json()["error"]["code"] == "episode_closed"
         await until(lambda: not gateway.engine.running, "the engine stops working")
@@ -129,14 +137,17 @@ async def test_an_episode_that_never_ends_is_ended_and_so_is_its_call(
 
 async def test_a_group_whose_last_members_never_come_is_closed(tiny_model: Path, tmp_path: Path) -> None:
     values = settings_for(
-        tiny_model, tmp_path, staleness={"batch": 1, "eta": 0, "min_members": 1}, episodes={"idle_s": 1.0}
+        tiny_model, tmp_path, staleness={"batch": 1, "eta": 0, "min_members": 1}, episodes={"idle_s": HOUR_S}
     )
     async with run_gateway(values) as gateway:
         episode, headers = await gateway.open("task", group_id="g", group_size=2)
         await gateway.chat(headers, max_tokens=2)
         await gateway.admin.reward(episode, 1.0)
+        overdue = gateway.services.episodes._overdue
+        await until(lambda: overdue._lonely != {}, "it is seen that none of its members runs")
+        overdue._lonely = {key: since - 2 * HOUR_S for key, since in overdue._lonely.items()}
         lease = await gateway.admin.lease("trainer")
-        got = await gateway.admin.leased_groups(lease, wait_s=20)
+        got = await gateway.admin.leased_groups(lease, wait_s=60)
         assert [group.group_id for group in got.groups] == ["g"]
         assert got.complete
 

@@ -26,7 +26,7 @@ def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     out = tmp_path / "update.json"
-    size = ["--streams", "4", "--updates", "1", "--every-s", "0.5", "--load-s", "0.3", "--delay-s", "0.05"]
+    size = ["--streams", "4", "--updates", "1", "--every-s", "0.5", "--load-s", "2.0", "--delay-s", "0.2"]
     done = run_bench("--engine", "fake", "--mode", "keep", *size, "--out", str(out))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
@@ -37,9 +37,9 @@ def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     (update,) = result["updates"]
     assert (update["version"], update["state"], update["streams"]) == (2, "live", 4)
     assert {"freeze", "load", "probe"} <= update["seconds"]["bench-0"].keys()
-    assert result["own_s"] >= 0.3, "a load takes as long as was asked for"
-    assert result["own_direct_s"] >= 0.3
-    assert result["stall_s"]["max"] >= 0.2, "frozen streams stall"
+    assert result["own_s"] >= 2.0, "a load takes as long as was asked for"
+    assert result["own_direct_s"] >= 2.0
+    assert result["stall_s"]["max"] >= 1.0, "frozen streams stall"
     assert "pause and load" in done.stdout
 
 
