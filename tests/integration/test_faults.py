@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
-import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -38,23 +36,6 @@ async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGate
     values = settings_for(tiny_model, tmp_path, staleness=staleness, calls={"grace_s": 0.2})
     async with run_gateway(values) as running:
         yield running
-
-
-async def test_streams_outlive_the_death_of_their_engine(tiny_model: Path, tmp_path: Path) -> None:
-    async with run_gateway(settings_for(tiny_model, tmp_path), in_process=False) as gateway:
-        await hold_after(gateway, 3)
-        agents, done = start_agents(gateway, 12)
-        await arrived(gateway, 12)
-        before = (await gateway.admin.status())["engines"][0]
-        os.killpg(before["pid"], signal.SIGKILL)
-
-        async def restarted() -> bool:
-            engine = (await gateway.admin.status())["engines"][0]
-            return engine["state"] == "open" and engine["pid"] != before["pid"]
-
-        await until(restarted, "the engine is restarted")
-        results = await finished(agents, done)
-        await check_everything(gateway, {0: tiny_model.resolve()}, results)
 
 
 async def test_a_broken_connection_to_the_engine_is_not_noticed(

@@ -90,6 +90,22 @@ async def test_a_call_goes_on_in_another_engine_than_the_one_that_failed_it() ->
     assert (len(first.asked), len(second.asked), pool.troubled, pool.disputed) == (1, 1, ["a"], [])
 
 
+async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> None:
+    engine = Scripted(EngineUnreachable("gone"), ([1], "stop"))
+    pool = Pool(engine)
+    pool.on_trouble = lambda slot: slot.fail("it died")
+    call = pool.call()
+    call.start(lambda: None)
+    async with asyncio.timeout(60):
+        while not pool.waiting:
+            assert not call._over.is_set()
+            await asyncio.sleep(0)
+        pool.slots["a"].confirm(3)
+        pool.notify()
+        await call.wait()
+    assert (call.finish, call.turn.ids, len(engine.asked)) == ("stop", [1], 2)
+
+
 async def test_only_an_engine_that_could_not_be_reached_is_in_trouble() -> None:
     pool = Pool(Scripted(EngineError("an error in the middle")), Scripted(([1], "stop")))
     await ended(pool.call())
