@@ -22,7 +22,7 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from scheduler.cluster.local import free_port
 from scheduler.policies.staleness_events import Publish
-from tests.harness.stores import sqlite_store
+from tests.harness.stores import make_tables
 
 
 @dataclass
@@ -138,13 +138,12 @@ class _Server(uvicorn.Server):
 
 
 def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
-    """Settings with every path inside the test's folder, and a store with empty tables there."""
-    store = work / "gateway.db"
+    """Settings with every path inside the test's folder."""
     values: dict[str, Any] = {
         "server": {"port": free_port()},
         "models": {"demo": {"path": str(model)}},
         "engine": {"launch": "fake", "log": str(work / "engine.log")},
-        "store": {"url": f"sqlite:///{store}" if store.exists() else sqlite_store(store)},
+        "store": {"url": f"sqlite:///{work}/gateway.db"},
         "control": {"recording": str(work / "control.jsonl")},
     }
     for section, given in overrides.items():
@@ -163,6 +162,7 @@ async def run_gateway(values: dict[str, Any], *, in_process: bool = True) -> Asy
             await stack.enter_async_context(serve(create_fake_app(engine), port))
             values["engine"].update(launch="external", url=f"http://127.0.0.1:{port}")
         settings = Settings.parse(values)
+        make_tables(settings.store.url)
         app = create_app(settings)
         await stack.enter_async_context(serve(app, settings.server.port))
         url = settings.server.url

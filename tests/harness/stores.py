@@ -19,15 +19,21 @@ def _empty_sqlite() -> bytes:
     """A file of SQLite's with empty tables."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
-        _make_tables(f"sqlite:///{path}")
+        _migrate(f"sqlite:///{path}")
         return path.read_bytes()
 
 
 def sqlite_store(path: Path) -> str:
     """The URL of a new database in a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_empty_sqlite())
     return f"sqlite:///{path}"
+
+
+def make_tables(url: str) -> None:
+    """Makes the tables that a gateway would make at its start, if it is about to make a file of SQLite's."""
+    path = path_of(url)
+    if url.startswith("sqlite:") and path.parent.is_dir() and not path.exists():
+        sqlite_store(path)
 
 
 def crashed(url: str, target: Path) -> str:
@@ -46,7 +52,7 @@ def path_of(url: str) -> Path:
 def _empty_postgres(server: PostgresServer) -> str:
     """The name of a database with empty tables, to which nobody is connected."""
     name = server.new_database()
-    _make_tables(server.url(name))
+    _migrate(server.url(name))
     return name
 
 
@@ -55,7 +61,7 @@ def postgres_store(server: PostgresServer) -> str:
     return server.url(server.new_database(like=_empty_postgres(server)))
 
 
-def _make_tables(url: str) -> None:
+def _migrate(url: str) -> None:
     engine = connect(url, 1)
     bring_up_to_date(engine, StoreSettings(url=url))
     engine.dispose()
