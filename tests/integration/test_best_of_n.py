@@ -222,9 +222,11 @@ async def test_what_one_process_refused_another_one_begins(
 
 async def known(handover: Any, place: tuple[str, str], count: int) -> None:
     """Waits until so many requests are known to another process."""
-    async with asyncio.timeout(30):
-        while len(await handover.find(place)) < count:
-            await asyncio.sleep(0.02)
+
+    async def enough() -> bool:
+        return len(await handover.find(place)) >= count
+
+    await until(enough, f"{count} requests are known")
 
 
 async def ask(http: httpx.AsyncClient, **headers: str) -> httpx.Response:

@@ -11,9 +11,10 @@ import pytest
 
 from gateway.api import generation
 from gateway.store import turns
-from tests.harness.clusters import LIMIT_S, Cluster, Member, run_cluster, until
+from tests.harness.clusters import Cluster, Member, run_cluster
 from tests.harness.servers import PostgresServer, RedisServer
 from tests.harness.stores import postgres_store
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -115,9 +116,12 @@ async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordina
         own = await told(first)
         assert (own["role"], len(own["coordinator"]["followers"])) == ("coordinator", 1)
         assert [engine["state"] for engine in own["coordinator"]["engines"]] == ["open"]
-        async with asyncio.timeout(LIMIT_S):
-            while (known := (await told(second))["coordinator"]) is None or not known["followers"]:
-                await asyncio.sleep(0.05)
+
+        async def followed() -> bool:
+            return bool(((await told(second))["coordinator"] or {}).get("followers"))
+
+        await until(followed, "the other one knows of its coordinator")
+        known = (await told(second))["coordinator"]
         assert (known["url"], known["fence"]) == (first.url, own["coordinator"]["fence"])
         await cluster.stop(first)
         await until(lambda: second.role == "coordinator", "the other one decides")
@@ -148,8 +152,11 @@ async def test_a_call_that_is_sent_on_ends_with_its_client(
         engine.release()
         async with cluster.admin() as admin:
             (episode,) = await admin.episodes()
-            async with asyncio.timeout(LIMIT_S):
-                while not (calls := (await admin.episode(episode["id"]))["calls"]):  # once `grace_s` is over
-                    await asyncio.sleep(0.05)
+
+            async def recorded() -> bool:
+                return bool((await admin.episode(episode["id"]))["calls"])
+
+            await until(recorded, "the call is recorded, once `grace_s` is over")
+            calls = (await admin.episode(episode["id"]))["calls"]
         assert [call["finish_reason"] for call in calls] == ["abandoned"]
         assert (await cluster.followers[0].chat(key)).status_code == 200

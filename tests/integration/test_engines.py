@@ -15,7 +15,7 @@ from tests.harness.agents import finished, start_agents
 from tests.harness.barrier import arrived, hold_after, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines
 from tests.harness.records import STOP_TOKENS, check_everything, check_sampled_by_the_fake, nodes_of, path_to
-from tests.harness.waiting import until
+from tests.harness.waiting import turns, until
 
 SEED = 7
 
@@ -66,7 +66,7 @@ async def watch_open(gateway: RunningGateway, seen: list[int]) -> None:
     """How many engines are open, whenever that may have changed."""
     while True:
         seen.append(sum(slot.state == "open" for slot in slots(gateway)))
-        await asyncio.sleep(0)
+        await turns(1)
 
 
 async def test_calls_go_on_elsewhere_when_their_engine_is_killed(

@@ -99,7 +99,7 @@ async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> 
     async with asyncio.timeout(60):
         while not pool.waiting:
             assert not call._over.is_set()
-            await asyncio.sleep(0)
+            await turns(1)
         pool.slots["a"].confirm(3)
         pool.notify()
         await call.wait()

@@ -85,8 +85,7 @@ async def test_a_load_is_held_and_so_is_the_one_after_it() -> None:
     engine = FakeEngine("old")
     engine.set_faults({"hold_load": True})
     loads = [asyncio.create_task(engine.load(name), name=name) for name in ("one", "other")]
-    for _ in range(9):
-        await asyncio.sleep(0)  # both have begun, and would have ended
+    await turns()  # both have begun, and would have ended
     assert engine.weights_id == identity("old")
     engine.set_faults({"hold_load": False})
     await asyncio.gather(*loads)
