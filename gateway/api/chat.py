@@ -8,7 +8,8 @@ from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import admitted, count_replies, generate
 from gateway.api.stored import KeptChat, body_of
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
-from gateway.api.upstream import relay, replies_of
+from gateway.api.upstream import relay
+from gateway.dialects.asked import replies_of
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
 from gateway.render.aside import read_aside
 from gateway.rollout.upstream import Upstream

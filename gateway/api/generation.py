@@ -20,7 +20,7 @@ from gateway.control.callers import Caller
 from gateway.control.limits import Ticket
 from gateway.control.live import LiveEpisode
 from gateway.control.models import ServedModel
-from gateway.dialects.asked import Asked, Message, choices_of
+from gateway.dialects.asked import Asked, Message, replies_of
 from gateway.errors import BadRequest, Busy, GatewayError
 from gateway.render.aside import aside, read_aside
 from gateway.render.renderer import ChatRenderer
@@ -36,6 +36,8 @@ from gateway.types import Int32Array, Sampling
 WHOLE_INTERVAL = 16
 """Tokens per chunk from the engine while nobody reads along."""
 EPISODE_HEADER = "x-headgate-episode"
+_EXPECTED = 2048
+"""The most replies of one refused request that are expected back: its body was not validated, and may ask for any number."""
 _TICKET = "headgate.ticket"
 _PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
 
@@ -73,7 +75,8 @@ async def admitted(request: Request, gateway: Services) -> Caller:
     except Busy:
         body = await request.body()
         sent = await read_aside(body, lambda: _request_key(request, body))
-        _expect_again(gateway, caller, sent, await read_aside(body, lambda: choices_of(json_object(body))))
+        replies, _ = await read_aside(body, lambda: replies_of(json_object(body)))
+        _expect_again(gateway, caller, sent, min(replies, _EXPECTED))
         raise
     return caller
 

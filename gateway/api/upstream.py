@@ -49,16 +49,6 @@ async def relay(model: Upstream, episode: LiveEpisode, path: str, asked: dict[st
     return WholeAnswer(answer)
 
 
-def replies_of(asked: dict[str, Any]) -> tuple[int, str]:
-    """How many replies an upstream is asked to sample, and the parameter that asks for most; the upstream refuses nonsense."""
-    prompts = asked.get("prompt")
-    listed = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else None
-    each = {name: asked.get(name) for name in ("n", "best_of")}
-    counts = {name: value for name, value in each.items() if type(value) is int and value > 1}
-    param = max(counts, key=lambda name: counts[name], default="n")
-    return counts.get(param, 1) * (len(listed) if listed else 1), "prompt" if listed else param
-
-
 class Relay(Response):
     """The answer to one call."""
 

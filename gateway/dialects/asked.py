@@ -68,12 +68,17 @@ class Asked:
         return self.n * max(1, len(self.prompts))
 
 
-def choices_of(values: dict[str, Any], most: int = 2048) -> int:
-    """Counts the replies that a body asks for; the body was not validated, and may be wrong."""
-    n, prompts = values.get("n"), values.get("prompt")
-    several = isinstance(prompts, list) and any(isinstance(prompt, str | list) for prompt in prompts)
-    asked = (n if isinstance(n, int) else 1) * (len(prompts or "") if several else 1)
-    return min(max(1, asked), most)
+def replies_of(values: dict[str, Any]) -> tuple[int, str]:
+    """Counts the replies that a body asks for, and names the parameter that asks for most of them.
+
+    The body was not validated: what is nonsense asks for one reply, and is refused elsewhere.
+    """
+    prompts = values.get("prompt")
+    listed = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else None
+    each = {name: values.get(name) for name in ("n", "best_of")}
+    counts = {name: value for name, value in each.items() if type(value) is int and value > 1}
+    param = max(counts, key=lambda name: counts[name], default="n")
+    return counts.get(param, 1) * (len(listed) if listed else 1), "prompt" if listed else param
 
 
 TEXT_ALONE = "this model reads text: send what it needs to know as text"
