@@ -3,6 +3,9 @@
 It leases batches over the real HTTP API, publishes real weights and acknowledges, in the order of the real one: checkpoint, then
 publish, then ack. Its checkpoints are the only thing that it believes when it is started again; each names the batch and every
 group whose effect it holds, in place of the weights that a real one would hold. SIGKILL may hit it anywhere.
+
+Its weights are sound, but engines that are killed at the wrong moments make one of its versions look bad, and that is for good
+(docs/decisions/0016): it publishes the same checkpoint under the next number, as a child of the last good version.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,21 +109,32 @@ class Trainer:
         self._say("checkpoint", version=self.version, buffer=buffer, groups=[g["group"] for g in groups])
 
     async def _publish(self) -> None:
-        path = write_version(Path(self._plan["sources"]), Path(self._plan["weights"]), self.version)
-        deadline = time.monotonic() + _PUBLISH_S
-        self._say("publishing", version=self.version)
+        """Publishes the newest checkpoint, until a version of it is live."""
         while True:
-            record = await self._ask(
-                "publish", lambda: self._client.publish(self.version, str(path), _POLL_S)
-            )
-            if record["state"] == "live":
-                self._say("live", version=self.version)
+            status = await self._ask("status", self._client.status)
+            bad = {entry["version"] for entry in status["bad_versions"]}
+            number, parent = number_of(self.version, bad), number_of(self.version - 1, bad)
+            path = write_version(Path(self._plan["sources"]), Path(self._plan["weights"]), number, parent)
+            if await self._is_live(number, path):
                 return
+
+    async def _is_live(self, number: int, path: Path) -> bool:
+        """Publishes a version and waits until it is live; returns False if it is found to be bad."""
+        deadline = time.monotonic() + _PUBLISH_S
+        self._say("publishing", version=number)
+        while True:
+            record = await self._ask("publish", lambda: self._client.publish(number, str(path), _POLL_S))
+            if record["state"] == "live":
+                self._say("live", version=number)
+                return True
+            if record["bad"]:
+                self._say("bad", version=number, why=record["why"])
+                return False
             if record["state"] == "failed":
-                self._say("failed", version=self.version, record=json.dumps(record)[:2000])
+                self._say("failed", version=number, record=json.dumps(record)[:2000])
                 await asyncio.sleep(1.0)
             if time.monotonic() > deadline:
-                self._say("stuck", version=self.version, record=json.dumps(record)[:2000])
+                self._say("stuck", version=number, record=json.dumps(record)[:2000])
                 deadline = time.monotonic() + _PUBLISH_S
 
     async def _ask(self, what: str, call: Callable[[], Awaitable[T]], again: tuple[int, ...] = ()) -> T:
@@ -141,6 +155,14 @@ class Trainer:
     def _say(self, kind: str, **values: Any) -> None:
         self._journal.write(kind, **values)
         self._journal.flush()
+
+
+def number_of(batches: int, bad: Collection[int]) -> int:
+    """The version with the weights after so many batches: each takes the next number, and a bad version had one in vain."""
+    number = batches
+    for version in sorted(bad):
+        number += version <= number
+    return number
 
 
 async def _main(plan: dict[str, Any]) -> None:

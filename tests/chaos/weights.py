@@ -30,7 +30,7 @@ def save_sources(root: Path) -> list[Path]:
     return sources
 
 
-def write_version(sources: Path, root: Path, version: int) -> Path:
+def write_version(sources: Path, root: Path, version: int, parent: int) -> Path:
     """The published directory of a version, whole or not at all; one that is there already stays as it is."""
     target = root / f"v{version}"
     if target.exists():
@@ -46,6 +46,6 @@ def write_version(sources: Path, root: Path, version: int) -> Path:
         "new_logprobs": [[certain] * steps],
         "parent_logprobs": [[certain - SHARPNESS] * steps],
     }
-    write_manifest(draft, version, version - 1, probe)
+    write_manifest(draft, version, parent, probe)
     draft.rename(target)
     return target
