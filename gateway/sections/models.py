@@ -11,6 +11,9 @@ from gateway.sections.base import Section
 from gateway.sections.engines import EngineSettings, UpstreamSettings
 from gateway.sections.episodes import StalenessSettings
 
+MAX_CONTEXT = 2**20
+"""The most tokens that a model's context can be set to."""
+
 
 class ModelSettings(Section):
     """`[models.NAME]`: a model, and the names by which agents may ask for it."""
@@ -24,7 +27,7 @@ class ModelSettings(Section):
     aliases: tuple[str, ...] | None = None
     """Other names that mean this model; `*` is every name. Where none are given, a trained model answers to every name that
     nobody else has, in its own episodes."""
-    max_model_len: int = Field(2048, ge=16, le=2**20)
+    max_model_len: int = Field(2048, ge=16, le=MAX_CONTEXT)
     """Prompt and completion together, in tokens."""
     thinking: bool = True
     """Passed to families whose template knows `enable_thinking`."""
