@@ -16,7 +16,7 @@ TESTS = $(BIN)/python -m tests
 .DEFAULT_GOAL := help
 .PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
-	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-memory bench-prefix bench-store bench-service \
+	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
 	litellm up up-vllm down compose-check clean
 
@@ -105,6 +105,9 @@ bench-chat: setup engine ## the gateway's CPU against that of vLLM's own chat fr
 
 bench-payloads: setup ## long prompts, many sessions, long conversations: the event loop's lag
 	$(BIN)/python -m bench.payloads
+
+bench-bodies: setup ## the event loop's lag while one huge request is read and rendered, by what it is huge with
+	$(BIN)/python -m bench.bodies
 
 bench-memory: setup ## the gateway's memory after 20,000 and after 100,000 calls
 	$(BIN)/python -m bench.memory

@@ -1,7 +1,8 @@
 """`python -m bench.lagging serve --config FILE`: `gateway serve`, with an event loop that is watched.
 
 The gateway's own command runs unchanged; only the application that it serves is wrapped. `GET /bench/lag` answers by how much the
-loop was late, in milliseconds, since the last time it was asked.
+loop was late, in milliseconds, since the last time it was asked; `own_max` counts no more of that than the CPU time that the
+process used meanwhile, so that other programs on a busy machine are left out.
 
 A timer is due every `EVERY_S`. Where the loop is held up for longer than that, the timers that would have been due meanwhile
 count too, each with what was left of the wait: a sample is what a request that arrives at any moment would have to wait.
@@ -30,12 +31,15 @@ class LagSampler:
         self.samples: list[float] = []
         self._loop = asyncio.get_running_loop()
         self._due = 0.0
+        self._used = 0.0
+        self._own = 0.0
         self._next()
 
     def take(self) -> dict[str, float | int | None]:
         """The figures since the last time, in milliseconds."""
         samples, self.samples = self.samples, []
-        found: dict[str, float | int | None] = {"samples": len(samples)}
+        own, self._own = self._own, 0.0
+        found: dict[str, float | int | None] = {"samples": len(samples), "own_max": own * 1000}
         for percent in (50, 99, 100):
             value = percentile(samples, percent)
             found["max" if percent == 100 else f"p{percent}"] = None if value is None else value * 1000
@@ -43,11 +47,13 @@ class LagSampler:
 
     def _next(self) -> None:
         self._due = time.perf_counter() + EVERY_S
+        self._used = time.process_time()
         self._loop.call_later(EVERY_S, self._wake)
 
     def _wake(self) -> None:
         late = max(0.0, time.perf_counter() - self._due)
         self.samples.append(late)
+        self._own = max(self._own, min(late, time.process_time() - self._used))
         while (late := late - EVERY_S) > 0:
             self.samples.append(late)
         self._next()
