@@ -28,10 +28,13 @@ from gateway.peers.callers import RemoteCallers
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
+from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
 from gateway.sections import RequestSettings
 from gateway.settings import Settings
 from gateway.store.database import Database
+
+_CONVERSATION = ("messages", "input", "prompt", "system")
 
 
 @dataclass(slots=True)
@@ -139,7 +142,12 @@ def json_object(body: bytes) -> dict[str, Any]:
         check_depth(values)
     except TooDeep as error:
         raise BadRequest(f"the body: {error}", code="body_too_deep") from error
-    return values
+    return values if len(body) < LARGE else {**values, **_rewritten(values)}
+
+
+def _rewritten(values: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a large body that are written as JSON again: schemas of all kinds."""
+    return {name: yielding(value) for name, value in values.items() if name not in _CONVERSATION}
 
 
 def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:

@@ -24,14 +24,14 @@ class Quoted(str):
 
 
 def quoted(value: Any, control: ControlTokens) -> Any:
-    """A JSON value with every text in it, keys too, that spells a control token as `Quoted`."""
+    """A JSON value with every text in it, keys too, that spells a control token as `Quoted`; of the same types (`yielding`)."""
     if isinstance(value, str):
         cut = control.cut_up(value)
         return Quoted(cut, control) if cut != value else value
     if isinstance(value, dict):
-        return {quoted(key, control): quoted(item, control) for key, item in value.items()}
+        return type(value)({quoted(key, control): quoted(item, control) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return [quoted(item, control) for item in value]
+        return type(value)([quoted(item, control) for item in value])
     return value
 
 

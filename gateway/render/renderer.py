@@ -26,6 +26,7 @@ from gateway.render.recorded import Marks
 from gateway.render.switches import Switches, chosen, known
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer, encode
+from gateway.render.yielding import LARGE, yielding
 from gateway.sections import ModelSettings, RenderSettings
 from gateway.settings import ConfigError
 from gateway.types import Int32Array
@@ -411,7 +412,13 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
         try:
-            function["arguments"] = loads(function["arguments"])
+            function["arguments"] = _arguments(function["arguments"])
         except ValueError:
             return call
     return {**call, "function": function}
+
+
+def _arguments(text: str) -> Any:
+    """Raises ValueError where a call's arguments are no JSON."""
+    value = loads(text)
+    return yielding(value) if len(text) >= LARGE else value

@@ -1,22 +1,27 @@
 """Large requests are read and rendered beside the event loop: other streams go on meanwhile.
 
 Measured is the processor time of the loop's own thread between two turns of a timer, which the load of the machine does not
-change, against what the whole request cost. `python -m bench.payloads` measures the lag itself.
+change, against what the whole request cost. `python -m bench.bodies` measures the lag itself. Whether one call in C lets others
+run is told from the Python code that it gets to meanwhile (as in tests/unit/render/test_yielding.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 
+from gateway import app
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -123,3 +128,26 @@ async def test_a_large_request_takes_little_of_the_loops_time(gateway: RunningGa
     took = time.process_time() - began
     assert answer.status_code in (200, 400), answer.text[:200]
     assert measured.longest < took / 4
+
+
+READERS: dict[str, Callable[[str], Any]] = {"json": json.loads, "orjson": orjson.loads}
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+async def test_others_run_while_a_large_body_is_read(gateway: RunningGateway, reader: str) -> None:
+    """A collection, which Python code follows, comes every so many objects; before Python code other threads get their turn."""
+    objects = 100_000
+    text = json.dumps([{"a": [1]}] * (objects // 2))
+    turns: list[str] = []
+
+    def note(frame: FrameType, event: str, _arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename == app.__file__:
+            turns.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        read = READERS[reader](text)
+    finally:
+        sys.setprofile(None)
+    assert len(read) == objects // 2
+    assert len(turns) >= objects // 10_000
