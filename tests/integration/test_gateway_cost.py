@@ -77,7 +77,7 @@ async def cost_s(target: ChatTarget, child: Child, load: Load) -> float:
     return (time.clock_gettime(clock) - before) / load.requests
 
 
-# Measured in eleven runs on two cores that 12 to 20 processes wanted: 1.9 to 2.6, and 3.0 to 3.9.
+# Measured in fourteen runs on two cores that 12 to 22 processes wanted: 1.9 to 2.6, and 2.8 to 3.9.
 LOADS = {
     "plain": Load(Shape(8, 8, False), 300, 3.6),
     "streamed": Load(Shape(8, 64, True), 100, 5.1),
