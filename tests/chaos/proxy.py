@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
-import socket
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,15 +15,6 @@ from contextlib import suppress
 _LOCAL = "127.0.0.1"
 _FULL_BYTES = 2**20
 """What may wait in a slow link, a direction, before the sender has to wait."""
-
-
-def free_port() -> int:
-    """A port that stays free while nobody listens: the system gives none of this range to connections that go out."""
-    while True:
-        port = random.randrange(12_000, 31_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((_LOCAL, port))
-            return port
 
 
 class Link:

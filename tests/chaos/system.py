@@ -24,10 +24,11 @@ import httpx
 import orjson
 import psycopg
 
+from scheduler.cluster.local import free_port
 from tests.chaos import processes
 from tests.chaos.journal import Journal
 from tests.chaos.processes import Process
-from tests.chaos.proxy import Link, free_port
+from tests.chaos.proxy import Link
 from tests.chaos.weights import save_sources
 from tests.harness.servers import PostgresServer, postgres_server
 from tests.proof.models import BLOCK, VERSIONS

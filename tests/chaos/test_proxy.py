@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.chaos.proxy import Link, free_port
+from scheduler.cluster.local import free_port
+from tests.chaos.proxy import Link
 from tests.harness.waiting import turns
 
 _LIMIT_S = 20.0
