@@ -195,7 +195,7 @@ def redis() -> Iterator[RedisServer]:
 async def test_what_one_process_refused_another_one_begins(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    bus = {"url": redis.url, "prefix": secrets.token_hex(4)}
+    bus = {"url": redis.url, "prefix": secrets.token_hex(4), "alive_s": 60.0}
     store, limits = postgres.url(postgres.new_database()), {"episode": {"calls": 1}}
     async with run_cluster(store, tiny_model, tmp_path, bus=bus, limits=limits) as cluster:
         one, other = cluster.members
