@@ -201,12 +201,12 @@ class Follower:
         elif "answer" in message:
             self._answered(message)
         elif message["do"] == "end":
-            self._begin(self._end(message), f"end-{message['episode']}")
+            self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
         elif message["do"] == "give_back":
-            self._begin(self._give_back(message), f"give-back-{message['name']}")
+            self._begin(self._give_back(message, self._outbox), f"give-back-{message['name']}")
         else:
             self._slot(message)
-            self._done(message)
+            self._done(message, self._outbox)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Does what takes a while beside the link, which must not wait for it."""
@@ -297,9 +297,9 @@ class Follower:
         slot.generation = shown["generation"]
         pool.notify()
 
-    async def _end(self, message: Message) -> None:
+    async def _end(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
         await self._stop(message["episode"], error_from_json(message))
-        self._done(message)
+        self._done(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
         """Stops an episode's calls, and waits until they are recorded. The next link may ask for it again."""
@@ -324,17 +324,19 @@ class Follower:
         for recorder in self._recorders:
             recorder.forget(episode_id)
 
-    async def _give_back(self, message: Message) -> None:
+    async def _give_back(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
         slot = self._pools[message["model"]].slots.get(message["name"])
         if slot is not None and slot.engine is not None:
             try:
                 await slot.engine.abort(slot.movable())
             except EngineError as error:
                 log.warning("%s was asked to give requests back: %s", slot.name, error)
-        self._done(message)
+        self._done(message, outbox)
 
-    def _done(self, message: Message) -> None:
-        self._outbox.put_nowait({"done": message["id"], **self._report()})
+    def _done(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
+        """Answers on the link that asked, or nowhere: the next link has the same numbers for other requests."""
+        if outbox is self._outbox:
+            outbox.put_nowait({"done": message["id"], **self._report()})
 
 
 def apply(slot: Slot, state: str, reason: str, version: int) -> None:
