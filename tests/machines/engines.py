@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import Context
+from pathlib import Path
 from typing import Any
 
-from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.engines.base import GenerateRequest, Load, TokenChunk
 from gateway.errors import EngineUnreachable
 
 TICK_S = 0.1
@@ -48,6 +50,8 @@ class Server:
         self.up = True
         self.died_at = 0.0
         self.weights = 0
+        self.sampled = 0
+        """Tokens since its start."""
         self.label = "0"
         self.paused = False
         self.arrival_s = 0.0
@@ -60,10 +64,14 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._working = asyncio.Lock()
         self._busy: set[asyncio.Task[None]] = set()
+        self._arrived = asyncio.Event()
         self._sampler = asyncio.get_running_loop().create_task(self._sample_forever())
 
     async def _sample_forever(self) -> None:
         while True:
+            if not self.requests:
+                self._arrived.clear()
+                await self._arrived.wait()
             await asyncio.sleep(TICK_S)
             if self.up and not self.paused:
                 for request in list(self.requests.values()):
@@ -72,6 +80,7 @@ class Server:
     def _sample(self, request: _Request) -> None:
         token = self.weights * _PLACE + request.place
         request.place += 1
+        self.sampled += 1
         request.left -= 1
         if request.account and request.account[-1][0] == self.label:
             request.account[-1] = (self.label, request.account[-1][1] + 1)
@@ -91,7 +100,7 @@ class Server:
 
     def die(self) -> None:
         """Everything in it is gone; whoever starts it anew gives it the weights of version 0."""
-        self.up, self.weights, self.label, self.paused = False, 0, "0", False
+        self.up, self.weights, self.sampled, self.label, self.paused = False, 0, 0, "0", False
         self.died_at = self._loop.time()
         for request in self.requests.values():
             self._say(request, None)
@@ -100,6 +109,7 @@ class Server:
     def arrive(self, request: _Request) -> None:
         """A request has come in."""
         self.requests[request.id] = request
+        self._arrived.set()
 
     def abort(self, ids: Sequence[str]) -> None:
         """Gives requests back."""
@@ -116,7 +126,7 @@ class Server:
                     raise EngineUnreachable(f"{self.url} is down")
                 work()
 
-        task = asyncio.create_task(done())
+        task = asyncio.get_running_loop().create_task(done(), context=Context())
         self._busy.add(task)
         task.add_done_callback(self._over)
         await asyncio.shield(task)
@@ -158,6 +168,9 @@ class Adapter:
             if server.requests.get(inside.id) is inside:
                 del server.requests[inside.id]
 
+    async def _do(self, work: Callable[[], None]) -> None:
+        await self._server.do(work)
+
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
         """See `Engine`."""
 
@@ -166,33 +179,41 @@ class Adapter:
             if not keep:
                 self._server.abort(list(self._server.requests))
 
-        await self._server.do(pause)
+        await self._do(pause)
 
     async def resume(self) -> None:
         """See `Engine`."""
-        await self._server.do(lambda: setattr(self._server, "paused", False))
+        await self._do(lambda: setattr(self._server, "paused", False))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See `Engine`."""
-        await self._server.do(lambda: self._server.abort(request_ids))
+        await self._do(lambda: self._server.abort(request_ids))
 
     async def load(self, path: str) -> None:
         """See `Engine`."""
 
         def load() -> None:
             assert self._server.paused, "weights are loaded while the engine samples"
-            self._server.weights = int(path)
+            self._server.weights = int(Path(path).name)
 
-        await self._server.do(load)
+        await self._do(load)
 
     async def label(self, version: int) -> None:
         """See `Engine`."""
-        await self._server.do(lambda: setattr(self._server, "label", str(version)))
+        await self._do(lambda: setattr(self._server, "label", str(version)))
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """See `Engine`."""
-        await self._server.do(lambda: None)
+        await self._do(lambda: None)
         return [-1.0] * (len(ids) - 1)
+
+    async def look(self) -> Load:
+        """See `Engine`."""
+        server = self._server
+        if not server.up:
+            raise EngineUnreachable(f"{server.url} is down")
+        kv = sum(request.place for request in server.requests.values())
+        return Load(len(server.requests), 0, kv, server.sampled)
 
     async def healthy(self) -> bool:
         """See `Engine`."""

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Engine, select
 
 from gateway.errors import Conflict, GatewayError, NotFound
 from gateway.feed.groups import GroupReader
@@ -21,7 +21,7 @@ from gateway.store import ledger as statements
 from gateway.store.models import LeaseRow
 from gateway.types import Lease
 from scheduler.policies.staleness_events import Join, Publish, Reward
-from tests.machines.stores import HandDatabase, Postgres, sqlite_store
+from tests.machines.stores import HandDatabase, Postgres, open_store, sqlite_store
 from tests.machines.virtual import Clock, VirtualLoop
 
 RULE = StalenessSettings(batch=1, eta=2, min_members=1)
@@ -31,8 +31,8 @@ LEASE_S = 10.0
 class Coordinator:
     """One process's time as the coordinator. It may go on in vain after its successor came."""
 
-    def __init__(self, name: str, url: str, loop: VirtualLoop) -> None:
-        self.database = HandDatabase(url, loop)
+    def __init__(self, name: str, store: Engine, loop: VirtualLoop) -> None:
+        self.database = HandDatabase(store, loop)
         self.fence = self.database.claim(name)
         self.fenced = self.database.fenced(self.fence)
         self.ledger: StoredLedger
@@ -79,7 +79,8 @@ class LeaseMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.stack = ExitStack()
         url = self.stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
-        self.url, self.clock = url, Clock()
+        self.store, self.clock = open_store(url), Clock()
+        self.stack.callback(self.store.dispose)
         self.loop = VirtualLoop(self.clock)
         self.stack.callback(self.loop.end)
         self.stack.enter_context(patch("gateway.feed.leases.time", self.clock))
@@ -94,7 +95,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def succeed(self) -> None:
         self.named += 1
-        self.coordinators.append(Coordinator(f"c{self.named}", self.url, self.loop))
+        self.coordinators.append(Coordinator(f"c{self.named}", self.store, self.loop))
         self.loop.run(self.now.open())
 
     # What happens to the ledger

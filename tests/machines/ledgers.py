@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import select
+from sqlalchemy import Engine, select
 
 from gateway.control.episodes import Episodes
 from gateway.errors import GatewayError
@@ -24,7 +24,7 @@ from gateway.types import EpisodeAsked, EpisodeOpened
 from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
-from tests.machines.stores import HandDatabase, sqlite_store
+from tests.machines.stores import HandDatabase, open_store, sqlite_store
 from tests.machines.virtual import Clock, VirtualLoop
 
 SETTINGS = Settings.parse(
@@ -50,8 +50,8 @@ LIMITS = {
 class Coordinator:
     """One process's time as the coordinator."""
 
-    def __init__(self, name: str, url: str, loop: VirtualLoop) -> None:
-        self.database = HandDatabase(url, loop)
+    def __init__(self, name: str, store: Engine, loop: VirtualLoop) -> None:
+        self.database = HandDatabase(store, loop)
         self.fenced = self.database.fenced(self.database.claim(name))
         self.ledger: StoredLedger
         self.episodes: Episodes
@@ -74,7 +74,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.stack = ExitStack()
-        self.url = self.stack.enter_context(sqlite_store())
+        self.store = open_store(self.stack.enter_context(sqlite_store()))
+        self.stack.callback(self.store.dispose)
         self.clock = Clock()
         self.loop = VirtualLoop(self.clock)
         self.stack.callback(self.loop.end)
@@ -95,7 +96,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def succeed(self) -> None:
         self.named += 1
-        self.coordinators.append(Coordinator(f"c{self.named}", self.url, self.loop))
+        self.coordinators.append(Coordinator(f"c{self.named}", self.store, self.loop))
         self.loop.run(self.now.open())
 
     def ask(self, work: Any) -> None:

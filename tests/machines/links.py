@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway.errors import Fenced
 from gateway.settings import Settings
-from tests.machines.cluster import LEASE_S, Cluster
+from tests.machines.cluster import ASK_S, LEASE_S, Cluster, Tally
+from tests.machines.processes import Process
 
 MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
@@ -18,21 +20,31 @@ ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 2
 """When the follower and the hub hear of a cut: the hub is never the first (docs/cluster.md tells why, and what then)."""
 _START_S = 10.0
 """An engine is not back sooner than this after it died."""
+GRACE_S = 3.0
+"""How long a reply waits for a client to come back."""
 FAULTS = st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordinator", "engine"])
 CALLS = st.tuples(st.integers(0, 3), st.sampled_from([3, 12, 40, 150]), st.sampled_from([False, False, True]))
 
 
-def settings_of(mode: str, order: str, patience_s: float) -> Settings:
-    engine = {"launch": "external", "urls": ["http://127.0.0.1:1"], "start_s": 60, "stall_s": 600}
+def settings_of(mode: str, order: str, patience_s: float, engines: int) -> Settings:
+    urls = [f"http://e{i}" for i in range(engines)]
+    engine = {"launch": "external", "urls": urls, "start_s": 60, "stall_s": 600}
     return Settings.parse(
         {
-            "models": {"m": {"path": "nowhere"}},
+            "models": {"m": {"path": "/nowhere/0"}},
             "engine": engine,
             "update": {"mode": mode, "order": order, "hold_s": 30, "patience_s": patience_s},
             "queue": {"max_wait_s": 900},
             "store": {"url": "postgresql://nowhere/headgate"},
             "bus": {"url": "redis://nowhere"},
-            "cluster": {"url": "http://nowhere", "key": "the-key-of-the-cluster"},
+            "cluster": {
+                "url": "http://nowhere",
+                "key": "the-key-of-the-cluster",
+                "lease_s": LEASE_S,
+                "ask_s": ASK_S,
+            },
+            "calls": {"max_failures": 100, "grace_s": GRACE_S},
+            "episodes": {"idle_s": 80_000, "total_s": 80_000},
         }
     )
 
@@ -41,6 +53,7 @@ class LinkMachine(RuleBasedStateMachine):
     """Three processes and two engines."""
 
     cluster: Cluster | None = None
+    tally = Tally()
 
     @initialize(
         mode=st.sampled_from(["abort", "keep"]),
@@ -52,10 +65,8 @@ class LinkMachine(RuleBasedStateMachine):
         self.begin(mode, order, engines, patience_s, accounts=True)
 
     def begin(self, mode: str, order: str, engines: int, patience_s: float, *, accounts: bool) -> None:
-        settings = settings_of(mode, order, patience_s)
-        self.cluster = Cluster(settings, engines, 3, accounts=accounts)
-        self.episodes = 0
-        self.advance(1.0)
+        settings = settings_of(mode, order, patience_s, engines)
+        self.cluster = Cluster(settings, engines, 3, accounts=accounts, tally=self.tally)
 
     @property
     def c(self) -> Cluster:
@@ -74,39 +85,36 @@ class LinkMachine(RuleBasedStateMachine):
             return
         process = self.alive()[at % len(self.alive())]
         if fresh or not self.c.open:
-            if self.c.leader is None or self.c.leader.hub is None:
-                return
-            self.episodes += 1
-            name = f"ep{self.episodes}"
-            self.c.open[name] = self.c.live_version
-            self.c.leader.live[name] = self.c.leader.live_of(name)
-        name = sorted(self.c.open)[-1 - at % min(2, len(self.c.open))]
-        self.c.spawn(process.call(name, tokens, pinned=pinned))
-        self.c.loop.settle()
+            self.c.open_episode()
+        if self.c.open:
+            episode = list(self.c.open.values())[-1 - at % min(2, len(self.c.open))]
+            process.spawn(process.call(episode, tokens, pinned=pinned))
+            self.c.loop.settle()
 
     @precondition(lambda self: self.cluster and self.cluster.leader and self.cluster.open)
     @rule(which=st.integers(0, 5))
     def end_episode(self, which: int) -> None:
-        name = sorted(self.c.open)[which % len(self.c.open)]
-        assert self.c.leader is not None
-        if name in self.c.leader.live:
-            del self.c.open[name]
-            self.c.spawn(self.c.leader.end(name))
+        self.c.end_episode(list(self.c.open)[which % len(self.c.open)])
         self.c.loop.settle()
 
     @precondition(lambda self: self.cluster and any(p.runs() for p in self.cluster.processes if not p.dead))
     @rule(which=st.integers(0, 9))
     def client_goes_away(self, which: int) -> None:
         works = [w for p in self.alive() for w in p.works if not w.recorded]
-        work = works[which % len(works)]
-        self.c.spawn(work.call.stop())
+        works[which % len(works)].leave()
+        self.c.loop.settle()
+
+    @precondition(lambda self: self.cluster and any(p.runs() for p in self.cluster.processes if not p.dead))
+    @rule()
+    def clients_come_back(self) -> None:
+        for work in [w for p in self.alive() for w in p.works]:
+            work.come_back()
         self.c.loop.settle()
 
     @precondition(lambda self: self.cluster and self.cluster.leader)
     @rule()
     def publish(self) -> None:
         self.c.publish()
-        self.c.loop.settle()
 
     @rule(seconds=MOMENTS)
     def advance(self, seconds: float) -> None:
@@ -164,7 +172,7 @@ class LinkMachine(RuleBasedStateMachine):
             self.an_engine_dies(which, told=which % 2 == 0)
         elif fault == "coordinator" and self.c.leader is not None:
             self.the_coordinator_dies(min(ends[0], 4.0))
-            self.another_follows(which)
+            self.another_follows()
         self.advance(later / 10)
         if leave == "client" and any(p.runs() for p in self.alive()):
             self.client_goes_away(which)
@@ -181,8 +189,9 @@ class LinkMachine(RuleBasedStateMachine):
         self.c.faults = True
         server = self.c.servers[which % len(self.c.servers)]
         server.die()
-        if told and self.c.leader is not None and self.c.leader.host is not None:
-            self.c.loop.call_soon(self.c.leader.host.lose, "m", server.url, "its process ended")
+        if told and self.c.leader is not None and self.c.leader.control is not None:
+            name = f"m-{self.c.servers.index(server)}"
+            self.c.loop.call_soon(self.c.leader.control.host.lose, "m", name, "its process ended")
         self.c.loop.settle()
 
     @rule(which=st.integers(0, 1))
@@ -211,16 +220,37 @@ class LinkMachine(RuleBasedStateMachine):
         for link in self.c.network.live():
             link.cut(after, 0.0)
         self.kill(self.c.leader)
-        self.c.leader = None
 
     @precondition(lambda self: self.cluster and not self.cluster.leader)
-    @rule(which=st.integers(0, 3))
-    def another_follows(self, which: int) -> None:
-        self.advance(LEASE_S)
+    @rule()
+    def another_follows(self) -> None:
         if not self.alive():
             self.c.add()
-        process = self.alive()[which % len(self.alive())]
-        self.c.loop.run(self.c.take_place(process), 60.0)
+        for _ in range(60):
+            if self.c.leader is not None:
+                return
+            self.advance(0.5)
+        raise AssertionError("nobody has followed the coordinator")
+
+    @precondition(lambda self: self.cluster and len(self.alive()) > 1)
+    @rule(which=st.integers(0, 3))
+    def a_process_stops(self, which: int) -> None:
+        """In good order."""
+        self.c.faults = True
+        self.alive()[which % len(self.alive())].stop()
+        self.c.loop.settle()
+
+    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @rule(seconds=st.sampled_from([1.0, 4.0, 7.0, 12.0]))
+    def the_coordinator_is_cut_off_from_its_store(self, seconds: float) -> None:
+        """For longer than its lease, perhaps: then somebody follows, and it must end."""
+        leader = self.c.leader
+        assert leader is not None
+        self.c.faults = True
+        leader.database.cut_off(True)
+        self.advance(seconds)
+        leader.database.cut_off(False)
+        self.c.loop.settle()
 
     def kill(self, process: Any) -> None:
         self.c.faults = True
@@ -248,7 +278,7 @@ class LinkMachine(RuleBasedStateMachine):
     def it_heals(self) -> None:
         """The network and the engines are well again: everybody sees the same, and every call comes to its end."""
         if self.c.leader is None:
-            self.another_follows(0)
+            self.another_follows()
         if not all(server.up for server in self.c.servers):
             self.advance(_START_S)
         for server in self.c.servers:
@@ -256,26 +286,54 @@ class LinkMachine(RuleBasedStateMachine):
         for link in self.c.network.live():
             link.stall(False)
             link.up.lag_s = link.down.lag_s = 0.0
-        self.advance(120.0)
+        self.within(120.0, self.all_see_the_same)
         self.c.look()
+        self.check_what_is_seen()
+        self.c.faults = False
+        recorded = len(self.c.turns)
+        for at in range(1 + len(self.alive())):
+            self.call(at, 3, False, fresh=at == 0)
+        self.within(60.0, lambda: not any(process.runs() for process in self.alive()))
+        self.c.look()
+        for process in self.alive():
+            assert not process.runs(), [w.call.call_id for w in process.works if not w.recorded]
+        assert len(self.c.turns) == recorded + 1 + len(self.alive()), "calls were refused"
+        self.c.check_store()
+        assert not any(server.requests for server in self.c.servers)
+        failed = [failure.get("exception") for failure in self.c.loop.failures]
+        assert not [error for error in failed if error and not isinstance(error, Fenced)], failed
+
+    def within(self, seconds: float, holds: Callable[[], bool]) -> None:
+        """Lets time pass until something holds, or so many seconds are over."""
+        until = self.c.clock.now + seconds
+        while self.c.clock.now < until and not holds():
+            self.advance(2.0)
+
+    def seen_by(self, process: Process) -> dict[str, tuple[str, int, int]]:
+        """The engines, as a process knows them."""
+        return {s.name: (s.state, s.version, s.generation) for s in process.pool.slots.values()}
+
+    def all_see_the_same(self) -> bool:
+        """Every engine is open, and every process knows it; calls have come to their end."""
+        leader = self.c.leader
+        if leader is None or any(process.runs() for process in self.alive()):
+            return False
+        shown = self.seen_by(leader)
+        followers = [process for process in self.alive() if process is not leader]
+        same = all(p.follower.linked.is_set() and self.seen_by(p) == shown for p in followers)
+        return same and all(state == "open" for state, _, _ in shown.values())
+
+    def check_what_is_seen(self) -> None:
+        """The same, said in detail."""
         leader = self.c.leader
         assert leader is not None
-        shown = {s.name: (s.state, s.version, s.generation) for s in leader.pool.slots.values()}
+        shown = self.seen_by(leader)
         assert all(state == "open" for state, _, _ in shown.values()), leader.pool.states()
         for process in self.alive():
             if process is not leader:
                 assert process.follower.linked.is_set(), process.name
-                seen = {s.name: (s.state, s.version, s.generation) for s in process.pool.slots.values()}
-                assert seen == shown, process.name
-        self.call(0, 3, False, True)
-        for at in range(len(self.alive())):
-            self.call(at, 3, False, False)
-        self.advance(60.0)
-        self.c.look()
-        for process in self.alive():
+                assert self.seen_by(process) == shown, process.name
             assert not process.runs(), [w.call.call_id for w in process.works if not w.recorded]
-        assert not any(server.requests for server in self.c.servers)
-        assert not [f for f in self.c.loop.failures if "exception" in f], self.c.loop.failures
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from gateway.sections import StoreSettings
 from gateway.store import coordination
@@ -26,18 +26,20 @@ from gateway.store.database import Database
 from gateway.store.models import Base
 from gateway.store.schema import bring_up_to_date
 from tests.harness.servers import PostgresServer, postgres_server
+from tests.machines.virtual import Clock
 
 T = TypeVar("T")
 LEASE_S = 5.0
+_CONNECTIONS = 200
+"""More than one for each process there ever is in a run, and one that reads."""
 _numbers = itertools.count()
 
 
 class HandDatabase(Database):
     """One process's connection to the store. What it was given and has not committed is gone when the process dies."""
 
-    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine = connect(url, 2)
-        event.listen(self._engine, "connect", _careless)
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
         self._committer = Committer(self._engine)
         self._hand_loop = loop
         self._writes: deque[tuple[Callable[[Connection], Any], asyncio.Future[Any]]] = deque()
@@ -100,7 +102,6 @@ class HandDatabase(Database):
         """The process is gone, and what it had not committed too."""
         self._writes.clear()
         self._committer.close()
-        self._engine.dispose()
 
     def look(self, query: Callable[[Connection], T]) -> T:
         """What is committed."""
@@ -114,6 +115,19 @@ class HandDatabase(Database):
         )
         assert found[0] is not None, found[1]
         return int(found[0])
+
+
+def open_store(url: str, clock: Clock | None = None) -> Engine:
+    """Connections to a store, for all processes. With `clock` that is SQLite's clock too."""
+
+    def prepare(connection: Any, record: Any) -> None:
+        _careless(connection, record)
+        if clock is not None:
+            connection.create_function("julianday", 1, lambda _now: 2440587.5 + clock.now / 86400.0)
+
+    engine = connect(url, _CONNECTIONS)
+    event.listen(engine, "connect", prepare)
+    return engine
 
 
 def _careless(connection: Any, _record: Any) -> None:

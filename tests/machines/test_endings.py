@@ -26,7 +26,7 @@ from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import event_from_json
 from tests.machines.ledgers import LIMITS, RULE, SETTINGS
-from tests.machines.stores import HandDatabase, sqlite_store
+from tests.machines.stores import HandDatabase, open_store, sqlite_store
 from tests.machines.virtual import Clock, VirtualLoop
 
 PATIENCE_S = 300.0
@@ -87,7 +87,8 @@ class World:
     def __init__(self, url: str, grading_s: float = 1.0) -> None:
         self.clock = Clock()
         self.loop = VirtualLoop(self.clock)
-        self.database = Trouble(url, self.loop)
+        self.store = open_store(url)
+        self.database = Trouble(self.store, self.loop)
         self.fenced = self.database.fenced(self.database.claim("c"))
         self.database.at_once = True
         self.trees = Trees()
@@ -135,6 +136,7 @@ class World:
     def close(self) -> None:
         self.loop.end()
         self.database.die()
+        self.store.dispose()
 
 
 Ends = Callable[[World, list[str]], Awaitable[Any]]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from gateway.control.live import LiveEpisode
+from gateway.control.placement import ControlPlacement
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack
 from tests.harness.waiting import until
-from tests.machines.cluster import Work
 from tests.machines.links import LinkMachine, links
 
 
@@ -32,12 +35,9 @@ def test_without_a_link_nothing_begins_in_an_engine() -> None:
         (slot,) = follower.pool.slots.values()
         hubs = alone(machine)
         assert slot.state == "held"
-        live = LiveEpisode(sorted(machine.c.open)[0], "t", "g", "eval", "m", 0.0, 0.0)
-
-        async def begin() -> None:  # of a call that had asked whose it is just before
-            follower.works.append(Work(follower, live, 3, pinned=False))
-
-        machine.c.spawn(begin())
+        (name,) = machine.c.open
+        live = LiveEpisode(name, "t", "g", "eval", "m", 0.0, 0.0)
+        follower.spawn(follower.begin(live, 3, pinned=False))  # it had asked just before whose call it is
         machine.advance(3.0)
         assert (slot.streams, follower.runs()) == (0, 1)
         machine.c.network.hubs.update(hubs)
@@ -132,7 +132,8 @@ def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_c
 
         async def end() -> None:
             del machine.c.open[name]
-            await leader.end(name)
+            machine.c.over.add(name)
+            await leader.control.episodes.abandon(name, "over")
             found.append(leader.hub.runs("m", slot))
 
         machine.c.loop.run(end(), 5.0)
@@ -144,54 +145,62 @@ def test_who_asks_a_process_that_becomes_the_coordinator_is_told_so() -> None:
         follower = machine.alive()[1]
         alone(machine)
         asking = machine.c.loop.create_task(follower.follower.keyed("ep-any", 1000.0))
+        machine.kill(machine.alive()[2])
         machine.the_coordinator_dies(0.0)
-        machine.another_follows(machine.alive().index(follower))
+        machine.another_follows()
         assert asking.done() and isinstance(asking.exception(), Unavailable)
 
 
-def versions_side_by_side() -> LinkMachine:
-    """Two engines under `pull`, at versions 1 and 0: nobody has told the second to come."""
+async def _nothing(_placement: ControlPlacement) -> None:
+    """Stands for `ControlPlacement.look`."""
+
+
+@contextmanager
+def versions_side_by_side() -> Iterator[LinkMachine]:
+    """Two engines under `pull`, at versions 1 and 0: nobody tells the second to come. An episode is older."""
     machine = LinkMachine()
-    machine.begin("abort", "pull", 2, 0.0, accounts=True)
-    machine.publish()
-    machine.advance(5.0)
-    assert sorted(slot.version for slot in machine.alive()[1].pool.slots.values()) == [0, 1]
-    return machine
+    try:
+        with patch.object(ControlPlacement, "look", _nothing):
+            machine.begin("abort", "pull", 2, 0.0, accounts=True)
+            assert machine.c.open_episode() is not None
+            machine.publish()
+            machine.advance(5.0)
+            assert sorted(slot.version for slot in machine.alive()[1].pool.slots.values()) == [0, 1]
+            yield machine
+    finally:
+        machine.teardown()
 
 
 def test_a_follower_lets_no_engine_sample_a_call_of_a_newer_group() -> None:
     """The newer engine has more to do, so that the older one would be chosen but for the V of the call."""
-    machine = versions_side_by_side()
-    try:
+    with versions_side_by_side() as machine:
         follower = machine.alive()[1]
+        (older,) = machine.c.open.values()
         old, new = sorted(follower.pool.slots.values(), key=lambda slot: slot.version)
         for _ in range(4):
-            machine.call(1, 150, False, True)
+            newer = machine.c.open_episode()
+            assert newer is not None and newer.version == 1
+            follower.spawn(follower.call(newer, 150, pinned=False))
         machine.advance(0.5)
         assert (new.streams, old.streams) == (4, 0)
-        machine.c.open["older"] = 0  # of a group that began before
-        machine.c.leader.live["older"] = machine.c.leader.live_of("older")  # type: ignore[union-attr]
-        machine.c.spawn(follower.call("older", 150, pinned=False))
+        follower.spawn(follower.call(older, 150, pinned=False))
         machine.advance(0.5)
         assert (new.streams, old.streams) == (4, 1)
-    finally:
-        machine.teardown()
 
 
 def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough() -> None:
-    machine = versions_side_by_side()
-    try:
+    with versions_side_by_side() as machine:
         follower = machine.alive()[1]
         old, new = sorted(follower.pool.slots.values(), key=lambda slot: slot.version)
-        next(server for server in machine.c.servers if server.url == new.name).die()
+        machine.an_engine_dies([s.url for s in machine.c.servers].index(new.external_url), told=False)
         machine.advance(20.0)
         assert (new.state != "open", old.state, old.version) == (True, "open", 0)
-        machine.call(1, 12, False, True)
+        newer = machine.c.open_episode()
+        assert newer is not None and newer.version == 1
+        follower.spawn(follower.call(newer, 12, pinned=False))
         machine.advance(5.0)
         assert (follower.pool.waiting, old.streams, old.version) == (1, 0, 0)
         assert old.state == "open"
-    finally:
-        machine.teardown()
 
 
 class Silent:

@@ -10,7 +10,7 @@ def test_an_engine_that_a_new_coordinator_has_opened_stays_open() -> None:
     """To retire as a follower held every engine once more, and nobody opened them again."""
     with links("abort") as machine:
         machine.the_coordinator_dies(0.0)
-        machine.another_follows(0)
+        machine.another_follows()
 
 
 def test_tokens_of_new_weights_are_not_taken_for_old_ones_without_a_link() -> None:
@@ -97,6 +97,6 @@ def test_an_engine_that_dies_while_a_new_coordinator_takes_it_over_is_waited_for
     with links("keep") as machine:
         machine.the_coordinator_dies(0.0)
         machine.engines_are_slow(0, 0.0, 0.0, 1.0)
-        machine.another_follows(0)
+        machine.another_follows()
         machine.an_engine_dies(0, told=False)
         machine.advance(20.0)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 
+HERE: ContextVar[str] = ContextVar("here")
+"""The name of the process whose code runs."""
 HEARD_S = 7.5
 """The heartbeat of 5 s, and half of it for the answer."""
 _LOOK_S = 0.5
@@ -140,24 +143,26 @@ class Connection:
 
 
 class Network:
-    """Who can be reached where."""
+    """Every address that can be reached."""
 
     def __init__(self) -> None:
         self.hubs: dict[str, Any] = {}
+        """By URL: processes with a `hub` (None: it refuses links) and a `context`."""
         self.connections: list[Connection] = []
         self.serving: set[asyncio.Task[None]] = set()
 
-    def session(self, follower: str) -> Any:
+    def session(self) -> Any:
         """Stands in for `aiohttp.ClientSession`."""
 
         @asynccontextmanager
         async def connect(url: str, **_: Any) -> Any:
-            hub = self.hubs.get(url.removesuffix("/peers/v1/link"))
-            if hub is None:
+            process = self.hubs.get(url.removesuffix("/peers/v1/link"))
+            if process is None or process.hub is None:
                 raise aiohttp.ClientConnectionError(f"nobody listens at {url}")
-            connection = Connection(follower)
+            connection = Connection(HERE.get())
             self.connections.append(connection)
-            task = asyncio.create_task(self._serve(hub, connection))
+            serving = self._serve(process.hub, connection)
+            task = asyncio.get_running_loop().create_task(serving, context=process.context)
             self.serving.add(task)
             task.add_done_callback(self.serving.discard)
             try:
