@@ -8,7 +8,7 @@ what else the machine does only adds to them.
 
 Then two things are compared with figures that nothing was fitted to: a closed loop of calls of log-normal lengths, with the
 simulator's engine (`scheduler.simulate.engine`); and what the gateway has learnt from the engine's live metrics under some loads
-(`gateway.control.fitting`; streams, gateway and client share the cores with the engine then) with its tokens/s under others.
+(`gateway.control.speed_model`; streams, gateway and client share the cores with the engine then) with its tokens/s under others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bench.model import save_model
 from bench.processes import ENGINE_PYTHON, Child, EnginePython, check_installed, run_engine, run_gateway
 from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
-from gateway.control.fitting import Sample, fit
+from gateway.control.speed_model import Sample, fit
 from gateway.engines.figures import label
 from scheduler.policies.throughput import EngineModel
 from scheduler.simulate.engine import Call, Engine, EngineCosts

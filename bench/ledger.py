@@ -84,7 +84,7 @@ class _Load:
     async def finish(self, members: list[str]) -> None:
         """Rewards a group, and trains the batch if that made it whole."""
         await self.apply(*(Reward(member, float(n % 2)) for n, member in enumerate(members)))
-        ledger = self._ledger.ledger
+        ledger = self._ledger.rule
         async with self._training:
             if ledger.complete(buffer := ledger.consumed):
                 await self.apply(Leased(buffer), Publish(buffer + 1), Consume(buffer))
@@ -103,7 +103,7 @@ async def measure_alone(plan: Plan, folder: Path) -> Alone:
             members = open_groups.pop(0)
             await load.finish(members)
             async with turn:  # a batch that is being trained has no place for a new group yet
-                while not load._ledger.ledger.free_slots():
+                while not load._ledger.rule.free_slots():
                     await asyncio.sleep(0)
                     if not open_groups:
                         return

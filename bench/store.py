@@ -26,7 +26,7 @@ from bench.filling import AGENT, BATCH, EQUAL, MODEL, Filled, fill
 from bench.report import Steps, finish, machine, number, percentile, show
 from bench.servers import PostgresServer
 from examples.service.programs import NotInstalled
-from gateway.feed.chronicle import Entry
+from gateway.feed.decision_log import Entry
 from gateway.feed.groups import GroupReader
 from gateway.sections import StalenessSettings, StoreSettings
 from gateway.store import answers, decisions, episodes, retention, turns

@@ -9,7 +9,7 @@ from functools import partial
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.middleware import Middleware
 
 from gateway.api import (
     batches,
@@ -19,7 +19,6 @@ from gateway.api import (
     engines,
     episodes,
     errors,
-    express,
     health,
     messages,
     models,
@@ -30,17 +29,19 @@ from gateway.api import (
     stored,
     weights,
 )
-from gateway.api.bodies import BodyLimit
 from gateway.api.context import Services
-from gateway.api.door import Door
-from gateway.api.drain import Drain, Draining, stopping
 from gateway.api.figures import Figures
-from gateway.api.forward import Forward, Place
-from gateway.control.callers import agent_keys
-from gateway.control.projects import Projects
+from gateway.api.middleware.body_limit import BodyLimit
+from gateway.api.middleware.drain import Drain, Draining, stopping
+from gateway.api.middleware.episode_prefix import EpisodePrefix
+from gateway.api.middleware.fast_path import FastPath
+from gateway.api.middleware.forward import Forward, Place
+from gateway.api.middleware.port_guard import PortGuard
+from gateway.episodes.callers import agent_keys
 from gateway.errors import GatewayError
 from gateway.services import open_services
 from gateway.settings import ConfigError, Settings
+from gateway.tenancy.projects import Projects
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own, which asks at each request whether somebody has configured it; the gateway has metrics of its own."""
@@ -80,18 +81,8 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     for module in (episodes, batches, staleness, weights, engines, nodes, health, peers, cluster):
         app.include_router(module.router)
     errors.install(app)
-    app.add_middleware(express.Express)
-    app.add_middleware(EpisodePrefix)
-    if settings.cluster.url is not None:
-        assert settings.cluster.key is not None
-        key = settings.cluster.key.get_secret_value()
-        app.add_middleware(
-            Forward, place=partial(_place, app), agents=agent_keys(settings), projects=Projects(settings), key=key,
-            wait_s=settings.queue.max_wait_s,
-        )  # fmt: skip
-    app.add_middleware(Draining, drain=drain)
-    app.add_middleware(Door, settings=settings)
-    app.add_middleware(BodyLimit, limit=settings.server.body_limit_bytes)
+    for middleware in reversed(_middleware(app, settings)):
+        app.add_middleware(middleware.cls, *middleware.args, **middleware.kwargs)
     return app
 
 
@@ -100,6 +91,32 @@ def _let_others_run(_phase: str, _info: dict[str, int]) -> None:
 
     Before Python code, even such as does nothing, the interpreter lets other threads run.
     """
+
+
+def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
+    """The middleware around the routes, from outer to inner."""
+    return [
+        Middleware(BodyLimit, limit=settings.server.body_limit_bytes),
+        Middleware(PortGuard, settings=settings),
+        Middleware(Draining, drain=app.state.drain),
+        *_forward(app, settings),
+        Middleware(EpisodePrefix),
+        Middleware(FastPath),
+    ]
+
+
+def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:
+    """Forwarding to the coordinator, in a cluster."""
+    if settings.cluster.url is None:
+        return []
+    assert settings.cluster.key is not None
+    key = settings.cluster.key.get_secret_value()
+    return [
+        Middleware(
+            Forward, place=partial(_place, app), agents=agent_keys(settings), projects=Projects(settings), key=key,
+            wait_s=settings.queue.max_wait_s,
+        )
+    ]  # fmt: skip
 
 
 async def end_calls(services: Services) -> None:
@@ -113,17 +130,3 @@ def _place(app: FastAPI) -> Place:
     membership = app.state.services.membership
     assert membership is not None
     return membership
-
-
-class EpisodePrefix:
-    """Takes `/e/{episode_id}` off a path: whoever calls there names the episode. Pure ASGI."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] == "http" and path.startswith("/e/") and not path.startswith("/e//"):
-            named, _, rest = path[3:].partition("/")
-            scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode(), "headgate.episode": named}
-        await self._app(scope, receive, send)

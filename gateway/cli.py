@@ -287,7 +287,7 @@ def prune(
     """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere."""
     from rich.console import Console
 
-    from gateway.control.retention import in_words, prune_store
+    from gateway.episodes.retention import in_words, prune_store
     from gateway.settings import ConfigError, Settings
 
     try:

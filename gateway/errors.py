@@ -200,7 +200,7 @@ def validation_error(errors: Any) -> BadRequest:
 
 
 class Elsewhere(Exception):
-    """Another gateway process has what was asked for: the request belongs to `url` (`api/forward.py`). Nothing was done."""
+    """Another gateway process must answer: the one at `url` (`api/middleware/forward.py`). Nothing was done."""
 
     def __init__(self, url: str, alive: Callable[[], Awaitable[bool]]) -> None:
         """`alive`: whether that process still shows signs of life."""

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
-from gateway.api.drain import Drain
+from gateway.api.middleware.drain import Drain
 from gateway.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)

@@ -22,20 +22,20 @@ from functools import partial
 from gateway.api.context import Control, Services
 from gateway.bus.base import Process
 from gateway.bus.opening import open_bus
-from gateway.control import retention
-from gateway.control.callers import Callers
-from gateway.control.conversations import Conversations
-from gateway.control.episodes import Episodes
-from gateway.control.host import ControlHost, ModelEngines, Sure
+from gateway.control.host import CheckLeadership, ControlHost, ModelEngines
 from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, Models, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
-from gateway.control.openings import Openings
 from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
 from gateway.engines.tied import stale_heads
+from gateway.episodes import retention
+from gateway.episodes.auto_open import AutoOpen
+from gateway.episodes.callers import Callers
+from gateway.episodes.conversations import Conversations
+from gateway.episodes.episodes import Episodes
 from gateway.errors import Fenced
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
@@ -156,15 +156,15 @@ async def _lengths(settings: Settings, models: Models, database: Database) -> Le
 
 @asynccontextmanager
 async def open_control(
-    services: Services, fence: int, hub: Hub | None, sure: Sure | None = None
+    services: Services, fence: int, hub: Hub | None, check_leadership: CheckLeadership | None = None
 ) -> AsyncIterator[None]:
     """The coordinator's parts, beside the data plane. Without a hub the process is alone, and waits for its engines."""
     settings, models = services.settings, services.models
     database = services.database.fenced(fence)
     async with AsyncExitStack() as stack:
         ledgers = await _ledgers(settings, models, database)
-        rules = {name: ledger.ledger for name, ledger in ledgers.items()}
-        host = ControlHost(settings, _engines(services, hub, sure), hub, sure, rules)
+        rules = {name: ledger.rule for name, ledger in ledgers.items()}
+        host = ControlHost(settings, _engines(services, hub, check_leadership), hub, check_leadership, rules)
         stack.push_async_callback(host.close)
         for name, ledger in ledgers.items():
             ledger.hosted(host.program.ledgers[name].rule, partial(host.decide, name))
@@ -197,7 +197,7 @@ async def open_control(
                 for m in opened
             )
         )
-        openings = Openings(settings, database, episodes, ledgers)
+        openings = AutoOpen(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
         stack.enter_context(
             _deciding(services, opened, Control(host, episodes, callers, fence, hub, nodes, placements))
@@ -265,7 +265,7 @@ async def _lead(services: Services, election: Election, fence: int) -> AsyncIter
         if services.follower is not None and services.follower.followed:
             # Wait for followers to link, so that their calls that cannot move are known
             await asyncio.sleep(_GATHER_S)
-        async with open_control(services, fence, hub, partial(election.sure, fence)):
+        async with open_control(services, fence, hub, partial(election.check_leadership, fence)):
             try:
                 yield
             finally:
@@ -284,12 +284,20 @@ def _placements(services: Services, host: ControlHost, peers: Peers) -> dict[str
     }
 
 
-def _engines(services: Services, hub: Hub | None, sure: Sure | None) -> dict[str, ModelEngines]:
+def _engines(
+    services: Services, hub: Hub | None, check_leadership: CheckLeadership | None
+) -> dict[str, ModelEngines]:
     settings, found = services.settings, {}
     for model in services.models:
         engine = settings.engine_of(model.name)
         steps = EngineSteps(
-            model.pool, model.settings, engine, settings.update, hub, sure, settings.lending.grace_s
+            model.pool,
+            model.settings,
+            engine,
+            settings.update,
+            hub,
+            check_leadership,
+            settings.lending.grace_s,
         )
         found[model.name] = ModelEngines(model.pool, steps, engine)
     return found

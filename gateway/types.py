@@ -187,7 +187,7 @@ class EpisodeAsked:
     opening: str = ""
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""
-    """A notice for `why` about how the episode was opened (`feed/story.py`)."""
+    """A notice for `why` about how the episode was opened (`feed/explain.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _NAME = re.compile(r"v(\d{6,})")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CheckpointMeta:
     """The metadata of a checkpoint, beside its tensors."""
 
     version: int
@@ -40,7 +40,7 @@ class Said:
     """Fewer versions than this can have been published after it without a checkpoint of their own."""
 
 
-def save(directory: Path, said: Said, model: Any, optimizer: torch.optim.Optimizer) -> Path:
+def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: torch.optim.Optimizer) -> Path:
     """Writes `directory/v<version>`. Raises VersionReused if there is one."""
     target = directory / name_of(said.version)
     with Aside(target) as aside:
@@ -61,7 +61,7 @@ def save(directory: Path, said: Said, model: Any, optimizer: torch.optim.Optimiz
     return target
 
 
-def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> Said:
+def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> CheckpointMeta:
     """Puts a checkpoint's tensors into `model` and `optimizer`. Raises CheckpointError if they do not fit or are damaged."""
     try:
         state = json.loads((directory / "state.json").read_text())
@@ -79,12 +79,12 @@ def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> Said:
         raise CheckpointError(f"{directory}: {error}") from error
 
 
-def _said(state: dict[str, Any]) -> Said:
+def _said(state: dict[str, Any]) -> CheckpointMeta:
     version: int = state["version"]
     # A checkpoint without a parent was written when every version's parent was the one before.
     parent = state.get("parent", version - 1 if version else None)
     probe = Probe.from_json(state["probe"]) if state["probe"] else None
-    return Said(version, parent, state["step"], probe, state.get("every", 1))
+    return CheckpointMeta(version, parent, state["step"], probe, state.get("every", 1))
 
 
 def newest(directory: Path) -> Path | None:

@@ -38,7 +38,7 @@ class Learner:
         """Optimizer steps since the initial weights."""
         self.probe: Probe | None = None
         """Tells this version from its parent; None for version 0."""
-        self.saved: checkpoint.Said | None = None
+        self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
         self.model: Any = model.load(settings.model.path, settings.model.dtype, device)
         self.algorithm: Algorithm = create(settings.algorithm)
@@ -83,7 +83,7 @@ class Learner:
     def save_checkpoint(self) -> Path:
         """Writes the state as a checkpoint, atomically."""
         every = self.settings.checkpoint.every
-        said = checkpoint.Said(self.version, self.parent, self.steps, self.probe, every)
+        said = checkpoint.CheckpointMeta(self.version, self.parent, self.steps, self.probe, every)
         path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer)
         self.saved = said
         return path

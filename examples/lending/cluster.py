@@ -98,7 +98,7 @@ class Run:
         ]
         serve, settings = ["serve", "--config", config], str(self.directory / "trainer.toml")
         fake = self.engine == "fake"
-        train = ["examples.lending.practice", settings] if fake else ["trainer.cli", "run", settings]
+        train = ["examples.lending.unprobed_trainer", settings] if fake else ["trainer.cli", "run", settings]
         async with (
             self._engines(at, config),
             self._process("gateway", at["r0"], "gateway.cli", *serve) as gateway,

@@ -10,9 +10,9 @@ from fastapi import Depends, Request
 
 from gateway.api.context import Services, bearer, services
 from gateway.control.models import LocalModel, ServedModel, TrainedModel
-from gateway.control.projects import Projects, Reach
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.store import episodes as statements
+from gateway.tenancy.projects import Projects, Reach
 
 
 @dataclass(frozen=True, slots=True)

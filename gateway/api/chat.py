@@ -9,9 +9,9 @@ from gateway.api.generation import admitted, count_replies, generate
 from gateway.api.stored import KeptChat, body_of
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.api.upstream import relay
-from gateway.dialects.asked import replies_of
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
-from gateway.render.aside import read_aside
+from gateway.dialects.request import replies_of
+from gateway.render.offload import offload_read
 from gateway.rollout.upstream import Upstream
 
 router = APIRouter(tags=["OpenAI"])
@@ -22,13 +22,13 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         count_replies(request.scope, *replies_of(values))
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "chat/completions", values)
-    chat, asked = await read_aside(body, lambda: parse(values))
+    chat, asked = await offload_read(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)
     plain = ChatAnswer(generation.choices, chat, model.renderer)
     answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain

@@ -10,16 +10,15 @@ from annotated_types import Interval
 from fastapi import Depends, Request
 
 from gateway.bus.base import Bus
-from gateway.control.callers import Callers
-from gateway.control.episodes import Episodes
 from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
-from gateway.control.limits import Limits
-from gateway.control.live import LiveEpisode
 from gateway.control.models import Models
 from gateway.control.nodes import Nodes
 from gateway.control.placement import ControlPlacement
 from gateway.dialects.sizes import check_sizes
+from gateway.episodes.callers import Callers
+from gateway.episodes.episodes import Episodes
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import BadRequest, Unavailable
 from gateway.json_depth import TooDeep, check_depth
 from gateway.metrics import Metrics
@@ -33,6 +32,7 @@ from gateway.rollout.replies import Replies
 from gateway.sections import RequestSettings
 from gateway.settings import Settings
 from gateway.store.database import Database
+from gateway.tenancy.limits import Limits
 
 _CONVERSATION = ("messages", "input", "prompt", "system")
 
@@ -107,7 +107,7 @@ class Services:
         pools = [model.pool for model in self.models]
         return snapshot.described(control.fence, url, control.hub, pools)
 
-    def running(self) -> list[LiveEpisode]:
+    def running(self) -> list[OpenEpisode]:
         """The episodes that may have calls in this process."""
         if self.control is not None:
             return self.control.episodes.live()

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Strict, field_va
 
 from gateway.api.access import Access, Admin, admin, episode_in_reach
 from gateway.api.context import Gateway, bearer
-from gateway.control import retention
-from gateway.control.live import CALLS
+from gateway.episodes import retention
+from gateway.episodes.open_episode import CALLS
 from gateway.errors import BadRequest, NotFound
 from gateway.json_depth import check_depth
 from gateway.keys import key_of

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 NOT_BEGUN = "x-headgate-not-begun"
 """The header by which another gateway process knows that it may ask somebody else (`NotBegun`)."""
 _PROBE = "/readyz"
-"""Asked every few seconds, by whoever wants to know."""
+"""GenerationRequest every few seconds, by whoever wants to know."""
 
 
 def error_body(error: GatewayError) -> dict[str, Any]:

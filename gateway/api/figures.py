@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.api.context import Control, Services
-from gateway.api.drain import Drain
+from gateway.api.middleware.drain import Drain
 from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
@@ -152,7 +152,7 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
     groups = [
         ((model.name, state), count)
         for model in models
-        for state, count in sorted(Counter(group.state for group in model.ledger.ledger.groups()).items())
+        for state, count in sorted(Counter(group.state for group in model.ledger.rule.groups()).items())
     ]
     yield _gauge("ledger_groups", "Groups that the ledger knows, by state", ("model", "state"), groups)
     leases = [(model.name, model.leases.held()) for model in models]
@@ -165,8 +165,8 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
 
 
 _LEDGER: tuple[tuple[str, str, Callable[[StoredLedger], float]], ...] = (
-    ("ledger_free_slots", "Groups that may start within the bound", lambda s: s.ledger.free_slots()),
-    ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.ledger.consumed),
+    ("ledger_free_slots", "Groups that may start within the bound", lambda s: s.rule.free_slots()),
+    ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.rule.consumed),
     ("ledger_broken", "Whether the ledger has stopped until a restart", lambda s: s.broken is not None),
 )
 

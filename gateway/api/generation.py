@@ -15,14 +15,14 @@ from fastapi import Request
 from starlette.types import Scope
 
 from gateway.api.context import Services, credentials, json_object
+from gateway.api.middleware.episode_prefix import NAMED
 from gateway.api.sampling import sampling_of, tools_of
-from gateway.control.callers import Caller
-from gateway.control.limits import Ticket
-from gateway.control.live import LiveEpisode
 from gateway.control.models import ServedModel
-from gateway.dialects.asked import Asked, Message, replies_of
+from gateway.dialects.request import GenerationRequest, Message, replies_of
+from gateway.episodes.callers import Caller
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import BadRequest, Busy, GatewayError
-from gateway.render.aside import aside, read_aside
+from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
@@ -30,6 +30,7 @@ from gateway.rollout.call import Call
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.replies import RequestKey
 from gateway.rollout.reply import Choices, Reader
+from gateway.tenancy.limits import Ticket
 from gateway.trajectories.recorder import Prompt, TurnDetails
 from gateway.types import Int32Array, Sampling
 
@@ -47,7 +48,7 @@ class Generation:
     """The replies that were opened for a request."""
 
     choices: Choices
-    episode: LiveEpisode
+    episode: OpenEpisode
     model: ServedModel
 
     @property
@@ -58,7 +59,7 @@ class Generation:
 
 async def identify(request: Request, gateway: Services) -> Caller:
     """Identifies the caller. Raises NotAuthenticated, NotFound or Conflict, and BadRequest if two episodes are named."""
-    prefix, header = request.scope.get("headgate.episode", ""), request.headers.get(EPISODE_HEADER, "")
+    prefix, header = request.scope.get(NAMED, ""), request.headers.get(EPISODE_HEADER, "")
     if prefix and header and prefix != header:
         message = f"the path names the episode {prefix!r}, and the header {EPISODE_HEADER} another"
         raise BadRequest(message, code="invalid_value", param=EPISODE_HEADER)
@@ -74,8 +75,8 @@ async def admitted(request: Request, gateway: Services) -> Caller:
         request.scope[_TICKET] = gateway.limits.admit(caller)
     except Busy:
         body = await request.body()
-        sent = await read_aside(body, lambda: _request_key(request, body))
-        replies, _ = await read_aside(body, lambda: replies_of(json_object(body)))
+        sent = await offload_read(body, lambda: _request_key(request, body))
+        replies, _ = await offload_read(body, lambda: replies_of(json_object(body)))
         _expect_again(gateway, caller, sent, min(replies, _EXPECTED))
         raise
     return caller
@@ -104,11 +105,16 @@ def leave(scope: Scope) -> None:
 
 
 async def generate(
-    request: Request, gateway: Services, caller: Caller, model: ServedModel, asked: Asked, body: bytes
+    request: Request,
+    gateway: Services,
+    caller: Caller,
+    model: ServedModel,
+    asked: GenerationRequest,
+    body: bytes,
 ) -> Generation:
     """Opens a reply for each choice. Raises BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
     received_at, arrived = time.time(), time.monotonic()
-    sent = await read_aside(body, lambda: _request_key(request, body))
+    sent = await offload_read(body, lambda: _request_key(request, body))
     param = "prompt" if len(asked.prompts) > 1 else "n"
     try:
         count_replies(request.scope, asked.choices, param)
@@ -117,13 +123,13 @@ async def generate(
     except GatewayError:
         _expect_again(gateway, caller, sent, asked.choices)
         raise
-    messages = asked.messages or await read_aside(body, lambda: _said(asked.prompts))
+    messages = asked.messages or await offload_read(body, lambda: _said(asked.prompts))
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
     ticket = request.scope.get(_TICKET)
     readers: list[Reader] = []
     try:
-        segment = await aside(asked.stop, lambda: _segment(asked, model.renderer))
+        segment = await offload(asked.stop, lambda: _segment(asked, model.renderer))
         opening = _Opening(gateway, caller, episode, model, asked, segment, received_at, arrived, ticket)
         if len(asked.prompts) > 1:
             await opening.check()
@@ -149,9 +155,9 @@ class _Opening:
         self,
         gateway: Services,
         caller: Caller,
-        episode: LiveEpisode,
+        episode: OpenEpisode,
         model: ServedModel,
-        asked: Asked,
+        asked: GenerationRequest,
         segment: Segment,
         received_at: float,
         arrived: float,
@@ -208,7 +214,7 @@ class _Opening:
             prompt, asked = await self._prepared(number), self._asked
             settings, model, episode = self._gateway.settings.sampling, self._model, self._episode
             held = asked.response_format is not None or asked.tool_choice not in ("auto", "none")
-            self._samplings[number] = await aside(
+            self._samplings[number] = await offload(
                 (asked.tools, asked.response_format) if held else (),
                 lambda: sampling_of(asked, settings, model, episode, prompt),
             )
@@ -246,7 +252,7 @@ def _request_key(request: Request, body: bytes) -> RequestKey:
     return RequestKey.of("", body, request.headers.get("idempotency-key", ""), retries)
 
 
-def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
+def _segment(asked: GenerationRequest, renderer: ChatRenderer) -> Segment:
     stop = StopStrings(asked.stop) if asked.stop else None
 
     def segment(prompt: Int32Array) -> Segmenter:
@@ -262,7 +268,7 @@ def _segment(asked: Asked, renderer: ChatRenderer) -> Segment:
 def _completion(
     gateway: Services,
     model: ServedModel,
-    episode: LiveEpisode,
+    episode: OpenEpisode,
     call_id: str,
     prompt: Prompt,
     details: TurnDetails,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.api.context import Gateway
-from gateway.api.drain import stopping
+from gateway.api.middleware.drain import stopping
 from gateway.errors import Unavailable
 
 router = APIRouter(tags=["Health"])

@@ -13,12 +13,12 @@ from gateway.api.generation import admitted, generate, identify
 from gateway.api.responses import prompt_tokens
 from gateway.api.stored import body_of
 from gateway.api.stream import EventStream, WholeAnswer
-from gateway.control.callers import Caller
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
+from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, GatewayError
-from gateway.render.aside import read_aside
+from gateway.render.offload import offload_read
 from gateway.rollout.upstream import Upstream
 
 router = APIRouter(tags=["Anthropic"])
@@ -29,9 +29,9 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = _model(gateway, caller, values["model"])
-    message, asked = await read_aside(body, lambda: parse(values))
+    message, asked = await offload_read(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)
     choices, headers = generation.choices, generation.headers
     answer = MessagesAnswer(choices, message)
@@ -47,9 +47,9 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         body = await request.body()
-        values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
+        values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
         model = _model(gateway, caller, values["model"])
-        asked = await read_aside(body, lambda: parse_count(values))
+        asked = await offload_read(body, lambda: parse_count(values))
         return {"input_tokens": await prompt_tokens(caller, model, asked)}
 
 

@@ -18,16 +18,16 @@ from gateway.api.generation import Generation, admitted, generate, identify, too
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.stream import EventStream, WholeAnswer
 from gateway.api.upstream import relay
-from gateway.control.callers import Caller
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
-from gateway.dialects.asked import Asked, Message, unsupported
+from gateway.dialects.request import GenerationRequest, Message, unsupported
 from gateway.dialects.responses import Item, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
+from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, NotFound
-from gateway.render.aside import aside, read_aside
+from gateway.render.offload import offload, offload_read
 from gateway.rollout.upstream import Upstream
 from gateway.store import answers
 
@@ -43,18 +43,18 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway)
     body = await request.body()
-    values = await read_aside(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         episode = await gateway.callers.apart(caller)
         return await relay(model, episode, "responses", values)
-    asked = await read_aside(body, lambda: dialect.parse(values))
-    toolbox = await read_aside(body, lambda: _toolbox(gateway, asked))
+    asked = await offload_read(body, lambda: dialect.parse(values))
+    toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
-    items = await _resolved(gateway, caller, await read_aside(body, lambda: dialect.items(asked.input)))
-    new = await read_aside(body, lambda: dialect.messages(items))
-    whole = await read_aside(body, lambda: dialect.asked(asked, toolbox, [*history, *new], values))
+    items = await _resolved(gateway, caller, await offload_read(body, lambda: dialect.items(asked.input)))
+    new = await offload_read(body, lambda: dialect.messages(items))
+    whole = await offload_read(body, lambda: dialect.asked(asked, toolbox, [*history, *new], values))
     generation = await generate(request, gateway, caller, model, whole, body)
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
@@ -75,24 +75,24 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
 
 async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     body = await request.body()
-    values = await read_aside(body, lambda: json_object(body))
+    values = await offload_read(body, lambda: json_object(body))
     check_sizes(values, gateway.settings.requests)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
     said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
-    asked = await read_aside(body, lambda: dialect.parse({**values, **said}))
+    asked = await offload_read(body, lambda: dialect.parse({**values, **said}))
     model = gateway.models.resolve(asked.model, caller.model)
     if isinstance(model, Upstream):
         instead = "it is upstream, and counts its tokens itself: see `usage` in its answers"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
-    listed = await read_aside(body, lambda: dialect.items(asked.input)) if given is not None else []
+    listed = await offload_read(body, lambda: dialect.items(asked.input)) if given is not None else []
     items = await _resolved(gateway, caller, listed)
 
-    def conversation() -> Asked:
+    def conversation() -> GenerationRequest:
         return dialect.asked(asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values)
 
-    whole = await read_aside(body, conversation)
+    whole = await offload_read(body, conversation)
     return await prompt_tokens(caller, model, whole)
 
 
@@ -232,14 +232,14 @@ def _keep(
     return keep
 
 
-async def prompt_tokens(caller: Caller, model: ServedModel, asked: Asked) -> int:
+async def prompt_tokens(caller: Caller, model: ServedModel, asked: GenerationRequest) -> int:
     """The number of tokens of the prompt: in the caller's episode, if there is one."""
     tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
     if caller.episode is not None:
         prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)
         return len(prompt.ids)
     renderer = model.renderer.switched(switches)
-    return len(await aside((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
+    return len(await offload((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
 
 
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.control.live import LiveEpisode
 from gateway.control.models import ServedModel
-from gateway.dialects.asked import Asked, Tool
+from gateway.dialects.request import GenerationRequest, Tool
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import BadRequest
 from gateway.render.constraints import constraint
 from gateway.sections import SamplingSettings
@@ -12,13 +12,17 @@ from gateway.trajectories.recorder import Prompt
 from gateway.types import Grammar, Sampling
 
 
-def tools_of(asked: Asked) -> list[Tool]:
+def tools_of(asked: GenerationRequest) -> list[Tool]:
     """The tools that the model is told of."""
     return [] if asked.tool_choice == "none" else asked.tools
 
 
 def sampling_of(
-    asked: Asked, limits: SamplingSettings, model: ServedModel, episode: LiveEpisode, prompt: Prompt
+    asked: GenerationRequest,
+    limits: SamplingSettings,
+    model: ServedModel,
+    episode: OpenEpisode,
+    prompt: Prompt,
 ) -> Sampling:
     """The parameters to use; in training episodes the configuration may override what was asked for. Raises BadRequest."""
     wanted = _room(asked, model, prompt)
@@ -47,7 +51,7 @@ def sampling_of(
     )
 
 
-def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
+def _room(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> int:
     """The number of tokens that the reply may take."""
     longest = model.settings.max_model_len
     room = longest - len(prompt.ids)
@@ -75,7 +79,7 @@ def _room(asked: Asked, model: ServedModel, prompt: Prompt) -> int:
     return wanted
 
 
-def _grammar(asked: Asked, model: ServedModel, prompt: Prompt) -> Grammar | None:
+def _grammar(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> Grammar | None:
     """The grammar that the reply is held to, token by token."""
     if asked.response_format is None and asked.tool_choice in ("auto", "none"):
         return None
@@ -91,7 +95,7 @@ def _grammar(asked: Asked, model: ServedModel, prompt: Prompt) -> Grammar | None
     )
 
 
-def _check_ids(asked: Asked, model: ServedModel, prompt: Prompt) -> None:
+def _check_ids(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> None:
     """Engines fail on tokens that their model does not have."""
     vocabulary = model.renderer.vocabulary
     if any(not 0 <= token < vocabulary for token in asked.logit_bias):

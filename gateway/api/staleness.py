@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from gateway.api.access import Admin, admin
 from gateway.api.batches import Model
 from gateway.errors import NotFound
-from gateway.feed.chronicle import Entry
-from gateway.feed.story import because, tell, verdict
+from gateway.feed.decision_log import Entry
+from gateway.feed.explain import because, tell, verdict
 from gateway.store import decisions, episodes, turns
 from scheduler.policies.staleness import GroupRow
 
@@ -27,7 +27,7 @@ _OF_LATE = 10_000
 async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
     """A trained model's ledger: its batches as rows, with the groups in them; who waits; what was lost of late, and why."""
     gateway, found = access.gateway, access.trained(model)
-    ledger, settings = found.ledger.ledger, gateway.settings.staleness_of(found.name)
+    ledger, settings = found.ledger.rule, gateway.settings.staleness_of(found.name)
     groups: dict[int, list[dict[str, Any]]] = {}
     for group in ledger.groups():
         if group.state != "dropped":

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.api.context import Gateway, Services, json_object
 from gateway.api.generation import Generation, identify
-from gateway.control.callers import Caller
 from gateway.dialects.chat import MAX_METADATA, ChatAnswer, ChatRequest, Metadata
+from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, NotFound, validation_error
-from gateway.render.aside import read_aside
+from gateway.render.offload import offload_read
 from gateway.store import answers
 
 router = APIRouter(tags=["OpenAI"])
@@ -167,7 +167,7 @@ async def update_chat_completion(completion_id: str, request: Request, gateway: 
     caller = await identify(request, gateway)
     try:
         body = await request.body()
-        values = await read_aside(body, lambda: json_object(body))
+        values = await offload_read(body, lambda: json_object(body))
         metadata = MetadataUpdate.model_validate(values).metadata or {}
     except ValidationError as error:
         raise validation_error(error.errors()) from error

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.generation import EPISODE_HEADER
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
-from gateway.control.episodes import LiveEpisode
 from gateway.dialects.responses_answer import error_event
+from gateway.episodes.episodes import OpenEpisode
 from gateway.errors import GatewayError
 from gateway.rollout.upstream import Upstream, UpstreamCall
 
@@ -39,7 +39,7 @@ _RESPONDED_OR_DONE = re.compile(rb"^(?:" + _ENDING + rb"|data: ?\[DONE\])", re.M
 """`[DONE]` says nothing there, but clients stop reading at it."""
 
 
-async def relay(model: Upstream, episode: LiveEpisode, path: str, asked: dict[str, Any]) -> Response:
+async def relay(model: Upstream, episode: OpenEpisode, path: str, asked: dict[str, Any]) -> Response:
     """The upstream's own answer."""
     call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, asked, time.time())
 
@@ -52,7 +52,7 @@ async def relay(model: Upstream, episode: LiveEpisode, path: str, asked: dict[st
 class Relay(Response):
     """The answer to one call."""
 
-    def __init__(self, model: Upstream, episode: LiveEpisode, call: UpstreamCall) -> None:
+    def __init__(self, model: Upstream, episode: OpenEpisode, call: UpstreamCall) -> None:
         super().__init__()
         self._model = model
         self._episode = episode

@@ -49,7 +49,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     """A trained model's newest version and the ledger's buffers; every engine, and totals."""
     gateway, reach, found = access.gateway, access.reach, access.trained(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
-    ledger, pools = found.ledger.ledger, [m.pool for m in access.models]
+    ledger, pools = found.ledger.rule, [m.pool for m in access.models]
     of = None if reach.everything else reach.models
     return {
         "model": found.name,

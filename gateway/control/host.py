@@ -33,7 +33,7 @@ from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, W
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Sure = Callable[[], Awaitable[None]]
+CheckLeadership = Callable[[], Awaitable[None]]
 _SICK_AFTER = 3
 _FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 
@@ -71,15 +71,15 @@ class ControlHost:
         settings: Settings,
         models: dict[str, ModelEngines],
         peers: Peers | None = None,
-        sure: Sure | None = None,
+        check_leadership: CheckLeadership | None = None,
         ledgers: Mapping[str, StalenessRule] | None = None,
     ) -> None:
-        """`sure` is asked before every step, and raises if this process may not be the coordinator any more.
+        """`check_leadership` is asked before every step, and raises if this process may not be the coordinator any more.
 
         `ledgers`: of each trained model, as the store has it. The program goes on with a copy (`program.ledgers`).
         """
         self.models = models
-        self._sure = sure or _sure
+        self._check_leadership = check_leadership or _check_leadership
         self._peers = peers or NoPeers()
         described = {name: program_settings(settings, name) for name in models}
         for name, rule in (ledgers or {}).items():
@@ -200,14 +200,14 @@ class ControlHost:
 
     async def tend(self) -> None:
         """Looks once for engines that say nothing any more."""
-        await self._sure()  # after a long suspension of this process every engine looks silent
+        await self._check_leadership()  # after a long suspension of this process every engine looks silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
                 self.lose(name, slot.name, f"no token for {model.settings.stall_s:g} s ([engine] stall_s)")
 
     async def check_health(self) -> None:
         """Asks every open engine whether it is well; several times no answer is a death."""
-        await self._sure()
+        await self._check_leadership()
         checks = [
             self._check(name, slot, _SICK_AFTER)
             for name, model in self.models.items()
@@ -313,7 +313,7 @@ class ControlHost:
         model = self.models[name]
         ok, detail = True, ""
         try:
-            await self._sure()
+            await self._check_leadership()
             await model.steps.run(do)
         except EngineError as error:
             ok, detail = False, error.message
@@ -331,7 +331,7 @@ class ControlHost:
         self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned))
 
 
-async def _sure() -> None:
+async def _check_leadership() -> None:
     """Nobody else could be the coordinator."""
 
 

@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from gateway.control.live import LiveEpisode
 from gateway.errors import GatewayError
 from gateway.rollout.call import Call
 from gateway.sections import LengthSettings
@@ -42,6 +41,19 @@ Past = tuple[Features, int]
 """A call of the past, and its length."""
 
 
+class Episode(Protocol):
+    """An open episode, as far as predictions need it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def group_id(self) -> str: ...
+
+
 class Lengths:
     """The rankers of a process."""
 
@@ -58,7 +70,7 @@ class Lengths:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     def begin(
-        self, model: str, episode: LiveEpisode, call: Call, messages: Sequence[Any], tools: Sequence[Any]
+        self, model: str, episode: Episode, call: Call, messages: Sequence[Any], tools: Sequence[Any]
     ) -> Callable[[int], None]:
         """A call begins: it is told what is expected of it. What is returned is told, once it is over, how long it was."""
         found = self._models.get(model)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.control.projects import Projects, Reach
 from gateway.control.versions import Versions
 from gateway.errors import BadRequest, NotFound, Unavailable
 from gateway.feed.batches import Batches
@@ -20,6 +19,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.upstream import Upstream
 from gateway.sections import ModelSettings
 from gateway.settings import Settings
+from gateway.tenancy.projects import Projects, Reach
 from gateway.trajectories.recorder import Recorder
 
 

@@ -188,7 +188,7 @@ class Nodes:
         running = self._calls(model, self._host.models[model].pool)
         ledger = self._ledgers.get(model)
         filling = (
-            Filling(model, 0, 0, 0, running) if ledger is None else Filling.of(model, ledger.ledger, running)
+            Filling(model, 0, 0, 0, running) if ledger is None else Filling.of(model, ledger.rule, running)
         )
         self._host.tell(self._host.program.lending.filling, filling)
 

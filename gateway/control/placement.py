@@ -15,13 +15,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.control.fitting import Fits
 from gateway.control.host import ControlHost
+from gateway.control.speed_model import SpeedModels
 from gateway.engines.base import Load
 from gateway.errors import EngineError, GatewayError, Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.peers import Peers
-from gateway.rollout.placing import Seeker
+from gateway.rollout.placing import PlacementRequest
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from scheduler.policies.throughput import EngineModel
@@ -56,11 +56,11 @@ class ControlPlacement:
         self._pool = pool
         self._peers = peers
         self.reactor = host.program.placements[model]
-        self.fits = Fits(prior)
+        self.fits = SpeedModels(prior)
         """The fitted speed of the engines."""
-        self._asking: dict[str, Seeker] = {}
+        self._asking: dict[str, PlacementRequest] = {}
         """Calls that want an engine, since the last turn."""
-        self._waiting: dict[str, Seeker] = {}
+        self._waiting: dict[str, PlacementRequest] = {}
         """Calls that were told of, and have no answer yet."""
         self._left: list[Left] = []
         self._scheduled = False
@@ -72,11 +72,11 @@ class ControlPlacement:
 
     def begin(self) -> None:
         """Starts choosing engines for calls."""
-        self._pool.placed_by(self)
+        self._pool.set_placer(self)
 
     async def close(self) -> None:
         """Stops choosing engines; each process chooses by itself again."""
-        self._pool.placed_by(None)
+        self._pool.set_placer(None)
         for task in self._moving:
             task.cancel()
         if self._moving:
@@ -84,11 +84,11 @@ class ControlPlacement:
 
     # Events of calls
 
-    def seek(self, seeker: Seeker) -> None:
+    def submit(self, seeker: PlacementRequest) -> None:
         self._asking[seeker.call.call_id] = seeker
         self._soon()
 
-    def cease(self, seeker: Seeker) -> None:
+    def cancel(self, seeker: PlacementRequest) -> None:
         call = seeker.call
         if self._asking.get(call.call_id) is seeker:
             del self._asking[call.call_id]
@@ -100,7 +100,7 @@ class ControlPlacement:
         self._left.append(Left(call.call_id, call.length))
         self._soon()
 
-    def retire(self) -> list[Seeker]:
+    def retire(self) -> list[PlacementRequest]:
         seekers = [*self._waiting.values(), *self._asking.values()]
         self._waiting, self._asking = {}, {}
         return seekers
@@ -121,7 +121,7 @@ class ControlPlacement:
             self._host.tell(self.reactor.demand, Demand(left, arrived), now=True)
         except Unavailable:
             log.warning("%s: nothing is decided any more; calls go where there is room", self._model)
-            self._pool.placed_by(None)
+            self._pool.set_placer(None)
             return
         for name, seeker in asking.items():
             if self._waiting.get(name) is seeker and not self._pool.let_wait(seeker):

@@ -61,7 +61,7 @@ class Versions:
         Engines that are known already, because this process followed another one, are taken over.
         """
         await self._load_newest()
-        self._engines.steps.know(self.current)
+        self._engines.steps.register_version(self.current)
         self._host.begin(self.model, self.current.version)
         known = self._taken_over()
         for i, url in enumerate(settings.places):
@@ -189,7 +189,7 @@ class Versions:
 
     async def _update(self, weights: Weights) -> None:
         number = weights.version
-        self._engines.steps.know(weights)
+        self._engines.steps.register_version(weights)
         ended = await self._host.publish(self.model, number)
         reports = self._engines.steps.reports(number)
         report = [r.to_json() for r in reports]

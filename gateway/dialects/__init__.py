@@ -1,1 +1,1 @@
-"""The forms in which agents ask and are answered. What a request asks for is `asked.Asked`; tokens are nobody's business here."""
+"""The APIs that agents speak. Each turns its requests into one `request.GenerationRequest`, and replies into its own form."""

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import (
-    Asked,
+from gateway.dialects.request import (
     Effort,
+    GenerationRequest,
     ServiceTier,
     Unsupported,
     Verbosity,
@@ -93,7 +93,7 @@ _UNSUPPORTED: Unsupported = {
 _NOT_RECORDED = {"messages", "tools"}
 
 
-def parse(values: dict[str, Any]) -> tuple[ChatRequest, Asked]:
+def parse(values: dict[str, Any]) -> tuple[ChatRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     take_out(values, _UNSUPPORTED)
     try:
@@ -109,10 +109,10 @@ def parse(values: dict[str, Any]) -> tuple[ChatRequest, Asked]:
     return request, _asked(request, values)
 
 
-def _asked(request: ChatRequest, values: dict[str, Any]) -> Asked:
+def _asked(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
-    return Asked(
+    return GenerationRequest(
         "chat",
         request.model,
         request.messages,
@@ -142,7 +142,7 @@ def _asked(request: ChatRequest, values: dict[str, Any]) -> Asked:
 
 
 def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> str:
-    """In `Asked`'s form. Raises BadRequest if what must be called is not there."""
+    """In `GenerationRequest`'s form. Raises BadRequest if what must be called is not there."""
     if asked is None:
         return "auto"
     if isinstance(asked, str):

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, unsupported
 from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, usage_of
+from gateway.dialects.request import GenerationRequest, unsupported
 from gateway.dialects.shares import Share, Shares
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
@@ -56,7 +56,7 @@ class CompletionRequest(BaseModel):
     user: str | None = None
 
 
-def parse(values: dict[str, Any]) -> tuple[CompletionRequest, Asked]:
+def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     prompts = _prompts(values.get("prompt"))
     if values.get("suffix"):
@@ -101,8 +101,10 @@ def _is_ids(given: list[Any]) -> bool:
     return all(type(token) is int and 0 <= token < 2**31 for token in given)
 
 
-def _asked(request: CompletionRequest, prompts: Sequence[Prompt], values: dict[str, Any]) -> Asked:
-    return Asked(
+def _asked(
+    request: CompletionRequest, prompts: Sequence[Prompt], values: dict[str, Any]
+) -> GenerationRequest:
+    return GenerationRequest(
         "completions",
         request.model,
         [],
@@ -131,7 +133,7 @@ class CompletionAnswer:
     """The replies to a request, in OpenAI's form, for one client."""
 
     def __init__(
-        self, choices: Choices, request: CompletionRequest, asked: Asked, renderer: ChatRenderer
+        self, choices: Choices, request: CompletionRequest, asked: GenerationRequest, renderer: ChatRenderer
     ) -> None:
         self._choices = choices
         self._request = request

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import Asked, Tool, Unsupported, take_out, unsupported
 from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
 from gateway.dialects.messages_content import conversation, unknown
+from gateway.dialects.request import GenerationRequest, Tool, Unsupported, take_out, unsupported
 from gateway.errors import BadRequest, validation_error
 
 
@@ -89,7 +89,7 @@ _NOT_RECORDED = {"messages", "tools", "system"}
 _HARMLESS_EDITS = ("clear_thinking_20251015",)
 
 
-def parse(values: dict[str, Any]) -> tuple[MessagesRequest, Asked]:
+def parse(values: dict[str, Any]) -> tuple[MessagesRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
     asked = _asked(request)
@@ -104,7 +104,7 @@ def parse(values: dict[str, Any]) -> tuple[MessagesRequest, Asked]:
     return request, asked
 
 
-def parse_count(values: dict[str, Any]) -> Asked:
+def parse_count(values: dict[str, Any]) -> GenerationRequest:
     """The body of a request to count its tokens. Raises BadRequest as `parse` does."""
     return _asked(_validated(CountRequest, values))
 
@@ -122,11 +122,11 @@ def _validated(form: type[R], values: dict[str, Any]) -> R:
     return request
 
 
-def _asked(request: CountRequest) -> Asked:
+def _asked(request: CountRequest) -> GenerationRequest:
     _check_edits(request.context_management)
     _check_thinking(request.thinking)
     tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
-    return Asked(
+    return GenerationRequest(
         "messages",
         request.model,
         conversation(request.system, request.messages),

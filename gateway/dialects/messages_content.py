@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.asked import TEXT_ALONE, Message, unsupported
+from gateway.dialects.request import TEXT_ALONE, Message, unsupported
 from gateway.errors import BadRequest
 
 Block = dict[str, Any]

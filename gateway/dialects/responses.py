@@ -13,10 +13,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.asked import (
+from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, OTHER_FORMS, Metadata, tool_choice
+from gateway.dialects.request import (
     TEXT_ALONE,
-    Asked,
     Effort,
+    GenerationRequest,
     Message,
     ServiceTier,
     Unsupported,
@@ -25,7 +26,6 @@ from gateway.dialects.asked import (
     take_out,
     unsupported,
 )
-from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, OTHER_FORMS, Metadata, tool_choice
 from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
 
@@ -142,14 +142,14 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
 
 def asked(
     request: ResponsesRequest, toolbox: Toolbox, conversation: Sequence[Message], values: dict[str, Any]
-) -> Asked:
+) -> GenerationRequest:
     """The generation request, in a conversation that already has the request's own messages."""
     choice = request.tool_choice
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         name = function_name(str(choice.get("name")), choice.get("namespace"))
         choice = {"type": "function", "function": {"name": name}}
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    return Asked(
+    return GenerationRequest(
         "responses",
         request.model,
         [*system, *conversation],

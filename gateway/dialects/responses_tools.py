@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.dialects.asked import Tool, check_tools, unsupported
+from gateway.dialects.request import Tool, check_tools, unsupported
 from gateway.errors import BadRequest
 
 Hosted = Literal["drop", "refuse"]

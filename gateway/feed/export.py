@@ -17,7 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 
-from gateway.feed.chronicle import Entry
+from gateway.feed.decision_log import Entry
 from gateway.feed.groups import GroupReader, as_of
 from gateway.settings import Settings
 from gateway.store import decisions, episodes

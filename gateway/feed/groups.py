@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from gateway.errors import NotFound
-from gateway.feed.chronicle import Entry
+from gateway.feed.decision_log import Entry
 from gateway.sections import StalenessSettings
 from gateway.store import episodes, turns
 from gateway.types import Episode, Group, Int32Array, Node, TokenFlag, UInt8Array

@@ -65,7 +65,7 @@ class Leases:
         leases = cls(database, ledger, settings, reader, fence)
         if row := await database.read(lambda c: statements.held_lease(c, ledger.model)):
             left = min(row["left_s"], settings.lease_s)
-            size = ledger.ledger.settings.batch
+            size = ledger.rule.settings.batch
             lease = Lease(row["id"], row["buffer"], size, row["fence"], settings.lease_s)
             leases._held = _Held(lease, row["consumer"], time.monotonic() + left)
         return leases
@@ -73,7 +73,7 @@ class Leases:
     def held(self) -> dict[str, Any] | None:
         """The lease that is held: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
         held = self._held
-        if held is None or held.lease.buffer != self._ledger.ledger.consumed:
+        if held is None or held.lease.buffer != self._ledger.rule.consumed:
             return None
         lease, left = held.lease, held.deadline - time.monotonic()
         said = {"lease_id": lease.lease_id, "buffer": lease.buffer, "fence": lease.fence}
@@ -83,12 +83,12 @@ class Leases:
         """Leases the next buffer. A consumer that comes again takes its own lease over. Raises Conflict."""
         self._database.check()  # check before a lease is promised
         held, model = self._held, self._ledger.model
-        buffer = self._ledger.ledger.consumed
+        buffer = self._ledger.rule.consumed
         passed = held is not None and held.lease.buffer != buffer
         if held and not passed and held.consumer != consumer and not held.over():
             raise Conflict(f"buffer {held.lease.buffer} is leased to {held.consumer!r}", code="lease_held")
         self._fence += 1
-        fence, batch = self._fence, self._ledger.ledger.settings.batch
+        fence, batch = self._fence, self._ledger.rule.settings.batch
         lease = Lease(f"lease-{secrets.token_hex(8)}", buffer, batch, fence, self._settings.lease_s)
         self._held = _Held(lease, consumer, time.monotonic() + self._settings.lease_s)
         row = {
@@ -114,7 +114,7 @@ class Leases:
         """The groups of a leased buffer after `cursor`; waits up to `wait_s` for one."""
         lease = self._check(lease_id, fence).lease
         until = time.monotonic() + min(wait_s, self._settings.max_wait_s)
-        rule, buffer = self._ledger.ledger, lease.buffer
+        rule, buffer = self._ledger.rule, lease.buffer
         while len(entries := rule.entries(buffer)) <= cursor and not rule.complete(buffer):
             left = until - time.monotonic()
             if left <= 0:
@@ -142,7 +142,7 @@ class Leases:
             held = self._check(lease_id, fence)
             lease = held.lease
             masked = await self._masked(lease.buffer)
-            if self._held is not held or self._ledger.ledger.consumed != lease.buffer:
+            if self._held is not held or self._ledger.rule.consumed != lease.buffer:
                 self._check(lease_id, fence)  # it may have ended while we waited
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
@@ -162,9 +162,9 @@ class Leases:
 
     async def _masked(self, buffer: int) -> list[Decision]:
         """Returns a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
-        if not self._ledger.ledger.complete(buffer):
+        if not self._ledger.rule.complete(buffer):
             return []  # the next request will be refused
-        entries = self._ledger.chronicle.entries(self._ledger.ledger.entries(buffer))
+        entries = self._ledger.chronicle.entries(self._ledger.rule.entries(buffer))
         await self._database.settled()  # the ledger knows a reward shortly before it is committed
         masks = await self._database.read(lambda c: self._reader.masks(c, entries))
         return [
@@ -194,7 +194,7 @@ class Leases:
         return row is not None and (row["fence"], row["state"], row["checkpoint"]) == said
 
     def _check(self, lease_id: str, fence: int) -> _Held:
-        held, following = self._held, self._ledger.ledger.consumed
+        held, following = self._held, self._ledger.rule.consumed
         if held is None or held.lease.lease_id != lease_id:
             raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease")
         if held.lease.fence != fence:

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.errors import Unavailable
-from gateway.feed.chronicle import Chronicle
+from gateway.feed.decision_log import DecisionLog
 from gateway.sections import StalenessSettings
 from gateway.settings import ConfigError
 from gateway.store import decisions
@@ -40,10 +40,10 @@ _BOUND = {"rule", *(field.name for field in fields(LedgerSettings))}
 class StoredLedger:
     """The ledger of one trained model."""
 
-    def __init__(self, database: Database, ledger: StalenessRule, model: str) -> None:
-        self.ledger = ledger
+    def __init__(self, database: Database, rule: StalenessRule, model: str) -> None:
+        self.rule = rule
         self.model = model
-        self.chronicle = Chronicle()
+        self.chronicle = DecisionLog()
         self.on_abort: Callable[[str, str], None] = lambda _episode_id, _reason: None
         """Called with (episode_id, reason) for an episode that runs in vain."""
         self.on_change: Callable[[], None] = lambda: None
@@ -51,12 +51,12 @@ class StoredLedger:
         self.broken: str | None = None
         """The reason why nothing can be applied any more: an event was not committed, so memory is ahead of the store."""
         self._database = database
-        self._decide: Callable[[Event], list[Command]] = ledger.apply
+        self._decide: Callable[[Event], list[Command]] = rule.apply
         self._changed = asyncio.Event()
 
-    def hosted(self, ledger: StalenessRule, decide: Callable[[Event], list[Command]]) -> None:
-        """From now on `decide` changes `ledger`, which goes on from the present state, in place of `apply`."""
-        self.ledger, self._decide = ledger, decide
+    def hosted(self, rule: StalenessRule, decide: Callable[[Event], list[Command]]) -> None:
+        """From now on `decide` changes `rule`, which goes on from the present state, in place of `apply`."""
+        self.rule, self._decide = rule, decide
 
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
@@ -70,7 +70,7 @@ class StoredLedger:
             raise ConfigError(_refusal(model, differing))
         for value in stored[1:]:
             event = event_from_json(value)
-            loaded.chronicle.tell(event, loaded.ledger.apply(event))
+            loaded.chronicle.tell(event, loaded.rule.apply(event))
         return loaded
 
     async def apply(

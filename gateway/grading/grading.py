@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from gateway.grading.base import Grader, GradingFailed
+from gateway.grading.episode_view import subject
 from gateway.grading.function import FunctionGrader
-from gateway.grading.subject import subject
 from gateway.grading.url import UrlGrader
 from gateway.render.renderer import ChatRenderer
 from gateway.sections import GraderSettings, RewardSettings

@@ -1,7 +1,7 @@
 """Resolves keys in a process that follows: asks the coordinator, and remembers.
 
 Calls under agents' keys (`[agents]`) open episodes and are told apart by the coordinator alone, so they are served there
-(`forward.py`). Invariant: as `gateway.control.callers`, a key reaches its own episode and no other one.
+(`forward.py`). Invariant: as `gateway.episodes.callers`, a key reaches its own episode and no other one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.control.callers import Caller
-from gateway.control.live import LiveEpisode
+from gateway.episodes.callers import Caller
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.keys import key_hash
 from gateway.peers.follower import Follower
@@ -18,7 +18,7 @@ from gateway.rollout.replies import RequestKey
 
 
 class RemoteCallers:
-    """Everyone who may call a model here. See `gateway.control.callers.Callers`."""
+    """Everyone who may call a model here. See `gateway.episodes.callers.Callers`."""
 
     def __init__(self, follower: Follower, wait_s: float) -> None:
         self._follower = follower
@@ -35,7 +35,7 @@ class RemoteCallers:
             await self.reach(caller, named)
         return caller
 
-    async def reach(self, caller: Caller, episode_id: str) -> LiveEpisode:
+    async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode:
         if caller.episode is None or caller.episode.id != episode_id:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
         return await self.still_open(caller.episode)
@@ -47,19 +47,19 @@ class RemoteCallers:
         tools: Sequence[dict[str, Any]],
         sent: RequestKey | None = None,
         model: str = "",
-    ) -> LiveEpisode:
+    ) -> OpenEpisode:
         """The episode of the key."""
         return await self.apart(caller)
 
-    async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
+    async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
         return await self._follower.named(episode.id, self._wait_s)
 
-    async def apart(self, caller: Caller) -> LiveEpisode:
+    async def apart(self, caller: Caller) -> OpenEpisode:
         assert caller.episode is not None, "agents' keys are forwarded"
         return await self.still_open(caller.episode)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
         raise AssertionError("agents' keys are forwarded")
 
-    async def failed(self, episode: LiveEpisode) -> None:
+    async def failed(self, episode: OpenEpisode) -> None:
         """Does nothing: nothing was opened for the call."""

@@ -3,7 +3,7 @@
 A process claims the place at once when the last holder has resigned, and else when it has seen its lease expired twice, a while
 apart: after the database itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced,
 and must end; one whose last renewal is older than the lease must not touch what has no fence of its own (engines) before it has
-renewed it (`sure`).
+renewed it (`check_leadership`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Election:
             except Unavailable as error:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
-    async def sure(self, fence: int) -> None:
+    async def check_leadership(self, fence: int) -> None:
         """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if nobody can tell."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)

@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 
 import aiohttp
 
-from gateway.control.live import LiveEpisode
 from gateway.engines.process import connect
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import EngineError, GatewayError, Unavailable
 from gateway.peers.messages import Message, error_from_json, pack, runs_to_json, unpack
 from gateway.rollout.pool import EnginePool
@@ -43,7 +43,7 @@ class Follower:
         self, name: str, url: str, key: str, pools: Mapping[str, EnginePool], recorders: Collection[Recorder]
     ) -> None:
         """`name` and `url`: of this process. `recorders`: of every model."""
-        self.episodes: dict[str, LiveEpisode] = {}
+        self.episodes: dict[str, OpenEpisode] = {}
         """The episodes that have called here since the link was made, or have calls."""
         self.linked = asyncio.Event()
         self.followed = False
@@ -54,12 +54,12 @@ class Follower:
         self._key = key
         self._pools = pools
         self._recorders = recorders
-        self._by_key: dict[str, LiveEpisode] = {}
-        self._known: WeakValueDictionary[str, LiveEpisode] = WeakValueDictionary()
+        self._by_key: dict[str, OpenEpisode] = {}
+        self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
         """All known episodes, also those that only a waiting request holds: an episode is one object, with all its
         calls."""
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[LiveEpisode]] = {}
+        self._asked: dict[int, asyncio.Future[OpenEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
         self._trouble: list[tuple[str, str, str]] = []
         self._ending: set[asyncio.Task[None]] = set()
@@ -78,7 +78,7 @@ class Follower:
             finally:
                 self._unlink()
 
-    async def keyed(self, key_hash: str, wait_s: float) -> LiveEpisode:
+    async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode:
         """The open episode of a key. Raises what the coordinator says, or Unavailable if there is none within `wait_s`."""
         if (live := self._by_key.get(key_hash)) and self.linked.is_set():
             live.seen_at = time.monotonic()
@@ -87,14 +87,14 @@ class Follower:
         live.key_hash, self._by_key[key_hash] = key_hash, live
         return live
 
-    async def named(self, episode_id: str, wait_s: float) -> LiveEpisode:
+    async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
         """An open episode by its id; raises as `keyed` does."""
         if (live := self.episodes.get(episode_id)) and self.linked.is_set():
             live.seen_at = time.monotonic()
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
-    def retire(self) -> list[LiveEpisode]:
+    def retire(self) -> list[OpenEpisode]:
         """This process is the coordinator from now on: answers the episodes that are known here.
 
         The engines are the control half's by now, and may be open already: they are not touched.
@@ -108,7 +108,7 @@ class Follower:
         """An engine could not be reached (no reason), or is not what it should be: the coordinator looks into it."""
         self._trouble.append((model, slot.name, reason))
 
-    async def _ask(self, values: Message, wait_s: float) -> LiveEpisode:
+    async def _ask(self, values: Message, wait_s: float) -> OpenEpisode:
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -117,7 +117,7 @@ class Follower:
                         message = "this process has become the coordinator"
                         raise Unavailable(message, retry_after=0.1, code="no_coordinator")
                     number = next(self._numbers)
-                    answer: asyncio.Future[LiveEpisode] = asyncio.get_running_loop().create_future()
+                    answer: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
                     self._asked[number] = answer
                     self._outbox.put_nowait({"ask": number, **values})
                     try:
@@ -233,7 +233,7 @@ class Follower:
         for live in list(self.episodes.values()):
             self._begin(self._verify(live), f"verify-{live.id}")
 
-    async def _verify(self, live: LiveEpisode) -> None:
+    async def _verify(self, live: OpenEpisode) -> None:
         """An episode that went on while there was no link may be over."""
         try:
             await self._ask({"episode": live.id}, 60.0)
@@ -251,7 +251,7 @@ class Follower:
         live = self._known.get(values["id"])
         if live is None:
             place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
-            live = self._known[values["id"]] = LiveEpisode(*place, now, now, version=values["version"])
+            live = self._known[values["id"]] = OpenEpisode(*place, now, now, version=values["version"])
         self.episodes[live.id] = live
         live.seen_at = now
         if answer is not None and not answer.done():

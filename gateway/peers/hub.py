@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from gateway.control.episodes import Episodes
+from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError
 from gateway.peers.messages import (
     Message,

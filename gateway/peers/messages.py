@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway import errors
-from gateway.control.live import LiveEpisode
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Busy, GatewayError
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -53,7 +53,7 @@ def runs_to_json(pool: EnginePool) -> Runs:
     return {slot.name: [slot.streams, slot.pinned] for slot in pool.slots.values()}
 
 
-def episode_to_json(live: LiveEpisode) -> Message:
+def episode_to_json(live: OpenEpisode) -> Message:
     """An open episode as a follower needs to know it."""
     return {
         "id": live.id,

@@ -108,11 +108,11 @@ class Call:
 
         task.add_done_callback(ended)
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """Nobody listens any more."""
         self._listener = _nobody
 
-    def enough(self) -> None:
+    def finish_early(self) -> None:
         """The listener needs no more tokens: `wait` returns, and the call is not begun anew; its run goes on until `stop`."""
         self._ending = True
         self._over.set()

@@ -156,7 +156,7 @@ class Completion:
     def _part(self) -> None:
         """Lets go of what refers back here: replies are many, and should not wait for the garbage collector."""
         self.reply.deserted = None
-        self._call.part()
+        self._call.detach()
         self.charge(len(self._prompt.ids) + len(self._call.turn.ids))
 
     async def _wait_for_a_reader(self) -> None:
@@ -206,7 +206,7 @@ class Completion:
             self.details.first_token_s = time.time() - self.details.received_at
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
         if self._segmenter.stopped:
-            self._call.enough()
+            self._call.finish_early()
         elif self._track is None or not self._track.mark():
             self.gather()
             self.show()

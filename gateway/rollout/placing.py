@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.rollout.slot import Slot
 
 
-class Seeker:
+class PlacementRequest:
     """A call that looks for an engine, and what it finds."""
 
     __slots__ = ("call", "found", "waits")
@@ -33,11 +33,11 @@ class Seeker:
 class Placer(Protocol):
     """Chooses engines for the calls of one pool. Every method returns at once."""
 
-    def seek(self, seeker: Seeker) -> None:
+    def submit(self, seeker: PlacementRequest) -> None:
         """A call wants an engine: `EnginePool.give` once there is one, `EnginePool.let_wait` if there is none at first."""
         ...
 
-    def cease(self, seeker: Seeker) -> None:
+    def cancel(self, seeker: PlacementRequest) -> None:
         """Withdraws a request for an engine. Nothing changes if the call was given one."""
         ...
 
@@ -49,7 +49,7 @@ class Placer(Protocol):
         """Slots have changed."""
         ...
 
-    def retire(self) -> list[Seeker]:
+    def retire(self) -> list[PlacementRequest]:
         """Somebody else chooses from now on: for these."""
         ...
 
@@ -59,16 +59,16 @@ class SlotPlacer:
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
-        self._waiting: dict[Seeker, None] = {}
+        self._waiting: dict[PlacementRequest, None] = {}
         """First come, first served."""
 
-    def seek(self, seeker: Seeker) -> None:
+    def submit(self, seeker: PlacementRequest) -> None:
         if slot := self._choose(seeker.call):
             seeker.found.set_result(slot)
         elif self._pool.let_wait(seeker):
             self._waiting[seeker] = None
 
-    def cease(self, seeker: Seeker) -> None:
+    def cancel(self, seeker: PlacementRequest) -> None:
         self._waiting.pop(seeker, None)
 
     def left(self, call: Call) -> None:
@@ -79,11 +79,11 @@ class SlotPlacer:
         for seeker in self._waiting:
             self._pool.in_turn(partial(self._again, seeker))
 
-    def retire(self) -> list[Seeker]:
+    def retire(self) -> list[PlacementRequest]:
         seekers, self._waiting = list(self._waiting), {}
         return seekers
 
-    def _again(self, seeker: Seeker) -> bool:
+    def _again(self, seeker: PlacementRequest) -> bool:
         if seeker not in self._waiting or (slot := self._choose(seeker.call)) is None:
             return False
         del self._waiting[seeker]

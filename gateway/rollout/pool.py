@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.pace import Pace
-from gateway.rollout.placing import Placer, Seeker, SlotPlacer
+from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 
@@ -57,7 +57,7 @@ class EnginePool:
         """Called when an engine that others start says that it runs another version than it should: it was started anew."""
         self._queue = queue
         self._placer: Placer = SlotPlacer(self)
-        self._seeking: dict[str, Seeker] = {}
+        self._seeking: dict[str, PlacementRequest] = {}
         self._changed = asyncio.Event()
         self._patients: deque[asyncio.Future[None]] = deque()
         """Calls that wait for their own engine."""
@@ -106,20 +106,20 @@ class EnginePool:
         self._placer.left(call)
 
     async def _seek(self, call: Call) -> Slot:
-        seeker = self._seeking[call.call_id] = Seeker(call)
+        seeker = self._seeking[call.call_id] = PlacementRequest(call)
         try:
-            self._placer.seek(seeker)
+            self._placer.submit(seeker)
             return await seeker.found
         except asyncio.CancelledError:
             if seeker.found.done() and not seeker.found.cancelled():
                 self._placer.left(call)  # the call may have been given an engine at the same moment
             raise
         finally:
-            self._placer.cease(seeker)
+            self._placer.cancel(seeker)
             self.waiting -= seeker.waits
             del self._seeking[call.call_id]
 
-    def let_wait(self, seeker: Seeker) -> bool:
+    def let_wait(self, seeker: PlacementRequest) -> bool:
         """There is no engine for a call yet. False: too many wait, and it is refused."""
         if self.waiting >= self._queue.max_waiting and not seeker.call.begun:
             seeker.found.set_exception(_queue_full())
@@ -129,7 +129,7 @@ class EnginePool:
             self.waiting += 1
         return True
 
-    def give(self, seeker: Seeker, engine: str) -> None:
+    def give(self, seeker: PlacementRequest, engine: str) -> None:
         """An engine was chosen for a call, which goes on when its turn comes."""
 
         def go_on() -> bool:
@@ -139,18 +139,18 @@ class EnginePool:
                 seeker.found.set_result(slot)
                 return True
             self._placer.left(seeker.call)
-            self._placer.seek(seeker)
+            self._placer.submit(seeker)
             return False
 
         self.in_turn(go_on)
 
-    def placed_by(self, placer: Placer | None) -> None:
+    def set_placer(self, placer: Placer | None) -> None:
         """Sets what chooses engines; None for this process by itself."""
         before, self._placer = self._placer, placer or SlotPlacer(self)
         self._placer.changed()
         for seeker in before.retire():
             if not seeker.found.done():
-                self._placer.seek(seeker)
+                self._placer.submit(seeker)
 
     async def _own(self, call: Call) -> None:
         """Waits until the call has waited long enough for its own engine, or need not."""
@@ -262,8 +262,8 @@ class EnginePool:
         if run is None:
             call.target, call.patient_until = engine or "", 0.0
             if (seeker := self._seeking.get(call_id)) is not None and not seeker.found.done():
-                self._placer.cease(seeker)
-                self._placer.seek(seeker)
+                self._placer.cancel(seeker)
+                self._placer.submit(seeker)
             self.notify()
             return
         if run.pinned:

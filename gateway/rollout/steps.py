@@ -74,15 +74,15 @@ class EngineSteps:
         engine: EngineSettings,
         update: UpdateSettings,
         peers: Peers | None = None,
-        sure: Callable[[], Awaitable[None]] | None = None,
+        check_leadership: Callable[[], Awaitable[None]] | None = None,
         pinned_s: float = 5.0,
     ) -> None:
         """`peers`: the other gateway processes; an external engine may then come later than the gateway.
 
-        `sure` raises if this process may not be the coordinator any more; a step of several commands asks it in between.
+        `check_leadership` raises if this process may not be the coordinator any more; steps of several commands ask in between.
         `pinned_s`: how long requests that cannot move may go on in an engine that is put to sleep.
         """
-        self._sure = sure or _sure
+        self._check_leadership = check_leadership or _check_leadership
         self._pool = pool
         self._patient = peers is not None
         self._peers = peers or NoPeers()
@@ -111,7 +111,7 @@ class EngineSteps:
             "wake": self._wake,
         }
 
-    def know(self, weights: Weights) -> None:
+    def register_version(self, weights: Weights) -> None:
         """A version that steps may be about."""
         self._weights[weights.version] = weights
         while len(self._weights) > _REMEMBERED:
@@ -178,7 +178,7 @@ class EngineSteps:
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
             for step in (self._freeze, self._load, self._label, self._resume):
-                await self._sure()
+                await self._check_leadership()
                 await step(slot, weights)
             return
         await (engine.pause() if self._level is None else engine.wake())
@@ -187,7 +187,7 @@ class EngineSteps:
 
     async def _renew(self, engine: Engine, weights: Weights) -> None:
         """Weights for a paused engine that has no request."""
-        await self._sure()
+        await self._check_leadership()
         await engine.load(weights.path)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await engine.label(weights.version)
@@ -225,7 +225,7 @@ class EngineSteps:
         await engine.pause()
         await self._settle(slot, weights)
         if self._level is not None:
-            await self._sure()
+            await self._check_leadership()
             await engine.sleep(self._level)
 
     async def _wake(self, slot: Slot, weights: Weights) -> None:
@@ -346,7 +346,7 @@ class EngineSteps:
             return
 
 
-async def _sure() -> None:
+async def _check_leadership() -> None:
     """Nobody else could be the coordinator."""
 
 

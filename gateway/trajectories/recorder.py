@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from gateway.errors import Unavailable
-from gateway.render.aside import aside
+from gateway.render.offload import offload
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.switches import NONE, Switches
 from gateway.store import turns
@@ -153,7 +153,7 @@ class Recorder:
 
         Raises BadRequest if the template refuses them.
         """
-        chain = await aside((messages, tools), lambda: Chain(messages, tools))
+        chain = await offload((messages, tools), lambda: Chain(messages, tools))
         lineage = await self._lineage(episode_id)
         renderer = self._renderer.switched(switches)
         system = any(message["role"] in ("system", "developer") for message in messages[:1])
@@ -164,18 +164,18 @@ class Recorder:
             history, new = lineage.tree.path(end), messages[known:]
             sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
             bridge = partial(renderer.bridge, history, sampled_from, new, tools, system=system)
-            suffix = await aside((new, tools), bridge)
+            suffix = await offload((new, tools), bridge)
             if suffix is not None:
                 ids = np.concatenate([history, np.asarray(suffix, np.int32)])
                 return Prompt(ids, chain, end, switches)
             break
-        rendered = await aside((messages, tools), lambda: _array(renderer.render(messages, tools)))
+        rendered = await offload((messages, tools), lambda: _array(renderer.render(messages, tools)))
         return Prompt(rendered, chain, switches=switches)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
         """A prompt that the caller made itself."""
         encode = self._renderer.encode
-        ids = await aside(prompt, lambda: _array(encode(prompt) if isinstance(prompt, str) else prompt))
+        ids = await offload(prompt, lambda: _array(encode(prompt) if isinstance(prompt, str) else prompt))
         return Prompt(ids, None)
 
     async def record(

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfied
 from scheduler.cluster.file import ClusterFile
-from scheduler.cluster.holder import Holder
 from scheduler.cluster.launch import Ended, Job, Running
+from scheduler.cluster.ray_actor import Holder
 from scheduler.cluster.tags import Capacity, Seen
 
 _NODE_ID = "ray.io/node-id"

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from scheduler.cluster.file import GatewayFile
-from scheduler.cluster.kept import Say
+from scheduler.cluster.supervised_process import Say
 from scheduler.cluster.tags import Node
 
 _ADMIN = "/admin/v1"

@@ -22,10 +22,10 @@ import httpx
 from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer
 from scheduler.cluster.growth import Growth
-from scheduler.cluster.kept import Budget, GivenUp, Kept, Say
 from scheduler.cluster.launch import Ended, Job, Launcher, Running, filled
 from scheduler.cluster.local import LocalProcess
 from scheduler.cluster.registry import Address, Registry
+from scheduler.cluster.supervised_process import Budget, GivenUp, Say, SupervisedProcess
 from scheduler.cluster.tags import Assignment, Capacity, Node, Place, assign, check_counts, match, unmatched
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -37,7 +37,7 @@ class Engine:
     """An engine that should run, and the task that keeps it."""
 
     place: Place
-    kept: Kept
+    kept: SupervisedProcess
     task: asyncio.Task[None]
 
 
@@ -54,7 +54,7 @@ class Supervisor:
         self._say, self._show = say, show
         self._groups = file.wanted()
         self._engines: dict[str, Engine] = {}
-        self._all: WeakSet[Kept] = WeakSet()
+        self._all: WeakSet[SupervisedProcess] = WeakSet()
         """Whatever is kept, those that are on their way out too."""
         self._names: dict[str, str] = {}
         self._nodes: list[Node] = []
@@ -137,7 +137,7 @@ class Supervisor:
         stack.push_async_callback(_ended, task)
         return task
 
-    def _kept(self, stack: AsyncExitStack, kept: Kept) -> asyncio.Task[None]:
+    def _kept(self, stack: AsyncExitStack, kept: SupervisedProcess) -> asyncio.Task[None]:
         self._all.add(kept)
         return self._task(stack, kept.run(), kept.name)
 
@@ -256,7 +256,7 @@ class Supervisor:
             if engine.kept.up.is_set() and engine.kept.running
         }
 
-    def _engine(self, place: Place, http: httpx.AsyncClient) -> Kept:
+    def _engine(self, place: Place, http: httpx.AsyncClient) -> SupervisedProcess:
         engine, shared = self._file.engine, any(rank.node == place.node for rank in self._assignment.ranks)
         values = {"config": str(self.gateway.path.resolve()), "model": self.gateway.model}
         argv = tuple(filled(part, values) for part in engine.command)
@@ -269,7 +269,7 @@ class Supervisor:
             except httpx.HTTPError:
                 return False
 
-        return Kept(
+        return SupervisedProcess(
             place.name,
             partial(self._launcher.start, [job]),
             self._budget(),
@@ -292,7 +292,7 @@ class Supervisor:
 
     # Gateway and trainer
 
-    def _gateway(self, registry: Registry) -> Kept:
+    def _gateway(self, registry: Registry) -> SupervisedProcess:
         table = self._file.gateway
         argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(table.config)]
         argv += ["--workers", str(table.workers)] if table.workers > 1 else []
@@ -301,7 +301,7 @@ class Supervisor:
         async def start() -> list[Running]:
             return [_Here(await LocalProcess.start("gateway", argv, log))]
 
-        return Kept(
+        return SupervisedProcess(
             "gateway",
             start,
             self._budget(),
@@ -317,7 +317,9 @@ class Supervisor:
         assert table is not None
         await self._known.wait()
         start = partial(self._start_ranks, table)
-        trainer = Kept("trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True)
+        trainer = SupervisedProcess(
+            "trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True
+        )
         self._all.add(trainer)
         await trainer.run()
 

@@ -140,7 +140,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class StepTimeout:
     """A step's deadline. `serial` says which step it was."""
 
     engine: str

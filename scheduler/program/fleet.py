@@ -30,10 +30,10 @@ from scheduler.program.events import (
     Failed,
     Fresh,
     Gone,
-    Late,
     Lost,
     Removed,
     Step,
+    StepTimeout,
     Target,
     Verdict,
 )
@@ -108,7 +108,7 @@ class Fleet(Reactor):
         self.lost = self.physical("lost", Lost)
         self.done = self.physical("done", Done)
         self.again = self.logical("again", Again)
-        self.late = self.logical("late", Late)
+        self.late = self.logical("late", StepTimeout)
         self.failed = self.input("failed", tuple[Failed, ...])
         self.target = self.input("target", Target)
         self.opened = self.input("opened", Opened)
@@ -435,7 +435,7 @@ class Fleet(Reactor):
         life = self._lives[engine]
         life.version, life.serial = version, next(self._serials)
         self._outbox.commands.append(Do(engine, step, version, reason))
-        now.schedule(self.late, Late(engine, step, life.serial), after=int(deadline_s * SECOND))
+        now.schedule(self.late, StepTimeout(engine, step, life.serial), after=int(deadline_s * SECOND))
 
     def _backoff(self, life: _Life) -> int:
         exponent = len(life.restarts) - 2

@@ -20,7 +20,7 @@ from scheduler.policies import lending as policy
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.calls import Opened
 from scheduler.program.events import Gone
-from scheduler.program.homes import Awake, Batches, Engine, Node, Way
+from scheduler.program.node_state import Awake, Batches, Engine, Node, Way
 from scheduler.program.nodes import (
     Asleep,
     Claimed,

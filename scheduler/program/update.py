@@ -30,9 +30,9 @@ from scheduler.program.events import (
     Failed,
     Fresh,
     Gone,
-    Late,
     Published,
     Step,
+    StepTimeout,
     Target,
     Verdict,
 )
@@ -122,7 +122,7 @@ class WeightUpdate(Reactor):
         self.begun = self.physical("begun", Begun)
         self.published = self.physical("published", Published)
         self.done = self.physical("done", Done)
-        self.late = self.logical("late", Late)
+        self.late = self.logical("late", StepTimeout)
         self.turn = self.logical("turn", bool)
         self.alone = self.logical("alone", int)
         self.pull = self.input("pull", tuple[str, ...])
@@ -329,4 +329,4 @@ class WeightUpdate(Reactor):
         way.serial = next(self._serials)
         self._commands.append(Do(engine, step, way.to, reason))
         deadline = int(self._settings.deadline_s(step) * SECOND)
-        now.schedule(self.late, Late(engine, step, way.serial), after=deadline)
+        now.schedule(self.late, StepTimeout(engine, step, way.serial), after=deadline)

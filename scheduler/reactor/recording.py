@@ -98,7 +98,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class DeadlineMissed:
     """A reaction missed its deadline."""
 
     tag: Tag
@@ -145,7 +145,7 @@ class Full:
         return {"tag": _tag(self.tag), "full": self.size}
 
 
-Entry = Event | Decision | Late | Failure | End | Full
+Entry = Event | Decision | DeadlineMissed | Failure | End | Full
 
 
 def _tag(tag: Tag) -> list[int]:
@@ -162,7 +162,7 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
         triggers = tuple(line["triggers"])
         return Decision(tag, line["port"], line["value"], line["reaction"], triggers, line["why"])
     if "late" in line:
-        return Late(tag, line["late"])
+        return DeadlineMissed(tag, line["late"])
     if "failed" in line:
         return Failure(tag, line["failed"], line["error"])
     if "end" in line:

@@ -18,7 +18,16 @@ from typing import Any
 from scheduler.reactor import codec
 from scheduler.reactor.clock import Tag, VirtualClock
 from scheduler.reactor.elements import PhysicalAction, Reaction
-from scheduler.reactor.recording import Decision, Entry, Event, Failure, Late, Run, entry_from_json, read
+from scheduler.reactor.recording import (
+    DeadlineMissed,
+    Decision,
+    Entry,
+    Event,
+    Failure,
+    Run,
+    entry_from_json,
+    read,
+)
 from scheduler.reactor.runtime import Runtime
 from scheduler.reactor.topology import Program
 
@@ -132,7 +141,7 @@ class _Again(Runtime):
         self._virtual = VirtualClock(run.header.start)
         super().__init__(program, self._virtual, memory)
         self._run_before = run
-        self._missed = {(e.tag, e.reaction) for e in run.entries if isinstance(e, Late)}
+        self._missed = {(e.tag, e.reaction) for e in run.entries if isinstance(e, DeadlineMissed)}
 
     def feed(self) -> Difference | None:
         """Queues the events, each at its tag; answers the first that the program does not take."""

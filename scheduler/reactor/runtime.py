@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from scheduler.reactor.clock import SECOND, Clock, Tag, VirtualClock
 from scheduler.reactor.context import Context, refuse
 from scheduler.reactor.elements import STARTUP, Output, PhysicalAction, Reaction, Source, TopologyError
-from scheduler.reactor.recording import Failure, Late, Recorder, add_decisions, event_line, line
+from scheduler.reactor.recording import DeadlineMissed, Failure, Recorder, add_decisions, event_line, line
 from scheduler.reactor.topology import Program
 from scheduler.reactor.workers import Workers
 
@@ -214,7 +214,7 @@ class Runtime:
     def _apply(self, context: Context) -> None:
         """Does what a reaction wrote, and raises what it raised."""
         if context.late:
-            self._lines.append(line(Late(self.tag, context.reaction.path)))
+            self._lines.append(line(DeadlineMissed(self.tag, context.reaction.path)))
         if context.sent:
             self._send(context)
         if context.scheduled:

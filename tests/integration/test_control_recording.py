@@ -28,7 +28,7 @@ async def test_the_ledgers_decisions_are_recorded_and_made_again_over_a_restart(
         lease = await gateway.admin.lease("trainer")
         await gateway.admin.ack(lease, "checkpoint")
         await gateway.admin.reward(first, 0.0)
-        kept = gateway.services.models.local["demo"].ledger.ledger.to_json()
+        kept = gateway.services.models.local["demo"].ledger.rule.to_json()
     recording = tmp_path / "control.jsonl"
     report = replay(recording, PROGRAMS["control"])
     assert report.equal

@@ -39,7 +39,7 @@ def calls_of(gateway: RunningGateway) -> list[Any]:
     return [run.call for slot in slots(gateway) for run in slot.runs.values()]
 
 
-def aside(gateway: RunningGateway) -> set[str]:
+def offload(gateway: RunningGateway) -> set[str]:
     """The engines that are set aside."""
     program = gateway.services.control.host.program
     return {engine.name for engine in program.placements["demo"]._engines.open.values() if engine.aside}
@@ -66,7 +66,7 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         question = lasting(gateway.settings.model)
         for _ in range(4):
             await ask_all(gateway, question, ["long", *(f"short-{i}" for i in range(6))])
-        await until(lambda: not aside(gateway), "nobody has calls, and none is set aside", 30)
+        await until(lambda: not offload(gateway), "nobody has calls, and none is set aside", 30)
         await hold_after(gateway, 2)
         stay = ["long", *["short-0"] * 8]
         first = asyncio.gather(*(ask(gateway, question, task, LONG) for task in stay))
@@ -74,9 +74,9 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         short, (long,) = ([call for call in calls_of(gateway) if call.tail == tail] for tail in (False, True))
         assert [call.expected for call in short] == [4] * 8
         assert long.expected > 8
-        await until(lambda: len(aside(gateway)) == 1, "one is set aside", 30)
+        await until(lambda: len(offload(gateway)) == 1, "one is set aside", 30)
         await gateway.model.pool.move(long.call_id, None)
-        (kept,) = aside(gateway)
+        (kept,) = offload(gateway)
         later = asyncio.gather(
             *(ask(gateway, question, task, LONG) for task in ["long", "short-1", "short-2", "short-3"])
         )

@@ -104,7 +104,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def groups_are_rewarded(self, count: int) -> None:
         self.now.database.at_once = True
         for _ in range(count):
-            if self.now.ledger.ledger.free_slots():
+            if self.now.ledger.rule.free_slots():
                 self.episodes += 1
                 name = f"e{self.episodes}"
                 self.loop.run(self.now.ledger.apply(Join(f"g{self.episodes}", name, 1)))
@@ -240,12 +240,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.advance(LEASE_S + 1.0)
         self.groups_are_rewarded(3)
         self.now.database.at_once = True
-        buffer = self.now.ledger.ledger.consumed
+        buffer = self.now.ledger.rule.consumed
         lease = self.loop.run(self.now.leases.lease("c"))
         assert lease.buffer == buffer
         for _ in range(2):
             self.loop.run(self.now.leases.ack(lease.lease_id, lease.fence, "done"))
-        assert self.now.ledger.ledger.consumed > buffer
+        assert self.now.ledger.rule.consumed > buffer
         self.what_is_stored_is_what_was_told()
 
 

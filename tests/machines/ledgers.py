@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import Engine, select
 
-from gateway.control.episodes import Episodes
+from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
@@ -159,13 +159,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def train(self) -> None:
         """A complete buffer is consumed."""
-        pure = self.now.ledger.ledger
+        pure = self.now.ledger.rule
         if pure.complete(pure.consumed):
             self.ask(self.now.ledger.apply(Consume(pure.consumed)))
 
     @rule(step=st.integers(1, 2))
     def publish(self, step: int) -> None:
-        self.ask(self.now.ledger.apply(Publish(self.now.ledger.ledger.version + step)))
+        self.ask(self.now.ledger.apply(Publish(self.now.ledger.rule.version + step)))
 
     # Time, commits and crashes
 
@@ -219,7 +219,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
         for value in self.events():
             pure.apply(event_from_json(value))
-        assert json.dumps(pure.to_json()) == json.dumps(self.now.ledger.ledger.to_json())
+        assert json.dumps(pure.to_json()) == json.dumps(self.now.ledger.rule.to_json())
         stored = {row.id for row in self.rows() if row.state == "open"}
         assert stored == {live.id for live in self.now.episodes.live()}
 

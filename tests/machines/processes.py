@@ -17,8 +17,8 @@ import numpy as np
 from gateway.api.context import Control, Services
 from gateway.api.generation import _completion
 from gateway.bus.base import Bus
-from gateway.control.live import LiveEpisode
 from gateway.control.models import Models, ServedModel
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import GatewayError
 from gateway.peers.hub import Hub
 from gateway.render.segmenter import Piece
@@ -259,7 +259,7 @@ class Process:
         else:
             await self.begin(live, tokens, pinned=pinned)
 
-    async def begin(self, live: LiveEpisode, tokens: int, *, pinned: bool) -> None:
+    async def begin(self, live: OpenEpisode, tokens: int, *, pinned: bool) -> None:
         """A call begins whose episode has just been found."""
         cluster = self.cluster
         cluster.calls += 1

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import select
 
-from gateway.control.ending import Ending, Outcome, Phase
-from gateway.control.episodes import Episodes
+from gateway.episodes.closing_state import ClosingState, Outcome, Phase
+from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError, Unavailable
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grade, Grading
@@ -281,7 +281,7 @@ def test_every_phase_leads_to_the_end() -> None:
     """Whatever happens in whatever order, and whenever the ledger gives up."""
     rewarded = Outcome("rewarded", {"reward": 1.0, "components": None})
     for outcome, aborted_at in itertools.product((rewarded, Outcome("crashed", {}), None), range(6)):
-        ending, seen = Ending(), []
+        ending, seen = ClosingState(), []
         for number in itertools.count():
             if number == aborted_at:
                 ending = ending.abort("surplus")
@@ -305,7 +305,7 @@ def test_every_phase_leads_to_the_end() -> None:
 @pytest.mark.parametrize("phase", [Phase.FINISHING, Phase.CLOSING])
 def test_what_the_ledger_refuses_is_stored_without_it(phase: Phase) -> None:
     rewarded = Outcome("rewarded", {"reward": 1.0, "components": None})
-    refused = Ending(phase, rewarded if phase is Phase.CLOSING else None).refused()
+    refused = ClosingState(phase, rewarded if phase is Phase.CLOSING else None).refused()
     assert (refused.phase, refused.given_up) == (Phase.CLOSING, True)
     assert refused.outcome is not None and refused.outcome.reason == "untrained_late"
     assert refused.stored().phase is Phase.CLOSED
@@ -313,4 +313,4 @@ def test_what_the_ledger_refuses_is_stored_without_it(phase: Phase) -> None:
 
 def test_an_episode_ends_once() -> None:
     with pytest.raises(ValueError, match="ends once"):
-        Ending().end(None).end(None)
+        ClosingState().end(None).end(None)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from gateway.control.live import LiveEpisode
 from gateway.control.placement import ControlPlacement
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack
@@ -36,7 +36,7 @@ def test_without_a_link_nothing_begins_in_an_engine() -> None:
         hubs = alone(machine)
         assert slot.state == "held"
         (name,) = machine.c.open
-        live = LiveEpisode(name, "t", "g", "eval", "m", 0.0, 0.0)
+        live = OpenEpisode(name, "t", "g", "eval", "m", 0.0, 0.0)
         follower.spawn(follower.begin(live, 3, pinned=False))  # it had asked just before whose call it is
         machine.advance(3.0)
         assert (slot.streams, follower.runs()) == (0, 1)

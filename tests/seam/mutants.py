@@ -10,8 +10,8 @@ from unittest import mock
 
 import aiohttp
 
-from gateway.api import forward, hop
-from gateway.control.projects import Projects, Reach
+from gateway.api.middleware import forward, hop
+from gateway.tenancy.projects import Projects, Reach
 from tests.seam.checker import Report
 
 

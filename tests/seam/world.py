@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.api.door import served_path
+from gateway.api.middleware.port_guard import served_path
 from gateway.client import GatewayClient
 from tests.harness.clusters import Cluster, run_cluster
 from tests.seam.checker import Report

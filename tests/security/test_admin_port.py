@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.door import Door, served_path
+from gateway.api.middleware.port_guard import PortGuard, served_path
 from gateway.app import create_app
 from gateway.server import listening
 from gateway.settings import ConfigError, Settings
@@ -98,7 +98,7 @@ async def test_other_processes_of_the_cluster_come_in_by_its_key(
 
     headers = [(b"x-headgate-forwarded", mark)] if mark else []
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "server": ("127.0.0.1", port)}
-    await Door(inside, settings)(scope, None, send)  # type: ignore[arg-type]
+    await PortGuard(inside, settings)(scope, None, send)  # type: ignore[arg-type]
     assert bool(passed) == passes
     assert passes or sent[0]["status"] == 404
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 import gateway.keys
-from gateway.control.callers import Caller
+from gateway.episodes.callers import Caller
 from gateway.settings import ConfigError, Settings
 from tests.harness.gateways import settings_for
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of

@@ -14,11 +14,11 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.callers import Caller
-from gateway.control.limits import Limits, Rooms, Ticket
-from gateway.control.projects import Projects
+from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, Busy
 from gateway.settings import Settings
+from gateway.tenancy.limits import EpisodeQuota, Limits, Ticket
+from gateway.tenancy.projects import Projects
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import until
 
@@ -291,7 +291,7 @@ async def test_counters_never_leak(happened: list[tuple[str, int, float]]) -> No
 
 
 async def test_who_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gateway.control.limits as limits_
+    import gateway.tenancy.limits as limits_
 
     monkeypatch.setattr(limits_, "_SWEEP_AT", 8)
     settings = Settings.parse({"models": {"demo": {"path": "/m"}}, "limits": {"episode": {"calls": 1}}})
@@ -358,7 +358,7 @@ async def test_episodes_of_another_project_take_no_room() -> None:
         "limits": {"project": {"episodes": 1}},
         "admin": {"key": ROOT},
     }
-    rooms = Rooms(Settings.parse(given))
+    rooms = EpisodeQuota(Settings.parse(given))
     with rooms.entering("one", [Named("ep-1", "two")]):  # type: ignore[list-item]
         with pytest.raises(Busy), rooms.entering("one", []):
             raise AssertionError("it came in")

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.control.projects import Projects
 from gateway.settings import ConfigError, Settings
+from gateway.tenancy.projects import Projects
 from tests.harness.gateways import settings_for
 from tests.security.tenants import ROOT, Tenants, agent_key_of, bearer, key_of, routes
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.dialects.asked import replies_of
+from gateway.dialects.request import replies_of
 from scheduler.cluster.local import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.upstream import Elsewhere, behind

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from gateway.api.bodies import BodyLimit
-from gateway.api.forward import Forward
-from gateway.control.projects import Projects
+from gateway.api.middleware.body_limit import BodyLimit
+from gateway.api.middleware.forward import Forward
 from gateway.keys import Keyring
 from gateway.settings import Settings
+from gateway.tenancy.projects import Projects
 from scheduler.cluster.local import free_port
 from tests.harness.gateways import serve
 

@@ -12,9 +12,9 @@ import pytest
 
 from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
-from scheduler.cluster.kept import GivenUp, Kept
 from scheduler.cluster.launch import Ended, Job, Running
 from scheduler.cluster.local import free_port
+from scheduler.cluster.supervised_process import GivenUp, SupervisedProcess
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen
 from tests.harness.waiting import turns, until
@@ -117,7 +117,7 @@ class Cluster:
 
         return httpx.AsyncClient(transport=httpx.MockTransport(answer))
 
-    def _gateway(self, _registry: object) -> Kept:
+    def _gateway(self, _registry: object) -> SupervisedProcess:
         async def start() -> Sequence[Running]:
             place = self.supervisor._assignment.engines[0]
             job = Job(place, (), {}, True, Capacity())
@@ -125,7 +125,7 @@ class Cluster:
             self.gateway.name = "gateway"
             return [self.gateway]
 
-        return Kept("gateway", start, self.supervisor._budget(), self.said.append)
+        return SupervisedProcess("gateway", start, self.supervisor._budget(), self.said.append)
 
 
 @pytest.fixture

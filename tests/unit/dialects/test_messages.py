@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.asked import check_messages, check_tools
 from gateway.dialects.messages import MessagesRequest, parse, parse_count
+from gateway.dialects.request import check_messages, check_tools
 from gateway.errors import BadRequest
 
 HI = {"role": "user", "content": "hi"}

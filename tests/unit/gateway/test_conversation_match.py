@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.control.conversations import chosen, ends, opening
+from gateway.episodes.conversations import chosen, ends, opening
 from gateway.settings import ConfigError, Settings
 from gateway.store.episodes import RecordedReply, opened_by, opener
 from gateway.trajectories.conversation import tool_call_id

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.drain import Drain, Draining
+from gateway.api.middleware.drain import Drain, Draining
 from tests.harness.waiting import turns, until
 
 

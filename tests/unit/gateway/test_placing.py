@@ -17,7 +17,7 @@ from gateway.engines.base import Load
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.peers import NoPeers
-from gateway.rollout.placing import Seeker
+from gateway.rollout.placing import PlacementRequest
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
@@ -127,10 +127,10 @@ class Nobody:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def seek(self, seeker: Seeker) -> None:
+    def submit(self, seeker: PlacementRequest) -> None:
         self.asked.append(seeker.call.call_id)
 
-    def cease(self, seeker: Seeker) -> None:
+    def cancel(self, seeker: PlacementRequest) -> None:
         """See `Placer`."""
 
     def left(self, call: Call) -> None:
@@ -139,7 +139,7 @@ class Nobody:
     def changed(self) -> None:
         """See `Placer`."""
 
-    def retire(self) -> list[Seeker]:
+    def retire(self) -> list[PlacementRequest]:
         return []
 
 
@@ -148,7 +148,7 @@ async def test_who_chooses_no_more_gives_nothing(pool: EnginePool) -> None:
     task, other = asks(pool, call(pool, "one")), Nobody()
     await turns()
     opened(pool, "a")
-    pool.placed_by(other)
+    pool.set_placer(other)
     await turns()
     assert (task.done(), other.asked) == (False, ["one"])
     task.cancel()

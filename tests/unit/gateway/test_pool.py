@@ -12,7 +12,7 @@ import pytest
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
-from gateway.rollout.placing import Placer, Seeker, SlotPlacer
+from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
@@ -25,7 +25,7 @@ class Wrong(SlotPlacer):
 
     answers = 0
 
-    def seek(self, seeker: Seeker) -> None:
+    def submit(self, seeker: PlacementRequest) -> None:
         """See `Placer`."""
         self.answers += 1
         assert self.answers < 1_000_000, "nobody else gets a turn"
@@ -37,7 +37,7 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
     pool.slots["e"] = Slot("e")
     wrong = Wrong(pool)
     placer: Placer = wrong
-    pool.placed_by(placer)
+    pool.set_placer(placer)
     call = Call("c", np.arange(3, dtype=np.int32), Sampling(), pool)
     asking = asyncio.create_task(pool.acquire(call), name="asking")
     await turns(11)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.feed.story import because, tell, verdict, words
+from gateway.feed.explain import because, tell, verdict, words
 
 
 def row(kind: str, episode: str = "", reason: str = "", /, **details: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from gateway.control.live import LiveEpisode, closed
+from gateway.episodes.open_episode import OpenEpisode, closed
 from gateway.peers.follower import Follower
 from gateway.peers.messages import episode_to_json, error_to_json
 from gateway.render.renderer import ChatRenderer
@@ -40,12 +40,12 @@ class Link:
         self.trees = Trees()
         self.follower = Follower("p", "http://p", "key", {}, [self.trees])
 
-    async def shows(self, episode_id: str) -> LiveEpisode:
+    async def shows(self, episode_id: str) -> OpenEpisode:
         """A request asks whose it is, and the coordinator answers; then its prompt is made."""
         self.follower.linked.set()
         asking = asyncio.create_task(self.follower.named(episode_id, 5.0))
         asked: dict[str, Any] = await self.follower._outbox.get()
-        live = LiveEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
+        live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
         self.follower._take({"answer": asked["ask"], "episode": episode_to_json(live)})
         self.trees.begin(episode_id)
         return await asking

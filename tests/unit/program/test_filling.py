@@ -7,7 +7,7 @@ import pytest
 from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Admit, Consume, Join, Leased, Publish, Reward, Unstick
-from scheduler.program.homes import Batches
+from scheduler.program.node_state import Batches
 from scheduler.program.nodes import Filling
 
 

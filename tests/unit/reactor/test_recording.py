@@ -29,7 +29,7 @@ from scheduler.reactor import (
     VirtualClock,
     replay,
 )
-from scheduler.reactor.recording import Decision, Event, Full, Late, read
+from scheduler.reactor.recording import DeadlineMissed, Decision, Event, Full, read
 from tests.unit.reactor.recordings import limited, record
 from tests.unit.reactor.toys import Again, Fleet, Log, Lost, toy
 
@@ -253,7 +253,7 @@ def test_lines_become_what_they_were(tmp_path: Path) -> None:
     lines = record(tmp_path / "r", late=True)
     run = read(tmp_path / "r")[0]
     assert [json.dumps(entry.to_json(), separators=(",", ":")) for entry in run.entries] == lines[1:]
-    assert {type(entry) for entry in run.entries} >= {Event, Decision, Late}
+    assert {type(entry) for entry in run.entries} >= {Event, Decision, DeadlineMissed}
 
 
 def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:

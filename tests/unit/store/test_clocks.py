@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.control import retention
+from gateway.episodes import retention
 from gateway.errors import Conflict
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger

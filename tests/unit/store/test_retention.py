@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from gateway.control.retention import prune
+from gateway.episodes.retention import prune
 from gateway.sections import StoreSettings
 from gateway.store import episodes as statements
 from gateway.store import retention, tallies

@@ -59,7 +59,7 @@ async def test_a_ledger_of_an_older_build_goes_on_under_the_defaults_of_new_keys
     await database.submit(lambda c: statements.insert_event(c, "m", old, []))
     await check_settings(database, MINE, "m")
     ledger = await StoredLedger.load(database, MINE, "m")
-    assert (ledger.ledger.settings.batch, ledger.ledger.settings.spare_groups) == (2, 0)
+    assert (ledger.rule.settings.batch, ledger.rule.settings.spare_groups) == (2, 0)
     with pytest.raises(ConfigError, match=r"spare_groups = 0 \(now 1\)"):
         await StoredLedger.load(database, MINE.model_copy(update={"spare_groups": 1}), "m")
 
@@ -101,10 +101,10 @@ async def test_a_store_that_is_too_far_behind_leaves_the_ledger_as_it_was(store_
         pending = database.submit(lambda _: None)
         with pytest.raises(Unavailable, match="too far behind"):
             await ledger.apply(Join("g", "e", 1))
-        assert ledger.ledger.groups() == []
+        assert ledger.rule.groups() == []
         await pending
         await ledger.apply(Join("g", "e", 1))
-        assert [group.group_id for group in ledger.ledger.groups()] == ["g"]
+        assert [group.group_id for group in ledger.rule.groups()] == ["g"]
     finally:
         await database.close()
 
@@ -169,7 +169,7 @@ class Running:
             case "reward" | "drop" | "close" | "publish":
                 event = {
                     "reward": Reward(f"e{which}", 1.0), "drop": Drop(f"e{which}", "crashed"),
-                    "close": CloseGroup(f"g{which}", "members_missing"), "publish": Publish(self.ledger.ledger.version + 1),
+                    "close": CloseGroup(f"g{which}", "members_missing"), "publish": Publish(self.ledger.rule.version + 1),
                 }[kind]  # fmt: skip
                 await self.ledger.apply(event)
             case "lease":
@@ -189,7 +189,7 @@ class Running:
         entries = {
             g: (e.version, e.buffer, e.rewarded, e.joined) for g, e in self.ledger.chronicle._entries.items()
         }
-        return self.ledger.ledger.to_json(), entries, held, self.leases._fence
+        return self.ledger.rule.to_json(), entries, held, self.leases._fence
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,7 +257,7 @@ async def test_a_ledger_reads_no_more_than_its_own_models_events(database: Datab
     await one.apply(Join("g", "e", 1))
     await one.apply(Reward("e", 1.0))
     other = await StoredLedger.load(database, MINE, "n")
-    assert other.ledger.groups() == []
+    assert other.rule.groups() == []
     with pytest.raises(ValueError, match="not ready"):
         await one.apply(Consume(0))
 

@@ -12,17 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
-from gateway.control.live import LiveEpisode
-from gateway.control.projects import Projects
 from gateway.errors import BadRequest, Busy, jittered
 from gateway.sections import LimitSettings
 from gateway.settings import Settings
+from gateway.tenancy.projects import Projects
 from scheduler.policies.limits import Limit, Refusal, Usage, begun, drawn, ended, fresh, idle, refusal
-
-if TYPE_CHECKING:
-    from gateway.control.callers import Caller
 
 Holder = tuple[str, str]
 """`episode`, `agent` or `project`, and its name."""
@@ -31,6 +27,26 @@ _WORDS = {
     "too_many_calls": "has {calls} calls that are being answered ([limits.{kind}] calls)",
     "too_many_tokens": "has used the {tokens} tokens of its minute ([limits.{kind}] tokens_per_minute)",
 }
+
+
+class Identified(Protocol):
+    """An episode or a caller, by its id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Caller(Protocol):
+    """The holder of a key, as far as limits concern it (`gateway.episodes.callers.Caller`)."""
+
+    @property
+    def agent(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def episode(self) -> Identified | None: ...
 
 
 class Ticket:
@@ -149,8 +165,8 @@ class Limits:
         return Busy(f"this {kind} {words}", retry_after=after, code=found.reason)
 
 
-class Rooms:
-    """How many episodes a project may have open, and those that are just being opened."""
+class EpisodeQuota:
+    """The number of episodes that a project may have open; counts those that are being opened."""
 
     def __init__(self, settings: Settings) -> None:
         self._projects = Projects(settings)
@@ -158,13 +174,13 @@ class Rooms:
         self._opening: Counter[str] = Counter()
 
     @contextmanager
-    def entering(self, model: str, live: Iterable[LiveEpisode]) -> Iterator[None]:
-        """While an episode of a model is being opened; `live`: all that are open. Raises Busy."""
+    def reserve(self, model: str, open_models: Iterable[str]) -> Iterator[None]:
+        """Reserves a place while an episode is being opened. `open_models`: the models of all open episodes. Raises Busy."""
         project = self._projects.project_of(model)
         if not project or self._most is None:
             yield
             return
-        open_now = sum(self._projects.project_of(episode.model) == project for episode in live)
+        open_now = sum(self._projects.project_of(other) == project for other in open_models)
         if open_now + self._opening[project] >= self._most:
             message = f"the project has {self._most} episodes open ([limits.project] episodes)"
             raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")

@@ -21,12 +21,12 @@ _LONG_BODY = 64_000
 _THREADS = 2
 
 
-async def aside(measured: Any, work: Callable[[], T]) -> T:
+async def offload(measured: Any, work: Callable[[], T]) -> T:
     """Does work whose cost grows with all that `measured` holds: at once if that is short, else in a thread."""
     return await _in_thread("render", work) if is_long(measured) else work()
 
 
-async def read_aside(body: bytes, work: Callable[[], T]) -> T:
+async def offload_read(body: bytes, work: Callable[[], T]) -> T:
     """Does work on what a request's body says: at once if the body is short, else in a thread."""
     return await _in_thread("read", work) if len(body) >= _LONG_BODY else work()
 

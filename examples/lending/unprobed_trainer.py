@@ -2,7 +2,7 @@
 
 A fake engine's log-probabilities are no model's, so every probe would rightly fail.
 
-    python -m examples.lending.practice TRAINER.toml
+    python -m examples.lending.unprobed_trainer TRAINER.toml
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.cluster import kept as module
 from scheduler.cluster.errors import NodeLost
-from scheduler.cluster.kept import Budget, GivenUp, Kept
 from scheduler.cluster.launch import Ended, Running
+from scheduler.cluster.supervised_process import Budget, GivenUp, SupervisedProcess
 from tests.machines.virtual import Clock, VirtualLoop
 from tests.unit.cluster.processes import Process
 
@@ -42,11 +42,13 @@ class World:
                 await self._started.wait()
         return self.gangs[number]
 
-    def kept(self, restarts: int = 5, **options: float | bool) -> Kept:
+    def kept(self, restarts: int = 5, **options: float | bool) -> SupervisedProcess:
         async def healthy(_: Running) -> bool:
             return self.well
 
-        return Kept("it", self.start, Budget(restarts, 600), self.said.append, healthy=healthy, **options)  # type: ignore[arg-type]
+        return SupervisedProcess(
+            "it", self.start, Budget(restarts, 600), self.said.append, healthy=healthy, **options
+        )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_silence_counts_from_the_last_answer(loop: VirtualLoop) -> None:
 
 def test_what_cannot_be_asked_is_up_once_it_is_started_and_stays_so(loop: VirtualLoop) -> None:
     world = World()
-    kept = Kept("it", world.start, Budget(5, 600), world.said.append, start_s=5, silent_s=5)
+    kept = SupervisedProcess("it", world.start, Budget(5, 600), world.said.append, start_s=5, silent_s=5)
     loop.create_task(kept.run())
     loop.settle()
     assert kept.up.is_set()
@@ -155,7 +157,7 @@ def test_a_program_that_is_not_there_is_tried_again_later_and_later(loop: Virtua
             return await world.start()
         raise FileNotFoundError(2, "No such file or directory", "vllm")
 
-    kept = Kept("it", start, Budget(3, 600), world.said.append)
+    kept = SupervisedProcess("it", start, Budget(3, 600), world.said.append)
     task = loop.create_task(kept.run())
     loop.settle()
     assert len(kept.running) == 1

@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.control.conversations import opening
-from gateway.control.episodes import Episodes
-from gateway.control.live import LiveEpisode
+from gateway.episodes.conversations import opening
+from gateway.episodes.episodes import Episodes
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Busy, Conflict, GatewayError, jittered
 from gateway.feed.ledger import StoredLedger
-from gateway.render.aside import aside
+from gateway.render.offload import offload
 from gateway.rollout.completion import Completion
 from gateway.rollout.replies import RequestKey
 from gateway.sections import AgentSettings
@@ -41,7 +41,7 @@ _Request = tuple[str, str]
 """An agent, and the name of its request."""
 
 
-class Openings:
+class AutoOpen:
     """The way in for calls of agents; `ledgers`: of each trained model."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Openings:
         self._owed: dict[_Request, list[float]] = {}
         """The times until which refused calls are expected back."""
 
-    async def again(self, agent: str, sent: RequestKey) -> tuple[LiveEpisode | None, str]:
+    async def again(self, agent: str, sent: RequestKey) -> tuple[OpenEpisode | None, str]:
         """The episode that a retry opened before; without one a notice, which may be empty, for the one that it opens."""
         place = agent, sent.name
         while True:
@@ -95,7 +95,7 @@ class Openings:
         notice: str,
         *,
         trains: bool,
-    ) -> LiveEpisode:
+    ) -> OpenEpisode:
         """Opens an episode for a call; `trains`: the call is about the agent's own model.
 
         Raises Busy if the agent has too many, or if there is no slot for a training episode in time.
@@ -114,7 +114,7 @@ class Openings:
             if not self._underway[place]:
                 del self._underway[place]
 
-    async def failed(self, episode: LiveEpisode) -> None:
+    async def failed(self, episode: OpenEpisode) -> None:
         """A call was refused before anything was sampled: what was opened for it alone is closed, and its slot is free."""
         if not episode.opening or episode.calls or episode.state != "open":
             return
@@ -133,10 +133,10 @@ class Openings:
 
     async def _open(
         self, place: _Request, messages: Sequence[dict[str, Any]], notice: str, *, trains: bool
-    ) -> LiveEpisode:
+    ) -> OpenEpisode:
         agent, request = place
         begins = opening(messages)
-        task = (await aside(begins, lambda: digests(begins, [])[-1])).hex()
+        task = (await offload(begins, lambda: digests(begins, [])[-1])).hex()
         given, model = self._settings.agents[agent], self._settings.model_of(agent)
         underway = sum(len(some) for (name, _), some in self._underway.items() if name == agent)
         if sum(bool(live.opening) for live in self._episodes.of_agent(agent)) + underway > given.max_episodes:
@@ -152,7 +152,7 @@ class Openings:
 
     async def _join(
         self, place: _Request, task: str, given: AgentSettings, model: str, notice: str
-    ) -> LiveEpisode:
+    ) -> OpenEpisode:
         """Opens a member of the task's group that is not full yet, or of a new one."""
         agent, request = place
         assert given.group_size is not None
@@ -183,7 +183,7 @@ class Openings:
         spare = self._settings.staleness_of(model).spare_members
         takes = any(
             group.group_id == last and group.join_refusal(size, spare) is None
-            for group in self._ledgers[model].ledger.groups()
+            for group in self._ledgers[model].rule.groups()
         )
         return int(last.removeprefix(prefix)) + (not takes)
 
@@ -201,7 +201,7 @@ class Openings:
         return bool(times)
 
 
-def _lost_its_client(live: LiveEpisode) -> bool:
+def _lost_its_client(live: OpenEpisode) -> bool:
     """True if the reply to the opening call is complete, and nobody reads it."""
     return any(
         isinstance(call, Completion)

@@ -1,4 +1,4 @@
-"""Fits the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
+"""SpeedModels the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
 
 Once a second an engine says how many tokens it has sampled so far; with the calls that ran meanwhile that is the time of a step:
 
@@ -149,7 +149,7 @@ class _Engine:
     fitting: Fitting | None = None
 
 
-class Fits:
+class SpeedModels:
     """Every engine's samples and coefficients."""
 
     def __init__(self, prior: EngineModel) -> None:

@@ -27,7 +27,7 @@ _ENDPOINTS: dict[str, Endpoint] = {
 }
 
 
-class Express:
+class FastPath:
     """Answers these routes itself; everything else is the application's. Pure ASGI."""
 
     def __init__(self, app: ASGIApp) -> None:

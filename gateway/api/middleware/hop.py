@@ -14,8 +14,8 @@ import aiohttp
 from starlette.types import Scope, Send
 from yarl import URL
 
-from gateway.api.door import FORWARDED
 from gateway.api.errors import NOT_BEGUN
+from gateway.api.middleware.port_guard import FORWARDED
 from gateway.errors import Unavailable
 
 _CONNECTION = frozenset({

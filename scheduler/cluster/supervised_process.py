@@ -43,7 +43,7 @@ class Budget:
         return min(_FIRST_DELAY_S * 2.0 ** (len(self._at) - 1), _LONGEST_DELAY_S)
 
 
-class Kept:
+class SupervisedProcess:
     """`run` is all of it; `up` and `running` may be read at any time."""
 
     def __init__(

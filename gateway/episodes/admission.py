@@ -70,7 +70,7 @@ class Admission:
         """Stores the episode `row` without a place in a ledger; `entered`: as for `join`."""
 
         async def enter() -> list[Command]:
-            row["version"] = self._ledgers[row["model"]].ledger.version
+            row["version"] = self._ledgers[row["model"]].rule.version
             await self._database.submit(lambda c: statements.insert_episode(c, row))
             entered("")
             return []
@@ -103,7 +103,7 @@ class Admission:
 
     async def _apply(self, event: Join, row: dict[str, Any], entered: Entered) -> list[Command]:
         ledger = self._ledgers[row["model"]]
-        row["version"] = ledger.ledger.version
+        row["version"] = ledger.rule.version
         self._joining[event.episode_id] = ""
         try:
             commands = await ledger.apply(event, lambda c: statements.insert_episode(c, row))
@@ -154,5 +154,5 @@ class Admission:
     def _wake(self, model: str) -> None:
         """Wakes as many groups as there are slots, and no more: every one would ask the ledger again."""
         queue = self._waiting[model]
-        for group_id in list(islice(queue, self._ledgers[model].ledger.free_slots())):
+        for group_id in list(islice(queue, self._ledgers[model].rule.free_slots())):
             queue.pop(group_id).woken.set()

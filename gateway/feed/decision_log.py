@@ -44,7 +44,7 @@ class Entry:
     joined: list[str] = field(default_factory=list)
 
 
-class Chronicle:
+class DecisionLog:
     """Every group that is not over."""
 
     def __init__(self) -> None:

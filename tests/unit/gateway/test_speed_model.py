@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.control.fitting import Fits, Sample, fit
+from gateway.control.speed_model import Sample, SpeedModels, fit
 from scheduler.policies.throughput import EngineModel
 
 TRUE = EngineModel(k1=2e-7, k2=8e-3, k3=2e-4, k4=3e-3)
@@ -58,7 +58,7 @@ def test_no_coefficient_is_negative_and_the_same_seconds_give_the_same() -> None
 
 
 def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_gone() -> None:
-    fits, rng, sampled = Fits(PRIOR), random.Random(3), 0.0
+    fits, rng, sampled = SpeedModels(PRIOR), random.Random(3), 0.0
     for second in range(60):
         running = 40 + rng.randint(-2, 2)
         kv = 2000 * running
@@ -74,7 +74,7 @@ def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_go
 
 
 def test_a_second_in_which_the_load_changed_or_the_engine_began_anew_says_nothing() -> None:
-    fits = Fits(PRIOR)
+    fits = SpeedModels(PRIOR)
     fits.observe("e", 1, 0.0, 10, 1000, 0)
     assert fits.observe("e", 1, 1.0, 40, 4000, 500) == 500.0
     assert fits.observe("e", 2, 2.0, 40, 4000, 900) == 0.0

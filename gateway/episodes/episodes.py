@@ -16,13 +16,12 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from gateway.control.admission import Admission
-from gateway.control.ending import Outcome
-from gateway.control.endings import Endings
-from gateway.control.limits import Rooms
-from gateway.control.live import CALLS, closed, crashed, graded
-from gateway.control.live import LiveEpisode as LiveEpisode
-from gateway.control.overdue import OverdueGroups
+from gateway.episodes.admission import Admission
+from gateway.episodes.closing import Closing
+from gateway.episodes.closing_state import Outcome
+from gateway.episodes.deadlines import GroupDeadlines
+from gateway.episodes.open_episode import CALLS, closed, crashed, graded
+from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
 from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
@@ -32,6 +31,7 @@ from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
+from gateway.tenancy.limits import EpisodeQuota
 from gateway.trajectories.recorder import Recorder
 from gateway.types import EpisodeAsked, EpisodeOpened
 from scheduler.policies.staleness_events import Join
@@ -57,11 +57,11 @@ class Episodes:
         self._ledgers = ledgers
         self._recorders = recorders
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
-        self._endings = Endings(database, ledgers, recorders, grading, peers, settings.rewards)
-        self._overdue = OverdueGroups(settings, ledgers)
-        self._rooms = Rooms(settings)
-        self._live: dict[str, LiveEpisode] = {}
-        self._by_key: dict[str, LiveEpisode] = {}
+        self._endings = Closing(database, ledgers, recorders, grading, peers, settings.rewards)
+        self._overdue = GroupDeadlines(settings, ledgers)
+        self._quota = EpisodeQuota(settings)
+        self._live: dict[str, OpenEpisode] = {}
+        self._by_key: dict[str, OpenEpisode] = {}
         self._opening: dict[str, asyncio.Future[None]] = {}
         """By the hashes of their keys: episodes that a request opens which may come again."""
         for ledger in ledgers.values():
@@ -76,7 +76,7 @@ class Episodes:
         await self._database.submit(tallies.recount)
         rewards = await self._database.read(turns.unfinished_rewards)
         for row in await self._database.read(statements.unfinished):
-            live = LiveEpisode(
+            live = OpenEpisode(
                 *(row["id"], row["task_id"], row["group_id"], row["mode"], row["model"], now, now),
                 posted=row["reward"],
                 components=row["components"],
@@ -96,7 +96,7 @@ class Episodes:
         await self._admission.close()
         await self._endings.close()
 
-    def adopt(self, followed: Collection[LiveEpisode]) -> None:
+    def adopt(self, followed: Collection[OpenEpisode]) -> None:
         """Calls that this process has begun for another coordinator go on in the same episodes."""
         for before in followed:
             if live := self._live.get(before.id):
@@ -104,7 +104,7 @@ class Episodes:
             else:
                 self._endings.stop_stray(before)
 
-    def live(self) -> list[LiveEpisode]:
+    def live(self) -> list[OpenEpisode]:
         """Every open episode."""
         return list(self._live.values())
 
@@ -121,7 +121,7 @@ class Episodes:
         self._database.check()
         key = "" if asked.opening else key or f"hg-{secrets.token_urlsafe(24)}"
         row = _row(asked, key)
-        with self._rooms.entering(asked.model, self._live.values()):
+        with self._quota.reserve(asked.model, (live.model for live in self._live.values())):
             if asked.mode == "eval":
                 await self._admission.insert(row, partial(self._begin, row, asked))
             else:
@@ -133,7 +133,7 @@ class Episodes:
         """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
         place = row["id"], asked.task_id, row["group_id"], asked.mode, asked.model
-        live = LiveEpisode(*place, now, now, row["key_hash"], agent=asked.agent, opening=asked.opening)
+        live = OpenEpisode(*place, now, now, row["key_hash"], agent=asked.agent, opening=asked.opening)
         live.version = row["version"]
         self._live[live.id] = self._by_key[live.key_hash] = live
         for recorder in self._recorders:
@@ -170,11 +170,11 @@ class Episodes:
         """The number of episodes of each group that wait for a slot, first come first."""
         return self._admission.waiting(model)
 
-    async def authenticate(self, key: str) -> LiveEpisode:
+    async def authenticate(self, key: str) -> OpenEpisode:
         """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode's run is over."""
         return await self.keyed(key_hash(key))
 
-    async def keyed(self, hashed: str) -> LiveEpisode:
+    async def keyed(self, hashed: str) -> OpenEpisode:
         """The same, by the key's hash."""
         if live := self._by_key.get(hashed):
             live.seen_at = time.monotonic()
@@ -193,7 +193,7 @@ class Episodes:
         if live := self._live.get(episode_id):
             live.seen_at = max(live.seen_at, time.monotonic() - ago_s)
 
-    async def named(self, episode_id: str) -> LiveEpisode:
+    async def named(self, episode_id: str) -> OpenEpisode:
         """An open episode by its id. Raises NotFound, or Conflict if its run is over."""
         live = await self._open(episode_id)
         live.seen_at = time.monotonic()
@@ -205,7 +205,7 @@ class Episodes:
             return live.agent
         return str((await self._row(episode_id))["agent"])
 
-    def of_agent(self, agent: str) -> list[LiveEpisode]:
+    def of_agent(self, agent: str) -> list[OpenEpisode]:
         """The open episodes that an agent's key reaches, the oldest first."""
         return [live for live in self._live.values() if live.agent == agent]
 
@@ -290,11 +290,11 @@ class Episodes:
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
         await self._overdue.sweep(now, running)
 
-    def _idle_s(self, live: LiveEpisode) -> float:
+    def _idle_s(self, live: OpenEpisode) -> float:
         agent = self._settings.agents.get(live.agent) if live.opening else None
         return (agent and agent.idle_s) or self._settings.episodes.idle_s
 
-    async def _overrun(self, live: LiveEpisode, reason: str) -> None:
+    async def _overrun(self, live: OpenEpisode, reason: str) -> None:
         """A deadline has passed. Nobody says when a conversation that opened its own episode is over: silence does."""
         if live.opening and reason == "idle_deadline" and (self._endings.grades(live) or live.has_reward):
             await self._finish(live)
@@ -322,7 +322,7 @@ class Episodes:
             return False
         return bool(row["reward"] == reward + (row["components"] or {}).get(CALLS, 0.0))
 
-    async def _finish(self, live: LiveEpisode) -> None:
+    async def _finish(self, live: OpenEpisode) -> None:
         if self._endings.grades(live):
             await self._end(live, None)
         elif live.has_reward:
@@ -349,7 +349,7 @@ class Episodes:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
         return row
 
-    async def _open(self, episode_id: str) -> LiveEpisode:
+    async def _open(self, episode_id: str) -> OpenEpisode:
         if live := self._live.get(episode_id):
             return live
         if over := self._endings.over.get(episode_id):
@@ -358,7 +358,7 @@ class Episodes:
             await over.ended.wait()
         raise closed(episode_id, (await self._fate(episode_id))["reason"])
 
-    async def _end(self, live: LiveEpisode, outcome: Outcome | None) -> None:
+    async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
         """Ends an open episode; without an outcome, it is graded."""
         self._database.check()  # check before the episode is forgotten
         self._forget(live)
@@ -373,7 +373,7 @@ class Episodes:
             self._forget(live)
             self._endings.abort(live, reason)
 
-    def _forget(self, live: LiveEpisode) -> None:
+    def _forget(self, live: OpenEpisode) -> None:
         self._live.pop(live.id, None)
         self._by_key.pop(live.key_hash, None)
 

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
+from gateway.api.middleware.episode_prefix import PREFIX
 from gateway.errors import NotBegun, Unavailable, jittered
 
-_CALLS = ("/v1/", "/e/")
+_CALLS = ("/v1/", PREFIX)
 _AGAIN_S = 1.0
 """After this long, another process or the next one answers."""
 

@@ -21,7 +21,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 
 
 @dataclass(slots=True)
-class Asked:
+class GenerationRequest:
     """None stands for what was not said."""
 
     api: str

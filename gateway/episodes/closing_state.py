@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ClosingState:
     """An episode's progress towards its end."""
 
     phase: Phase = Phase.OPEN
@@ -55,13 +55,13 @@ class Ending:
     given_up: bool = False
     """True if the ledger has given the episode up, and needs no more news of it."""
 
-    def end(self, outcome: Outcome | None) -> Ending:
+    def end(self, outcome: Outcome | None) -> ClosingState:
         """Ends the run; without an outcome, the episode is graded. Raises ValueError if the run was over before."""
         if self.phase is not Phase.OPEN:
             raise ValueError(f"an episode ends once, and this one is {self.phase.value}")
-        return Ending(Phase.STOPPING, outcome)
+        return ClosingState(Phase.STOPPING, outcome)
 
-    def abort(self, reason: str) -> Ending:
+    def abort(self, reason: str) -> ClosingState:
         """Takes note that the ledger has given the episode up."""
         if self.given_up or self.phase is Phase.CLOSED:
             return self
@@ -74,34 +74,34 @@ class Ending:
                 return replace(over, phase=Phase.CLOSING)
         return over
 
-    def stopped(self) -> Ending:
+    def stopped(self) -> ClosingState:
         """Goes on once everything that ran in the episode is recorded."""
         self._be(Phase.STOPPING)
         return replace(self, phase=Phase.CLOSING if self.outcome else Phase.FINISHING)
 
-    def stored(self) -> Ending:
+    def stored(self) -> ClosingState:
         """Goes on once everything that the phase was to store is committed."""
         if self.phase is Phase.FINISHING:
             return replace(self, phase=Phase.GRADING)
         self._be(Phase.CLOSING)
         return replace(self, phase=Phase.CLOSED)
 
-    def graded(self, outcome: Outcome) -> Ending:
+    def graded(self, outcome: Outcome) -> ClosingState:
         """Goes on once the reward is there, or will never be."""
         self._be(Phase.GRADING)
         return replace(self, phase=Phase.CLOSING, outcome=outcome)
 
-    def refused(self) -> Ending:
+    def refused(self) -> ClosingState:
         """Goes on after the ledger refused the episode, whose group is over. Nothing was stored; it will not be trained."""
         outcome = self.outcome
         if outcome is None or outcome.reward is not None:
             outcome = Outcome(UNTRAINED, {**outcome.values} if outcome else {})
-        return Ending(Phase.CLOSING, outcome, given_up=True)
+        return ClosingState(Phase.CLOSING, outcome, given_up=True)
 
     def _be(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise ValueError(f"an episode that is {self.phase.value} cannot have been {phase.value}")
 
 
-RUNNING = Ending()
+RUNNING = ClosingState()
 """An episode whose run is not over."""

@@ -22,14 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api import cluster
 from gateway.api.access import reached
 from gateway.api.context import credentials
-from gateway.api.door import FORWARDED, served_path
 from gateway.api.errors import error_response
-from gateway.api.hop import Hop
-from gateway.control.projects import Projects
+from gateway.api.middleware.episode_prefix import PREFIX, split
+from gateway.api.middleware.hop import Hop
+from gateway.api.middleware.port_guard import FORWARDED
 from gateway.errors import Elsewhere, GatewayError, NotBegun, Unavailable
 from gateway.keys import Keyring
+from gateway.tenancy.projects import Projects
 
-_PLACED = ("/v1/", "/e/", "/admin/")
+_PLACED = ("/v1/", PREFIX, "/admin/")
 _AGAIN_S = 0.2
 _LOOK_S = 1.0
 """The interval at which the other process is checked for signs of life."""
@@ -142,7 +143,7 @@ class Forward:
         await self._hop.close()
 
     async def _answer(self, request: KeptRequest) -> None:
-        forwarded, path = self._was_forwarded(request.scope), served_path(request.scope["path"])
+        forwarded, path = self._was_forwarded(request.scope), split(request.scope["path"])[1]
         if self._is_coordinators(path, Request(request.scope)):
             if await self._coordinator_answers(request, forwarded=forwarded):
                 return

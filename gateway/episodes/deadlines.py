@@ -16,7 +16,7 @@ from scheduler.policies.staleness_events import CloseGroup, Unstick
 log = logging.getLogger(__name__)
 
 
-class OverdueGroups:
+class GroupDeadlines:
     """Call `sweep` now and then; `ledgers`: of each trained model. Times are seconds of one monotonic clock."""
 
     def __init__(self, settings: Settings, ledgers: Mapping[str, StoredLedger]) -> None:
@@ -38,7 +38,7 @@ class OverdueGroups:
         waiting = {
             (model, group.group_id)
             for model, ledger in self._ledgers.items()
-            for group in ledger.ledger.groups()
+            for group in ledger.rule.groups()
             if group.state == "reserved" and (model, group.group_id) not in running
         }
         self._lonely = {key: self._lonely.get(key, now) for key in waiting}
@@ -48,7 +48,7 @@ class OverdueGroups:
 
     async def _unstick(self, model: str, now: float) -> None:
         """A batch that the trainer waits for, and for which the same few groups have run for too long."""
-        given, rule = self._settings.staleness_of(model), self._ledgers[model].ledger
+        given, rule = self._settings.staleness_of(model), self._ledgers[model].rule
         if given.stuck == "wait":
             return
         assert isinstance(rule, Ledger)  # settings allow `stuck` only with staleflow

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.control.ending import RUNNING, Ending, Outcome, Phase
+from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.errors import Conflict
 from gateway.rollout.completion import Completion
 from gateway.rollout.upstream import UpstreamCall
@@ -17,7 +17,7 @@ CALLS = "calls"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class LiveEpisode:
+class OpenEpisode:
     """One run of an agent, and what it was given so far."""
 
     id: str
@@ -41,7 +41,7 @@ class LiveEpisode:
     """A reward that is not final."""
     components: dict[str, float] | None = None
     call_rewards: dict[str, float] = field(default_factory=dict)
-    ending: Ending = RUNNING
+    ending: ClosingState = RUNNING
     """The episode's progress towards its end."""
     grading: asyncio.Task[Outcome] | None = None
     """The task that computes the reward."""

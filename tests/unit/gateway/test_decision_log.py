@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.feed.chronicle import Chronicle
-from gateway.feed.story import tell, verdict
+from gateway.feed.decision_log import DecisionLog
+from gateway.feed.explain import tell, verdict
 from gateway.store.decisions import Decision
 from scheduler.policies.rules import RULES, create
 from scheduler.policies.staleness import LedgerSettings
@@ -58,7 +58,7 @@ class World:
 
     def __init__(self, rule: str, limits: LedgerSettings) -> None:
         self.ledger = create(rule, limits)
-        self.chronicle = Chronicle()
+        self.chronicle = DecisionLog()
         self.rows: list[dict[str, Any]] = []
         self.group_of: dict[str, str] = {}
         self.rewarded: set[str] = set()

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from gateway.control.conversations import UNKNOWN, Conversations
-from gateway.control.episodes import Episodes
-from gateway.control.live import LiveEpisode
-from gateway.control.openings import Openings
+from gateway.episodes.auto_open import AutoOpen
+from gateway.episodes.conversations import UNKNOWN, Conversations
+from gateway.episodes.episodes import Episodes
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.keys import Keyring
 from gateway.rollout.replies import RequestKey
@@ -35,7 +35,7 @@ class Caller:
     """The key of an episode, or of an agent."""
     model: str
     """The model that its requests are about, unless they name another."""
-    episode: LiveEpisode | None
+    episode: OpenEpisode | None
     """None: the conversation tells (`Callers.episode`)."""
     agent: str = ""
 
@@ -44,7 +44,7 @@ class Callers:
     """Everyone who may call a model."""
 
     def __init__(
-        self, settings: Settings, episodes: Episodes, conversations: Conversations, openings: Openings
+        self, settings: Settings, episodes: Episodes, conversations: Conversations, openings: AutoOpen
     ) -> None:
         self._settings = settings
         self._episodes = episodes
@@ -78,7 +78,7 @@ class Callers:
             await self.reach(caller, named)
         return caller
 
-    async def reach(self, caller: Caller, episode_id: str) -> LiveEpisode:
+    async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode:
         """An open episode of the caller's by its id. Raises NotFound, or Conflict if its run is over."""
         if caller.agent:
             reached = await self._episodes.agent_of(episode_id) == caller.agent
@@ -95,11 +95,11 @@ class Callers:
         tools: Sequence[dict[str, Any]],
         sent: RequestKey | None = None,
         model: str = "",
-    ) -> LiveEpisode:
+    ) -> OpenEpisode:
         """The episode that a conversation belongs to; it is opened if there is none.
 
         `sent`: by what the request is known again, of whatever episode. `model`: the one that it is about, if not the caller's.
-        Raises Conflict if the caller's episode is over, and what `Openings.open` raises.
+        Raises Conflict if the caller's episode is over, and what `AutoOpen.open` raises.
         """
         if caller.episode is not None:
             return await self.still_open(caller.episode)
@@ -109,11 +109,11 @@ class Callers:
                 return await self._found_or_opened(caller, messages, tools, sent, model)
         return await self._found_or_opened(caller, messages, tools, sent, model)
 
-    async def still_open(self, episode: LiveEpisode) -> LiveEpisode:
+    async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
         """The same episode. Raises Conflict if its run is over."""
         return await self._episodes.named(episode.id)
 
-    async def apart(self, caller: Caller) -> LiveEpisode:
+    async def apart(self, caller: Caller) -> OpenEpisode:
         """The episode of a call whose conversation is not known here, such as one with an upstream model.
 
         Where the caller names none it has an episode of its own, which is not trained.
@@ -122,7 +122,7 @@ class Callers:
             return await self.still_open(caller.episode)
         return await self._openings.open(caller.agent, [], None, "", trains=False)
 
-    async def failed(self, episode: LiveEpisode) -> None:
+    async def failed(self, episode: OpenEpisode) -> None:
         """A call was refused before anything was sampled: what was opened for it alone is closed."""
         await self._openings.failed(episode)
 
@@ -137,7 +137,7 @@ class Callers:
         tools: Sequence[dict[str, Any]],
         sent: RequestKey | None,
         model: str,
-    ) -> LiveEpisode:
+    ) -> OpenEpisode:
         notice = ""
         if sent is not None and sent.retry:
             episode, notice = await self._openings.again(caller.agent, sent)

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
-from gateway.control.ending import Ending, Outcome, Phase
-from gateway.control.live import LiveEpisode, closed, graded
+from gateway.episodes.closing_state import ClosingState, Outcome, Phase
+from gateway.episodes.open_episode import OpenEpisode, closed, graded
 from gateway.errors import Conflict, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import GradingFailed
@@ -32,7 +32,7 @@ _PAUSE_S = 1.0
 """The pause before work is done again that failed and does not say when to come back, in seconds."""
 
 
-class Endings:
+class Closing:
     """Every episode whose run is over; `ledgers`: of each trained model, `recorders`: of every model."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Endings:
     ) -> None:
         self._rewards = rewards or RewardSettings()
         self._peers = peers or NoPeers()
-        self.over: dict[str, LiveEpisode] = {}
+        self.over: dict[str, OpenEpisode] = {}
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
@@ -61,11 +61,11 @@ class Endings:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def grades(self, live: LiveEpisode) -> bool:
+    def grades(self, live: OpenEpisode) -> bool:
         """True if a grader would compute the episode's reward."""
         return self._grading.grades(live.model)
 
-    async def end(self, live: LiveEpisode, outcome: Outcome | None) -> None:
+    async def end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
         """Ends an open episode; when this returns, that is committed. Without an outcome: that it is being graded, or is closed.
 
         Raises what went wrong; the end is tried again all the same.
@@ -75,12 +75,12 @@ class Endings:
         self._lead(live)
         await asyncio.shield(asked)
 
-    def resume(self, live: LiveEpisode) -> None:
+    def resume(self, live: OpenEpisode) -> None:
         """Computes the reward of an episode whose grading is committed to have begun."""
-        live.ending = Ending(Phase.GRADING)
+        live.ending = ClosingState(Phase.GRADING)
         self._lead(live)
 
-    def abort(self, live: LiveEpisode, reason: str) -> None:
+    def abort(self, live: OpenEpisode, reason: str) -> None:
         """Aborts an episode that the ledger gave up, whatever it is doing."""
         was_open, live.ending = live.ending.phase is Phase.OPEN, live.ending.abort(reason)
         if was_open:
@@ -88,18 +88,18 @@ class Endings:
         elif live.grading is not None:
             live.grading.cancel()
 
-    def stop_stray(self, live: LiveEpisode) -> None:
+    def stop_stray(self, live: OpenEpisode) -> None:
         """Stops what this process has of an episode that was closed while nobody could tell it."""
         self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
 
     # The phases of an end
 
-    def _lead(self, live: LiveEpisode) -> None:
+    def _lead(self, live: OpenEpisode) -> None:
         """Begins to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
         self.over[live.id] = live
         self._start(self._to_the_end(live), f"end-{live.id}")
 
-    async def _to_the_end(self, live: LiveEpisode) -> None:
+    async def _to_the_end(self, live: OpenEpisode) -> None:
         try:
             while live.ending.phase is not Phase.CLOSED:
                 await self._step(live)
@@ -108,7 +108,7 @@ class Endings:
             live.ended.set()
             self._answer(live, None)
 
-    async def _step(self, live: LiveEpisode) -> None:
+    async def _step(self, live: OpenEpisode) -> None:
         """Does the work of a phase and takes the step that follows, unless an abort has changed the phase meanwhile."""
         phase = live.ending.phase
         if phase is Phase.GRADING:
@@ -124,13 +124,13 @@ class Endings:
             if live.ending.phase is phase:
                 live.ending = done(live.ending)
 
-    async def _work(self, live: LiveEpisode, ending: Ending) -> Callable[[Ending], Ending]:
+    async def _work(self, live: OpenEpisode, ending: ClosingState) -> Callable[[ClosingState], ClosingState]:
         """Does the work of a phase, and returns the step that follows."""
         outcome = ending.outcome
         match ending.phase:
             case Phase.STOPPING:
                 await self.stop_calls(live, closed(live.id, outcome.reason) if outcome else graded(live.id))
-                return Ending.stopped
+                return ClosingState.stopped
             case Phase.FINISHING:
                 return await self._stored(
                     live, Finish(live.id), lambda c: statements.begin_grading(c, live.id)
@@ -150,24 +150,24 @@ class Endings:
 
     async def _stored(
         self,
-        live: LiveEpisode,
+        live: OpenEpisode,
         event: Finish | Reward | Drop | None,
         write: Write,
         details: dict[str, Any] | None = None,
-    ) -> Callable[[Ending], Ending]:
+    ) -> Callable[[ClosingState], ClosingState]:
         """Commits a phase together with its effect on the ledger, if it has one; returns the step that follows."""
         if live.mode == "eval" or event is None:
             await self._database.submit(write)
-            return Ending.stored
+            return ClosingState.stored
         try:
             commands = await self._ledgers[live.model].apply(event, write, details)
         except ValueError as error:
             log.warning("the ledger knows nothing of an episode that ends: %s", error)
-            return Ending.refused
+            return ClosingState.refused
         refused = any(isinstance(command, Refuse) for command in commands)
-        return Ending.refused if refused else Ending.stored
+        return ClosingState.refused if refused else ClosingState.stored
 
-    async def _graded(self, live: LiveEpisode) -> Callable[[Ending], Ending]:
+    async def _graded(self, live: OpenEpisode) -> Callable[[ClosingState], ClosingState]:
         grading = live.grading = asyncio.create_task(self._grade(live), name=f"grade-{live.id}")
         try:
             await asyncio.wait({grading})
@@ -176,7 +176,7 @@ class Endings:
             grading.cancel()
         return lambda ending: ending.graded(grading.result())
 
-    async def _grade(self, live: LiveEpisode) -> Outcome:
+    async def _grade(self, live: OpenEpisode) -> Outcome:
         try:
             grade = await self._grading.grade(live.id, live.model)
         except GradingFailed as error:
@@ -192,7 +192,7 @@ class Endings:
         log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
         return Outcome("grading_failed", {"error": shortened(failure)})
 
-    def _answer(self, live: LiveEpisode, error: Exception | None) -> None:
+    def _answer(self, live: OpenEpisode, error: Exception | None) -> None:
         """Tells the request that asked for the end."""
         asked = self._asked.pop(live.id, None)
         if asked is None or asked.done():
@@ -203,13 +203,13 @@ class Endings:
             asked.set_exception(error)
             asked.exception()  # retrieve the error: the request may have stopped waiting
 
-    async def stop_calls(self, live: LiveEpisode, reason: Conflict) -> None:
+    async def stop_calls(self, live: OpenEpisode, reason: Conflict) -> None:
         """Stops what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""
         elsewhere = self._peers.end(live.id, reason)
         await self._stop_here(live, reason)
         await elsewhere
 
-    async def _stop_here(self, live: LiveEpisode, reason: Conflict) -> None:
+    async def _stop_here(self, live: OpenEpisode, reason: Conflict) -> None:
         await asyncio.gather(*(call.stop(reason) for call in live.calls))
         for recorder in self._recorders:
             recorder.forget(live.id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.errors import error_response
+from gateway.api.middleware.episode_prefix import split
 from gateway.errors import BadRequest
 from gateway.keys import Keyring
 from gateway.settings import Settings
@@ -20,7 +21,7 @@ _BEHIND = ("/admin", "/metrics")
 _EVERYWHERE = ("/healthz", "/readyz")
 
 
-class Door:
+class PortGuard:
     """Lets a request in where it may be served."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -42,7 +43,7 @@ class Door:
         await response(scope, receive, send)
 
     def _lets_in(self, scope: Scope) -> bool:
-        path = served_path(scope["path"])
+        _, path = split(scope["path"])
         if _below(path, _EVERYWHERE):
             return True
         server = scope.get("server")
@@ -53,14 +54,6 @@ class Door:
     def _was_forwarded(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
         return bool(self._keys.find(given))
-
-
-def served_path(path: str) -> str:
-    """A path without the `/e/{episode_id}` that names an episode."""
-    if path.startswith("/e/") and not path.startswith("/e//"):
-        _, slash, rest = path[3:].partition("/")
-        return slash + rest
-    return path
 
 
 def _below(path: str, roots: tuple[str, ...]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.render.aside import aside
+from gateway.render.offload import offload
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.episodes import RecordedReply
@@ -48,7 +48,7 @@ class Conversations:
         if not lengths:
             return NEW
         # Calls that forbid tools are recorded without any; for the other calls the tools distinguish conversations exactly.
-        chains = await aside(
+        chains = await offload(
             (messages, tools),
             lambda: [digests(messages, tools), *([digests(messages, [])] if tools else [])],
         )

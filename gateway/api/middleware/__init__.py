@@ -1,0 +1,1 @@
+"""Pure ASGI middleware around the routes; `gateway/app.py` lists it from outer to inner."""

@@ -1,0 +1,1 @@
+"""Tenants: projects and their keys, and what one key may use at once."""
