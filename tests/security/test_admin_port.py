@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.middleware.port_guard import PortGuard, served_path
+from gateway.api.middleware.episode_prefix import split
+from gateway.api.middleware.port_guard import PortGuard
 from gateway.app import create_app
 from gateway.server import listening
 from gateway.settings import ConfigError, Settings
@@ -104,8 +105,9 @@ async def test_other_processes_of_the_cluster_come_in_by_its_key(
 
 
 def test_a_prefix_hides_no_path() -> None:
-    assert served_path("/e/ep-1/admin/v1") == "/admin/v1"
-    assert served_path("/e//admin") == "/e//admin" and served_path("/v1/models") == "/v1/models"
+    assert split("/e/ep-1/admin/v1") == ("ep-1", "/admin/v1")
+    assert split("/e//admin") == (None, "/e//admin")
+    assert split("/v1/models") == (None, "/v1/models")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from scheduler.cluster import kept as module
+from scheduler.cluster import supervised_process as module
 from scheduler.cluster.errors import NodeLost
 from scheduler.cluster.launch import Ended, Running
 from scheduler.cluster.supervised_process import Budget, GivenUp, SupervisedProcess
