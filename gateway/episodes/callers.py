@@ -49,14 +49,14 @@ class Callers:
         self._settings = settings
         self._episodes = episodes
         self._conversations = conversations
-        self._openings = openings
+        self._auto_open = openings
         self._keys = agent_keys(settings)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
     def waiting(self) -> int:
         """The number of retries that wait for the call that they repeat, which is still opening its episode."""
-        return self._openings.waiting
+        return self._auto_open.waiting
 
     async def identify(self, key: str, named: str) -> Caller:
         """The holder of a key, and the episode that the request names, if it names one.
@@ -120,15 +120,15 @@ class Callers:
         """
         if caller.episode is not None:
             return await self.still_open(caller.episode)
-        return await self._openings.open(caller.agent, [], None, "", trains=False)
+        return await self._auto_open.open(caller.agent, [], None, "", trains=False)
 
     async def failed(self, episode: OpenEpisode) -> None:
         """A call was refused before anything was sampled: what was opened for it alone is closed."""
-        await self._openings.failed(episode)
+        await self._auto_open.failed(episode)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
         """A call under an agent's key was refused before its episode was known; it will come again."""
-        self._openings.refused(caller.agent, sent)
+        self._auto_open.refused(caller.agent, sent)
 
     async def _found_or_opened(
         self,
@@ -140,7 +140,7 @@ class Callers:
     ) -> OpenEpisode:
         notice = ""
         if sent is not None and sent.retry:
-            episode, notice = await self._openings.again(caller.agent, sent)
+            episode, notice = await self._auto_open.again(caller.agent, sent)
             if episode is not None:
                 episode.seen_at = time.monotonic()
                 return episode
@@ -152,7 +152,7 @@ class Callers:
         if match.episodes and not found:  # all matching episodes are being closed
             match = UNKNOWN
         trains = model in ("", caller.model)
-        return await self._openings.open(caller.agent, messages, sent, match.notice or notice, trains=trains)
+        return await self._auto_open.open(caller.agent, messages, sent, match.notice or notice, trains=trains)
 
 
 def agent_keys(settings: Settings) -> Keyring[str]:

@@ -57,8 +57,8 @@ class Episodes:
         self._ledgers = ledgers
         self._recorders = recorders
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
-        self._endings = Closing(database, ledgers, recorders, grading, peers, settings.rewards)
-        self._overdue = GroupDeadlines(settings, ledgers)
+        self._closing = Closing(database, ledgers, recorders, grading, peers, settings.rewards)
+        self._deadlines = GroupDeadlines(settings, ledgers)
         self._quota = EpisodeQuota(settings)
         self._live: dict[str, OpenEpisode] = {}
         self._by_key: dict[str, OpenEpisode] = {}
@@ -89,12 +89,12 @@ class Episodes:
             if row["state"] == "open":
                 self._live[live.id] = live
             else:
-                self._endings.resume(live)
+                self._closing.resume(live)
 
     async def close(self) -> None:
         """Stops the gradings that are underway; they begin again with the next start."""
         await self._admission.close()
-        await self._endings.close()
+        await self._closing.close()
 
     def adopt(self, followed: Collection[OpenEpisode]) -> None:
         """Calls that this process has begun for another coordinator go on in the same episodes."""
@@ -102,7 +102,7 @@ class Episodes:
             if live := self._live.get(before.id):
                 live.calls, live.seen_at = before.calls, max(live.seen_at, before.seen_at)
             else:
-                self._endings.stop_stray(before)
+                self._closing.stop_stray(before)
 
     def live(self) -> list[OpenEpisode]:
         """Every open episode."""
@@ -250,7 +250,7 @@ class Episodes:
         Raises NotFound, or Conflict if the episode's run is over.
         """
         live = await self._open(episode_id)
-        await self._endings.stop_calls(live, crashed(episode_id))
+        await self._closing.stop_calls(live, crashed(episode_id))
         if not await self._database.submit(lambda c: turns.forsake(c, episode_id)):
             raise closed(episode_id, "it was closed meanwhile")
         live.forsake()
@@ -264,7 +264,7 @@ class Episodes:
         """
         if live := self._live.get(episode_id):
             await self._finish(live)
-        elif (live := self._endings.over.get(episode_id)) is None:
+        elif (live := self._closing.over.get(episode_id)) is None:
             return await self._fate(episode_id)
         try:
             async with asyncio.timeout(wait_s if live.state == "grading" else None):
@@ -286,9 +286,9 @@ class Episodes:
             idle, total = now - live.seen_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")
-        unfinished = [*self._live.values(), *self._endings.over.values()]
+        unfinished = [*self._live.values(), *self._closing.over.values()]
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
-        await self._overdue.sweep(now, running)
+        await self._deadlines.sweep(now, running)
 
     def _idle_s(self, live: OpenEpisode) -> float:
         agent = self._settings.agents.get(live.agent) if live.opening else None
@@ -296,7 +296,7 @@ class Episodes:
 
     async def _overrun(self, live: OpenEpisode, reason: str) -> None:
         """A deadline has passed. Nobody says when a conversation that opened its own episode is over: silence does."""
-        if live.opening and reason == "idle_deadline" and (self._endings.grades(live) or live.has_reward):
+        if live.opening and reason == "idle_deadline" and (self._closing.grades(live) or live.has_reward):
             await self._finish(live)
             return
         log.warning("episode %s is closed: %s", live.id, reason)
@@ -311,7 +311,7 @@ class Episodes:
             raise BadRequest(message, code="invalid_value", param="reward")
 
     async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
-        if over := self._endings.over.get(episode_id):
+        if over := self._closing.over.get(episode_id):
             if over.state == "grading":
                 return False
             await over.ended.wait()
@@ -323,7 +323,7 @@ class Episodes:
         return bool(row["reward"] == reward + (row["components"] or {}).get(CALLS, 0.0))
 
     async def _finish(self, live: OpenEpisode) -> None:
-        if self._endings.grades(live):
+        if self._closing.grades(live):
             await self._end(live, None)
         elif live.has_reward:
             await self._end(live, live.rewarded(live.posted or 0.0, live.components))
@@ -352,7 +352,7 @@ class Episodes:
     async def _open(self, episode_id: str) -> OpenEpisode:
         if live := self._live.get(episode_id):
             return live
-        if over := self._endings.over.get(episode_id):
+        if over := self._closing.over.get(episode_id):
             if over.state == "grading":
                 raise graded(episode_id)
             await over.ended.wait()
@@ -362,16 +362,16 @@ class Episodes:
         """Ends an open episode; without an outcome, it is graded."""
         self._database.check()  # check before the episode is forgotten
         self._forget(live)
-        await self._endings.end(live, outcome)
+        await self._closing.end(live, outcome)
 
     def _abort(self, episode_id: str, reason: str) -> None:
         """The ledger gave the episode's group up."""
-        live = self._live.get(episode_id) or self._endings.over.get(episode_id)
+        live = self._live.get(episode_id) or self._closing.over.get(episode_id)
         if live is None:
             self._admission.abort(episode_id, reason)
         else:
             self._forget(live)
-            self._endings.abort(live, reason)
+            self._closing.abort(live, reason)
 
     def _forget(self, live: OpenEpisode) -> None:
         self._live.pop(live.id, None)

@@ -143,7 +143,7 @@ async def test_a_group_whose_last_members_never_come_is_closed(tiny_model: Path,
         episode, headers = await gateway.open("task", group_id="g", group_size=2)
         await gateway.chat(headers, max_tokens=2)
         await gateway.admin.reward(episode, 1.0)
-        overdue = gateway.services.episodes._overdue
+        overdue = gateway.services.episodes._deadlines
         await until(lambda: overdue._lonely != {}, "it is seen that none of its members runs")
         overdue._lonely = {key: since - 2 * HOUR_S for key, since in overdue._lonely.items()}
         lease = await gateway.admin.lease("trainer")

@@ -187,11 +187,11 @@ async def test_a_group_whose_member_is_graded_is_not_forsaken(tiny_model: Path, 
         await gateway.admin.close_episode(episode)
         episodes = gateway.services.episodes
         await episodes.sweep()
-        assert not episodes._overdue._lonely
+        assert not episodes._deadlines._lonely
         gate.touch()
         await gateway.admin.close_episode(episode, wait_s=LONG_S)
         await episodes.sweep()
-        assert list(episodes._overdue._lonely) == [("demo", "g")]
+        assert list(episodes._deadlines._lonely) == [("demo", "g")]
 
 
 async def test_a_call_that_runs_when_its_episode_is_closed_is_stopped(
@@ -543,7 +543,7 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
             e: [s["kind"] for s in (await gateway.admin.why(e))["story"] if s["about"] == "episode"]
             for e in opened
         }
-        assert not gateway.services.episodes._endings.over
+        assert not gateway.services.episodes._closing.over
     assert {row["state"] for row in rows.values()} == {"closed"}
     rewarded = {e for e, row in rows.items() if row["reason"] == "rewarded"}
     assert rewarded == {e for e, kinds in told.items() if "rewarded" in kinds}

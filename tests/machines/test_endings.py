@@ -121,7 +121,7 @@ class World:
     def check_ended(self, *episodes: str) -> None:
         """They are over wherever anything is known of them, and everything else is in exactly one state."""
         rows, members = self.rows(), self.members()
-        live, over = set(self.episodes._live), set(self.episodes._endings.over)
+        live, over = set(self.episodes._live), set(self.episodes._closing.over)
         assert [rows[episode].state for episode in episodes] == ["closed"] * len(episodes)
         assert not [e for e in episodes if members.get(e) in ("open", "grading")], (
             "its place is held for ever"

@@ -358,9 +358,9 @@ async def test_episodes_of_another_project_take_no_room() -> None:
         "limits": {"project": {"episodes": 1}},
         "admin": {"key": ROOT},
     }
-    rooms = EpisodeQuota(Settings.parse(given))
-    with rooms.entering("one", [Named("ep-1", "two")]):  # type: ignore[list-item]
-        with pytest.raises(Busy), rooms.entering("one", []):
+    quota = EpisodeQuota(Settings.parse(given))
+    with quota.reserve("one", ["two"]):
+        with pytest.raises(Busy), quota.reserve("one", []):
             raise AssertionError("it came in")
-        with rooms.entering("two", []):
+        with quota.reserve("two", []):
             pass
