@@ -86,6 +86,8 @@ class Cluster:
         self.calls = 0
         self.open: dict[str, Opened] = {}
         """Episodes that nobody has ended, the oldest first."""
+        self.told: dict[str, int] = {}
+        """The V that the driver of each episode was told."""
         self.over: set[str] = set()
         """Episodes whose end was asked for."""
         self.turns: dict[str, Stored] = {}
@@ -215,6 +217,7 @@ class Cluster:
             return
         if opened.version < live:
             self.wrongs.append(f"{opened.episode_id} has V = {opened.version}, and {live} was live")
+        self.told[opened.episode_id] = opened.version
         self.open[opened.episode_id] = Opened(opened.episode_id, key, opened.version)
 
     def end_episode(self, episode_id: str) -> None:
@@ -300,10 +303,9 @@ class Cluster:
             truth = [version_of(token) for token in turn.ids[at : at + span.count]]
             if any(not span.version <= version <= span.newest for version in truth):
                 self.wrongs.append(f"{turn.call_id}: {span} were sampled by {truth}")
-            if any(version < work.call.version for version in truth):
-                self.wrongs.append(
-                    f"{turn.call_id}: its V is {work.call.version}, and it was sampled by {truth}"
-                )
+            oldest = self.told[work.episode_id]
+            if any(version < oldest for version in truth):
+                self.wrongs.append(f"{turn.call_id}: its V is {oldest}, and it was sampled by {truth}")
             at += span.count
 
     def delivered(self, work: Work, got: list[int]) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sqlalchemy import Engine, select
 
 from gateway.episodes.episodes import Episodes
-from gateway.errors import GatewayError
+from gateway.errors import Conflict, GatewayError, Unavailable
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_of
@@ -80,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.loop = VirtualLoop(self.clock)
         self.stack.callback(self.loop.end)
         for module in ("episodes", "admission"):
-            self.stack.enter_context(patch(f"gateway.control.{module}.time", self.clock))
+            self.stack.enter_context(patch(f"gateway.episodes.{module}.time", self.clock))
         self.coordinators: list[Coordinator] = []
         self.named = 0
         self.asked: list[tuple[str, str]] = []
@@ -97,17 +97,33 @@ class LedgerMachine(RuleBasedStateMachine):
     def succeed(self) -> None:
         self.named += 1
         self.coordinators.append(Coordinator(f"c{self.named}", self.store, self.loop))
+        for gone in self.coordinators[:-2]:  # rules ask the last two alone, and the store has few connections
+            gone.database.die()
         self.loop.run(self.now.open())
 
-    def ask(self, work: Any) -> None:
-        async def asked() -> None:
+    def ask(self, work: Any, coordinator: Coordinator | None = None) -> None:
+        """Asks a coordinator, the present one by default. `refused` says which refusals there may be."""
+        asked = coordinator or self.now
+
+        async def asking() -> None:
             try:
                 await work
-            except GatewayError:
-                return
+            except GatewayError as error:
+                self.refused(asked, error)
 
-        self.tasks.append(self.loop.create_task(asked()))
+        self.tasks.append(self.loop.create_task(asking()))
         self.loop.settle()
+
+    def refused(self, asked: Coordinator, error: GatewayError) -> None:
+        """A superseded process may refuse; the present one what has ended, and a group without a slot."""
+        if isinstance(error, Conflict):
+            over = {row.id for row in self.rows() if row.state == "closed"}
+            ended = error.code == "episode_closed" and any(episode in str(error) for episode in over)
+            assert ended or error.code in ("episode_grading", "group_finished", "group_closed"), repr(error)
+        elif isinstance(error, Unavailable):
+            assert asked is not self.now or self.named > len(self.coordinators), repr(error)
+        else:
+            assert error.code == "no_slot", repr(error)
 
     def one(self, old: bool) -> Coordinator:
         return self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
@@ -122,7 +138,8 @@ class LedgerMachine(RuleBasedStateMachine):
             self.asked.append((f"idempotency-{number:04d}", f"g{number // 2}"))
         again, group = self.asked[-1 - which % len(self.asked)]
         for _ in range(times):
-            self.ask(self.opening(self.one(old), again, group, heard=heard, wait_s=wait_s))
+            asked = self.one(old)
+            self.ask(self.opening(asked, again, group, heard=heard, wait_s=wait_s), asked)
 
     async def opening(
         self, coordinator: Coordinator, again: str, group: str, *, heard: bool, wait_s: float
@@ -143,7 +160,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def reward(self, which: int, reward: float, times: int, old: bool) -> None:
         episode = sorted(o.episode_id for o in self.opened.values())[which % len(self.opened)]
         for _ in range(times):
-            self.ask(self.rewarding(self.one(old), episode, reward))
+            asked = self.one(old)
+            self.ask(self.rewarding(asked, episode, reward), asked)
 
     async def rewarding(self, coordinator: Coordinator, episode: str, reward: float) -> None:
         self.rewarded[episode] = await coordinator.episodes.reward(episode, reward, None, final=True)
@@ -152,7 +170,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), old=st.booleans())
     def abandon(self, which: int, old: bool) -> None:
         episode = sorted(o.episode_id for o in self.opened.values())[which % len(self.opened)]
-        self.ask(self.one(old).episodes.abandon(episode, "lost"))
+        asked = self.one(old)
+        self.ask(asked.episodes.abandon(episode, "lost"), asked)
 
     # What trainers do
 
@@ -223,6 +242,25 @@ class LedgerMachine(RuleBasedStateMachine):
         stored = {row.id for row in self.rows() if row.state == "open"}
         assert stored == {live.id for live in self.now.episodes.live()}
 
+    def a_group_goes_through(self) -> None:
+        """Once nothing is open, a new group is admitted and rewarded."""
+        while (pure := self.now.ledger.rule).complete(pure.consumed):
+            self.train()
+            self.settle()
+        self.publish(2)
+        self.settle()
+        before = set(self.opened)
+        for number in range(2):
+            again = f"idempotency-last-{number}"
+            self.ask(self.opening(self.now, again, "last", heard=True, wait_s=0.0))
+        self.settle()
+        new = sorted(set(self.opened) - before)
+        assert len(new) == 2, "a group of two was not admitted, though nothing is open"
+        for again in new:
+            self.ask(self.rewarding(self.now, self.opened[again].episode_id, 1.0))
+        self.settle()
+        assert [self.rewarded.get(self.opened[again].episode_id) for again in new] == ["rewarded"] * 2
+
     def settle(self) -> None:
         for _ in range(20):
             self.now.database.commit()
@@ -242,6 +280,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.settle()
             assert not [row for row in self.rows() if row.state != "closed"]
             self.memory_is_what_is_stored()
+            self.a_group_goes_through()
             self.nothing_is_trained_twice()
         finally:
             for coordinator in self.coordinators:

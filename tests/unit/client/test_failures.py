@@ -151,7 +151,8 @@ async def test_failures_in_a_row_are_followed_by_longer_and_longer_pauses(
     )
     await runner.run(TASKS)
     assert (tries, len(pauses)) == (30, 29)
-    assert all(later > 1.3 * before for before, later in zip(pauses[:8:2], pauses[2:9:2], strict=True))
+    # Below the longest pause, two failures later the least pause is twice the longest one before.
+    assert all(later >= 2 * before for before, later in zip(pauses[:6:2], pauses[2:8:2], strict=True))
     assert sum(pauses[:24]) > 240
     assert pauses[24] <= 0.2
 
