@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 NOISE = 2e-3
 EDGE = 1e-4
 """Probability by which two implementations may differ on what a set of tokens holds together."""
-TOKENS, BREAKS = 400, 3
+TOKENS, BREAKS = 800, 3
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model."""
+    """A random model that never ends a reply, so every call lasts until it was broken."""
     directory = tmp_path_factory.mktemp("model") / "a"
-    save_model(directory, 5, scale=2.0)
+    save_model(directory, 5, scale=2.0, endless=True)
     return directory
 
 
@@ -47,7 +47,7 @@ async def gateway(
 async def broken(gateway: RunningGateway, **body: Any) -> tuple[list[int], dict[str, Any]]:
     """A call that its engine gave back BREAKS times in its middle, and which went on: its prompt and its turn.
 
-    A random model may end a call before that: then another one is made.
+    The engine may end a call before a late break: then another one is made.
     """
     for seed in range(20):
         prompt, turn, breaks = await _broken(gateway, seed, **body)
@@ -58,7 +58,7 @@ async def broken(gateway: RunningGateway, **body: Any) -> tuple[list[int], dict[
 
 async def _broken(gateway: RunningGateway, seed: int, **body: Any) -> tuple[list[int], dict[str, Any], int]:
     """A call that is broken after so many tokens as the seed says."""
-    due = sorted(random.Random(seed).sample(range(1, TOKENS // 2), BREAKS))
+    due = sorted(random.Random(seed).sample(range(1, TOKENS // 4), BREAKS))
     episode, headers = await gateway.open("broken", mode="eval")
     task = asyncio.create_task(gateway.chat(headers, max_tokens=TOKENS, stream=True, **body), name="call")
     for at in due:

@@ -39,17 +39,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def two_engines(
     vllm: SharedEngine, model: Path, work: Path, **engine: Any
-) -> AsyncIterator[tuple[RunningGateway, FakeEngine]]:
-    """A gateway with the shared engine, and a fake one beside it which gets no call yet."""
+) -> AsyncIterator[tuple[RunningGateway, FakeEngine, str]]:
+    """A gateway with the shared engine, and a fake one that `add_spare` adds."""
     spare, port = FakeEngine("none"), free_port()
-    url = f"http://127.0.0.1:{port}"
     values = settings_for(model, work, engine=vllm.settings | engine)
     async with serve(create_fake_app(spare), port), run_gateway(values, in_process=False) as gateway:
-        body = {"name": "spare", "url": url}
-        added = await gateway.http.post("/admin/v1/engines", json=body, params={"wait": 60})
-        assert added.json()["state"] == "open", added.text
-        gateway.model.pool.slots["spare"].state = "held"
-        yield gateway, spare
+        yield gateway, spare, f"http://127.0.0.1:{port}"
+
+
+async def add_spare(gateway: RunningGateway, url: str) -> None:
+    """Adds the spare engine, which only calls that leave the real one will use."""
+    added = await gateway.http.post(
+        "/admin/v1/engines", json={"name": "spare", "url": url}, params={"wait": 60}
+    )
+    assert added.json()["state"] == "open", added.text
 
 
 async def stream(gateway: RunningGateway, number: int) -> tuple[str, str, str | None]:
@@ -68,16 +71,19 @@ async def stream(gateway: RunningGateway, number: int) -> tuple[str, str, str | 
 
 
 async def check_calls_go_on(
-    gateway: RunningGateway, spare: FakeEngine, fall_ill: Callable[[], None], noticed: Callable[[], bool]
+    gateway: RunningGateway,
+    spare: FakeEngine,
+    url: str,
+    fall_ill: Callable[[], None],
+    noticed: Callable[[], bool],
 ) -> None:
     """Streams begin in the real engine, which is frozen and falls ill; they end in the spare one, and nothing is missing."""
     tasks = [asyncio.create_task(stream(gateway, n), name=f"stream-{n}") for n in range(STREAMS)]
-    real, other = gateway.slot, gateway.model.pool.slots["spare"]
+    real = gateway.slot
     await freeze(real, STREAMS)
+    await add_spare(gateway, url)
     fall_ill()
     sampled = sum(len(run.call.turn.ids) for run in real.runs.values())
-    other.confirm(other.version)
-    gateway.model.pool.notify()
     await until(noticed, "the illness is noticed", 300)
     replies = await asyncio.wait_for(asyncio.gather(*tasks), 300)
     assert [(text, finish) for _, text, finish in replies] == [(WHOLE, "length")] * STREAMS
@@ -102,7 +108,7 @@ async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It answers its health checks, and samples nothing."""
-    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as (gateway, spare):
+    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as (gateway, spare, url):
         real = gateway.slot
 
         def noticed() -> bool:
@@ -110,7 +116,7 @@ async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
             real.last_token_at -= NEVER_S
             return "demo-0 is lost: no token for" in caplog.text
 
-        await check_calls_go_on(gateway, spare, lambda: None, noticed)
+        await check_calls_go_on(gateway, spare, url, lambda: None, noticed)
         await check_is_well_again(gateway)
 
 
@@ -118,11 +124,12 @@ async def test_calls_of_an_engine_whose_process_hangs_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its connections stay open, and nothing is answered."""
-    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S, health_s=0.2) as (gateway, spare):
+    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S, health_s=0.2) as (gateway, spare, url):
         try:
             await check_calls_go_on(
                 gateway,
                 spare,
+                url,
                 lambda: vllm.signal(signal.SIGSTOP),
                 lambda: "demo-0 is lost: no answer to 3 health checks" in caplog.text,
             )
