@@ -31,7 +31,7 @@ async def test_no_answer_reaches_another_request(cluster: Cluster) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 async def test_a_gateway_that_is_wrong_is_noticed(cluster: Cluster, mutant: Mutant) -> None:
     with mutant.put_in():
-        report = await fuzz(cluster, seed=1, seconds=40.0, until=mutant.caught_by)
+        report = await fuzz(cluster, seed=1, seconds=240.0, until=mutant.caught_by)
     assert mutant.caught_by(report), (report.counts, report.requests, report.connections)
 
 
