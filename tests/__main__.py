@@ -15,7 +15,7 @@ REPORTS = Path("runs/tests")
 SLOWEST = 15
 INTERRUPTED = 2
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
-"""What pytest's reports call them, and how they are counted."""
+"""The elements of pytest's XML reports, and the count that each belongs to."""
 
 # Tests wait for other processes now and then, so one worker more than cores. A worker that is done takes tests of another:
 # files are uneven, and with whole files (`loadfile`) the last worker runs alone for minutes.

@@ -45,7 +45,7 @@ class UpdateReport:
     streams: int = 0
     """Requests that were running or waiting and were carried across."""
     pinned: int = 0
-    """Of these, the requests that had to stay in the engine."""
+    """The number of these requests that had to stay in the engine."""
     seconds: dict[str, float] = field(default_factory=dict)
     probe: ProbeReport | None = None
     failure: str = ""

@@ -39,7 +39,7 @@ class Meter:
         self.sampled = 0
         """Tokens that left an engine."""
         self.wasted = 0
-        """Of the sampled tokens, those of groups and members that were given up."""
+        """Sampled tokens of groups and members that were given up."""
         self.tokens: list[int] = []
         """Trained, by batch."""
         self.ends: list[float] = []

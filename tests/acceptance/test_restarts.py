@@ -42,7 +42,7 @@ async def gateway(
 
 
 async def check_runs(gateway: RunningGateway, version: int, model: Path) -> None:
-    """What the engine says is what transformers computes from the version's checkpoint."""
+    """The engine's log-probabilities are those that transformers computes from the version's checkpoint."""
     episode, headers = await gateway.open("after")
     assert (await gateway.chat(headers, max_tokens=16)).status_code == 200
     prompt, turn = (await gateway.admin.trajectory(episode))["nodes"]

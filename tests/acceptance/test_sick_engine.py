@@ -107,12 +107,12 @@ async def check_is_well_again(gateway: RunningGateway) -> None:
 async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It answers its health checks, and samples nothing."""
+    """The engine answers its health checks, and samples nothing."""
     async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as (gateway, spare, url):
         real = gateway.slot
 
         def noticed() -> bool:
-            """What it had sampled before may still arrive, and would count as a sign of life."""
+            """Ages the last token at every look: tokens that were sampled before may still arrive."""
             real.last_token_at -= NEVER_S
             return "demo-0 is lost: no token for" in caplog.text
 

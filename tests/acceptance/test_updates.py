@@ -27,7 +27,7 @@ DISTINCT = 16
 AGENTS, STREAMS = 16, 12
 """Streams, and how many of them are under way, at least, when an update begins."""
 TOKENS, APART = 400, 20
-"""Of a stream, and of what it says between two updates."""
+"""The tokens of a stream, and those that it samples between two updates."""
 
 
 @pytest.fixture(scope="module")

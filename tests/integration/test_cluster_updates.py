@@ -16,9 +16,10 @@ import pytest
 
 from gateway.client import GatewayClient
 from tests.harness.agents import sdk
-from tests.harness.clusters import LIMIT_S, Cluster, Member, placed, run_cluster, until
+from tests.harness.clusters import LIMIT_S, Cluster, Member, placed, run_cluster
 from tests.harness.records import check_sampled_by_the_fake
 from tests.harness.servers import PostgresServer
+from tests.harness.waiting import until
 
 PINNED = {"presence_penalty": 0.5}
 

@@ -75,7 +75,7 @@ class _Request:
     context: list[int] = field(default_factory=list)
     aborted: bool = False
     waits: bool = False
-    """It may not sample its next token yet, and the one before was taken."""
+    """True while the request stands at the barrier and its last token was taken."""
     sampled: int = 0
     labels: list[list[Any]] = field(default_factory=list)
     """[[label, number of tokens], ...]"""
