@@ -16,7 +16,7 @@ import httpx
 import uvicorn
 
 from gateway.app import create_app
-from gateway.cli import KEEP_ALIVE_S
+from gateway.cli.serve import KEEP_ALIVE_S
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import openai
 
+from gateway.cli.demo import WORDS
 from gateway.client import GatewayClient
-from gateway.demo import WORDS
 from gateway.engines.fake import VOCABULARY
 from scheduler.cluster.local import LocalProcess, free_port
 from tests.harness.gateway_command import Served

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gateway.cli.progress import EpisodeProgress
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
 from gateway.client.failures import LEAST, Crashes, Share, in_a_line, pause_s
-from gateway.progress import EpisodeProgress
 from tests.harness.waiting import turns
 from tests.unit.client.conftest import FakeGateway
 

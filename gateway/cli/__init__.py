@@ -1,0 +1,39 @@
+"""`gateway`: serve agents, run agents once per episode, and look at what became of them.
+
+The commands' modules import what they need when they run, so that `gateway --help` is quick.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from gateway.cli.database import export, prune
+from gateway.cli.run import run_episodes
+from gateway.cli.serve import engine, serve
+from gateway.cli.show import staleness, why
+
+app = typer.Typer(
+    help="headgate's gateway: agents in front, engines behind, every token recorded.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # keeps text in brackets
+)
+episodes_app = typer.Typer(
+    help="Run agents, once per episode; ask what became of one.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+for command in (serve, engine, staleness, export, prune):
+    app.command()(command)
+episodes_app.command("run")(run_episodes)
+episodes_app.command("why")(why)
+app.add_typer(episodes_app, name="episodes")
+
+
+@app.callback()
+def _options() -> None:
+    """headgate's gateway."""
+
+
+def main() -> None:
+    """The console script."""
+    app()

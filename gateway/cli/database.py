@@ -1,0 +1,95 @@
+"""`gateway export` and `gateway prune`: commands on the database, whether a gateway runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
+    model: Annotated[str | None, typer.Option(help="A trained model. [default: the first]")] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Batches A up to but without B; either may be left out.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every rewarded training episode, trained or not.")
+    ] = False,
+    format_: Annotated[str, typer.Option("--format", help="parquet is the only one.")] = "parquet",
+) -> None:
+    """Write the groups that were trained to a Parquet file, from the database; no gateway need run.
+
+    The schema is the feed's (gateway.types.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
+    datasets.load_dataset("parquet", data_files=FILE).
+    """
+    from gateway.cli.progress import GroupProgress
+    from gateway.feed.export import ExportError, Selection
+    from gateway.feed.export import export as write
+    from gateway.settings import ConfigError, Settings
+
+    if format_ != "parquet":
+        raise typer.BadParameter("parquet is the only one", param_hint="--format")
+    if everything and batches is not None:
+        raise typer.BadParameter("--all takes every batch", param_hint="--batches")
+    first, until = _range(batches)
+    try:
+        settings = Settings.load(config)
+        name = model or settings.model_name
+        if name not in settings.models or not settings.models[name].train:
+            raise ConfigError(f"{config}: no trained model {name!r}")
+        with GroupProgress() as progress:
+            written = write(settings, Selection(name, first, until, everything), out, progress.show)
+    except (ConfigError, ExportError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"{out}: {written} groups")
+
+
+def prune(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    older_than: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="DAYS", help="Days since its end. [default: as in [retention]]"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    vacuum: Annotated[
+        bool,
+        typer.Option(help="Then give the space back to the file system. SQLite: nothing may run meanwhile."),
+    ] = False,
+) -> None:
+    """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere."""
+    from rich.console import Console
+
+    from gateway.episodes.retention import in_words, prune_store
+    from gateway.settings import ConfigError, Settings
+
+    try:
+        settings = Settings.load(config)
+        with Console(stderr=True).status("looking for old episodes") as status:
+            swept = asyncio.run(
+                prune_store(
+                    settings,
+                    older_than,
+                    dry=dry_run,
+                    vacuum=vacuum,
+                    told=lambda swept: status.update(in_words(swept)),
+                )
+            )
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(("would delete " if dry_run else "deleted ") + in_words(swept))
+
+
+def _range(batches: str | None) -> tuple[int, int | None]:
+    first, colon, until = (batches or ":").partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(first or 0), int(until) if until else None
+    except ValueError as error:
+        raise typer.BadParameter("two numbers, as in 3:7", param_hint="--batches") from error

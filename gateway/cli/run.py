@@ -1,0 +1,175 @@
+"""`gateway episodes run`: run an agent once per episode and post its reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
+
+if TYPE_CHECKING:
+    from gateway.client import Agent, EpisodeRunner, Task
+    from gateway.types import EpisodeMode
+
+_LONELY = (
+    "warning: groups of one episode. An algorithm that compares the episodes of a group, as GRPO does, learns nothing from them:"
+    " name a --group-size of 2 or more"
+)
+
+
+def run_episodes(
+    tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After `--`: the command to run once per episode. Its last line is its reward."),
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Instead of a command: an async module:function.")] = None,
+    worker: Annotated[
+        bool, typer.Option(help="The command lives on: it reads tasks and writes rewards as JSON lines.")
+    ] = False,
+    gateway: Url = "http://127.0.0.1:8000",
+    admin_key: AdminKey = None,
+    grade: Annotated[
+        bool,
+        typer.Option(help="What the command prints is no reward: the gateway's graders compute it."),
+    ] = False,
+    exit_code_reward: Annotated[
+        bool,
+        typer.Option(
+            help="A command that prints no number is rewarded by its exit status: 0 is 1.0, 1 is 0.0."
+        ),
+    ] = False,
+    group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    spare: Annotated[
+        int,
+        typer.Option(
+            min=0, help="More episodes per task, which race: for spare_members in the staleness settings."
+        ),
+    ] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once (and workers).")] = 8,
+    mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
+    model: Annotated[
+        str | None, typer.Option(help="The trained model that the episodes are about. [default: the first]")
+    ] = None,
+    forever: Annotated[
+        bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")
+    ] = 600.0,
+    max_failures: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Stop when a greater share of the last episodes failed; 1: never."
+        ),
+    ] = 0.5,
+    verbose: Verbose = False,
+) -> None:
+    """Run an agent once per episode, with OPENAI_BASE_URL and OPENAI_API_KEY of its own, and post its reward.
+
+    A command's reward is a number, or an object with "reward", in its last line. One that ends with another status than 0, or
+    prints no number, has failed: its episode is not trained, and what it wrote to standard error is kept (`episodes why`).
+
+    An agent that has no reward (a function that returns None, a worker that writes {"reward": null}, a command with --grade) is
+    graded by the gateway.
+
+    Examples:
+
+      gateway episodes run --tasks tasks.jsonl --group-size 8 --concurrency 16 -- python my_agent.py
+
+      gateway episodes run --tasks tasks.jsonl --mode eval --agent my_package.agent:solve
+    """
+    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
+    from gateway.client.agents import read_tasks
+
+    configure_logging(verbose)
+    try:
+        found = read_tasks(tasks)
+        chosen = _agent(agent, command or [], worker, concurrency, timeout, grade, exit_code_reward)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if spare and mode == "eval":
+        raise typer.BadParameter("spare episodes are for training: every evaluation counts")
+    kind = {
+        "group_size": group_size,
+        "spare": spare,
+        "concurrency": concurrency,
+        "mode": _mode(mode),
+        "model": model,
+        "max_failures": max_failures,
+    }
+    if group_size == 1 and mode == "train":
+        typer.echo(_LONELY, err=True)
+    try:
+        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
+    except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    typer.echo(json.dumps(summary))
+    raise typer.Exit(1 if summary["failed"] and not forever else 0)
+
+
+async def _run(
+    url: str, admin_key: str | None, agent: Agent, tasks: list[Task], forever: bool, kind: dict[str, Any]
+) -> dict[str, float]:
+    """`kind`: of the EpisodeRunner, what it is called with."""
+    from gateway.cli.progress import EpisodeProgress
+    from gateway.client import EpisodeRunner, GatewayClient
+
+    total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
+    async with GatewayClient(url, admin_key) as client:
+        with EpisodeProgress(total) as progress:
+            runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
+            try:
+                await _drive(runner, tasks, forever)
+            finally:
+                await agent.close()
+    return progress.summary()
+
+
+async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> None:
+    if not forever:
+        await runner.run(tasks)
+        return
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await runner.run_forever(tasks, stop)
+
+
+def _agent(
+    name: str | None,
+    command: list[str],
+    worker: bool,
+    workers: int,
+    timeout_s: float,
+    grade: bool,
+    exit_code_reward: bool,
+) -> Agent:
+    from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
+
+    if (name is None) == (not command):
+        raise ValueError("name an agent with --agent, or a command after `--`: one of the two")
+    if grade and (worker or name is not None):
+        raise ValueError(
+            '--grade is for a command: a function asks to be graded by None, a worker by {"reward": null}'
+        )
+    if exit_code_reward and (worker or name is not None):
+        raise ValueError("--exit-code-reward is for a command: functions and workers state a number")
+    if name is not None:
+        return load_agent(name)
+    if worker:
+        return WorkerAgent(command, workers, timeout_s)
+    return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward)
+
+
+def _mode(value: str) -> EpisodeMode:
+    if value not in ("train", "eval"):
+        raise typer.BadParameter("train or eval", param_hint="--mode")
+    return "eval" if value == "eval" else "train"
