@@ -15,3 +15,10 @@ async def stage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     """Two projects on one gateway."""
     async with tenants(tiny_model, tmp_path_factory.mktemp("tenants")) as running:
         yield running
+
+
+@pytest.fixture
+async def own_stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Tenants]:
+    """Two projects on a gateway that no other test has changed."""
+    async with tenants(tiny_model, tmp_path / "tenants") as running:
+        yield running

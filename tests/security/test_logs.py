@@ -124,11 +124,13 @@ async def test_engines_that_fail_leave_no_words(stage: Tenants, log: io.StringIO
     assert "400" in check(stage, log)
 
 
-async def test_upstreams_that_fail_leave_no_words(stage: Tenants, log: io.StringIO) -> None:
+async def test_upstreams_that_fail_leave_no_words(
+    stage: Tenants, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(_: dict[str, Any]) -> Response:
         return JSONResponse({"error": SECRET + UPSTREAM_KEY}, 500)
 
-    stage.elsewhere.respond = fail
+    monkeypatch.setattr(stage.elsewhere, "respond", fail)
     body = {"model": "oracle", "messages": MESSAGES}
     answer = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
     assert answer.status_code == 500

@@ -152,9 +152,10 @@ async def test_lists_show_ones_own_alone(stage: Tenants, route: str) -> None:
     assert "bob-policy" in own and "ann-policy" in everything and "bob-policy" in everything
 
 
-async def test_a_status_tells_of_ones_own_alone(stage: Tenants) -> None:
-    own = (await ask(stage, key_of("bob"), "GET /admin/v1/status", {}, {})).json()
-    everything = (await ask(stage, ROOT, "GET /admin/v1/status", {}, {})).json()
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_status_tells_of_ones_own_alone(own_stage: Tenants) -> None:
+    own = (await ask(own_stage, key_of("bob"), "GET /admin/v1/status", {}, {})).json()
+    everything = (await ask(own_stage, ROOT, "GET /admin/v1/status", {}, {})).json()
     assert own["model"] == "bob-policy" and own["models"] == ["bob-policy"]
     assert {engine["model"] for engine in own["engines"]} == {"bob-policy"}
     assert (own["open_episodes"], everything["open_episodes"]) == (1, 2)
@@ -272,14 +273,18 @@ async def test_projects_that_would_not_be_apart_are_refused(
         Settings.parse(settings_for(tiny_model, tmp_path, **more))
 
 
-async def test_what_is_out_of_reach_was_not_touched(stage: Tenants) -> None:
+@pytest.mark.asyncio(loop_scope="function")
+async def test_what_is_out_of_reach_is_not_touched(own_stage: Tenants) -> None:
     """And the same requests are served to whom these things belong, so the refusals are no accident."""
-    names, key = stage.ann.names, key_of("ann")
-    row = (await ask(stage, key, "GET /admin/v1/episodes/{episode_id}", {}, names)).json()
+    names, key = own_stage.ann.names, key_of("ann")
+    for route, requests in HIDDEN.items():
+        for request in requests:
+            await ask(own_stage, key_of("bob"), route, request, names)
+    row = (await ask(own_stage, key, "GET /admin/v1/episodes/{episode_id}", {}, names)).json()
     assert (row["state"], row["reward"]) == ("open", None)
     for route, requests in HIDDEN.items():
         for request in requests:
-            answer = await ask(stage, key, route, request, names)
+            answer = await ask(own_stage, key, route, request, names)
             refused = answer.status_code in (400, 401, 404) or answer.status_code >= 500
             gone = route.endswith("/ack") and "no_lease" in answer.text  # it was given back just before
             assert not refused or gone or "url_needed" in answer.text, (route, answer.text)
