@@ -52,16 +52,19 @@ def run(
 @app.command()
 def graph(
     program: Annotated[str, typer.Option(help="Which program.")] = "control",
-    format: Annotated[Literal["svg", "mermaid"], typer.Option(help="What to write.")] = "svg",
+    format: Annotated[
+        Literal["markdown", "mermaid"],
+        typer.Option(help="A page with the diagram and every reaction, or the diagram alone."),
+    ] = "markdown",
     out: Annotated[
         Path | None, typer.Option(help="A file to write to, instead of the standard output.")
     ] = None,
 ) -> None:
-    """Draw a program's reactors, ports, reactions and connections, from its declarations."""
-    from scheduler.reactor.draw import mermaid, svg
+    """Draw a program's reactors, reactions and connections from its declarations, in Mermaid."""
+    from scheduler.reactor.draw import markdown, mermaid
 
     found = _builder(program)({})
-    text = svg(found) if format == "svg" else mermaid(found)
+    text = markdown(found) if format == "markdown" else mermaid(found)
     if out is None:
         typer.echo(text, nl=False)
     else:

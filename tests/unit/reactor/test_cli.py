@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 import scheduler.program
 from scheduler.cli import app
 from scheduler.reactor import Program
-from scheduler.reactor.draw import duration, mermaid, svg
+from scheduler.reactor.draw import duration, markdown, mermaid
 from tests.unit.reactor.recordings import SPEC, limited, record
 from tests.unit.reactor.toys import build, toy
 
@@ -123,65 +122,44 @@ def test_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str |
 
 def test_the_graph_goes_to_the_output_or_a_file(tmp_path: Path) -> None:
     assert call("graph", "--format", "mermaid")[1] == mermaid(toy({}))
-    assert call("graph", "--program", "toy", "--out", tmp_path / "g.svg") == (0, "", "")
-    assert (tmp_path / "g.svg").read_text() == svg(toy({}))
+    assert call("graph", "--program", "toy", "--out", tmp_path / "g.md") == (0, "", "")
+    assert (tmp_path / "g.md").read_text() == markdown(toy({}))
     status, _, errors = call("graph", "--program", "none")
     assert (status, errors.strip()) == (2, "no program 'none'; there are: control, toy")
 
 
-@pytest.mark.parametrize("program", [toy({}), build(SPEC), Program("empty", []).seal()])
-def test_the_svg_shows_everything_and_nothing_overlaps(program: Program) -> None:
-    root = ElementTree.fromstring(svg(program))
-    tag = "{http://www.w3.org/2000/svg}"
-    words = [
-        text.attrib.get("class", "") + ":" + "".join(text.itertext()) for text in root.iter(f"{tag}text")
+def test_the_diagram_has_an_arrow_for_every_connection() -> None:
+    assert mermaid(toy({})).splitlines() == [
+        "flowchart LR",
+        "  outside([events from outside])",
+        "  fleet[fleet]",
+        "  log[log]",
+        '  outside -->|"lost"| fleet',
+        '  fleet ==>|"commands"| log',
     ]
-    shown = "\n".join(words)
-    for reactor in program.reactors:
-        assert f"name:{reactor.name}" in words
-        for element in reactor.elements.values():
-            assert element.name in shown
-        for reaction in reactor.reactions:
-            assert f"dim:level {reaction.level}" in words
-            assert (reaction.deadline is None) or f"late:deadline {duration(reaction.deadline)}" in words
-    paths = [path.attrib for path in root.iter(f"{tag}path")]
-    wires = [path for path in paths if path["class"].startswith("wire") and path["d"].count("V")]
-    assert len(wires) == len(program.connections)
-    delayed = [link for link in program.connections if link.after is not None]
-    assert sum("delayed" in path["class"] for path in wires) == len(delayed)
-    assert sum(word.startswith("label:") for word in words) == len(delayed)
-    boxes = [
-        [float(box.attrib[key]) for key in ("x", "y", "width", "height")]
-        for box in root.iter(f"{tag}rect")
-        if box.attrib["class"] == "box"
-    ]
-    for index, (x, y, width, height) in enumerate(boxes):
-        assert x + width < float(root.attrib["width"])
-        assert y + height < float(root.attrib["height"])
-        for u, v, wide, high in boxes[:index]:
-            assert x >= u + wide or u >= x + width or y >= v + high or v >= y + height
 
 
-def test_who_hears_stands_to_the_right() -> None:
-    picture = ElementTree.fromstring(svg(toy({})))
-    boxes = [element.attrib for element in picture.iter() if element.attrib.get("class") == "box"]
-    assert int(boxes[0]["x"]) + int(boxes[0]["width"]) < int(boxes[1]["x"])
-    assert boxes[0]["y"] == boxes[1]["y"]
+def test_connections_of_two_reactors_share_an_arrow_unless_their_delays_differ() -> None:
+    program = build({**SPEC, "links": [*SPEC["links"], [1, 5, None]]})
+    drawn = "\n".join(line for line in mermaid(program).splitlines() if "==>" in line or "-.->" in line)
+    ways = {(link.source.reactor, link.target.reactor, link.after) for link in program.connections}
+    assert len(drawn.splitlines()) == len(ways) < len(program.connections)
+    for link in program.connections:
+        assert f"{link.source.name} to {link.target.name}" in drawn
+    assert "<br/>(next microstep)" in drawn
+    assert "<br/>(after 1 ns)" in drawn
 
 
-def test_mermaid_shows_everything() -> None:
-    text = mermaid(toy({}))
-    for line in (
-        "  subgraph fleet",
-        '    fleet_e_lost{{"lost<br/>physical"}}',
-        '    log_r_on_commands["1 on_commands<br/>level 2, deadline 5 ms"]',
-        "    fleet_e_lost --> fleet_r_on_lost",
-        "    fleet_r_on_lost --> fleet_e_commands",
-        "  fleet_e_commands ==> log_e_commands",
+def test_the_page_has_a_row_for_every_reaction() -> None:
+    page = markdown(toy({}))
+    assert f"```mermaid\n{mermaid(toy({}))}```" in page
+    assert "## fleet\n\n| level | reaction | runs on | writes |\n" in page
+    for row in (
+        "| 0 | `on_lost` | **lost** | commands, *again* |",
+        "| 1 | `on_again` | *again* | commands |",
+        "| 2 | `on_commands` | commands | count |",
     ):
-        assert line in text.splitlines()
-    assert '== "next microstep" ==>' in mermaid(build(SPEC))
-    assert '== "after 1 ns" ==>' in mermaid(build(SPEC))
+        assert row in page.splitlines()
 
 
 def test_durations() -> None:
