@@ -24,7 +24,8 @@ from bench.processes import Child, run_gateway, run_mock, run_server
 from bench.replies import TOOL_TOKENS
 from bench.report import Spread, Steps, number, show, spread
 from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
-from scheduler.cluster.local import ChildDied, free_port
+from processes.child import ChildDied
+from processes.ports import free_port
 
 TARGETS = ("engine", "headgate", "passthrough", "litellm")
 _FIGURES = (*RATES, *LATENCIES, "cpu_us_per_request", "cpu_us_per_chunk", "cpu_cores", "rss_mib")

@@ -17,7 +17,8 @@ import typer
 
 from gateway.engines.process import EngineProcess
 from gateway.settings import Settings
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -33,7 +33,7 @@ from bench.report import Steps, finish, machine, number, show
 from bench.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from bench.targets import GatewayTarget, Prompts, open_episodes
 from examples.service.programs import NotInstalled
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 
 _PROBERS = 4
 _LIMIT_S = 120.0

@@ -9,6 +9,7 @@ WORKDIR /src
 COPY pyproject.toml README.md deploy/requirements.py ./
 RUN python requirements.py pyproject.toml torch tensorboard > requirements.txt && pip install -r requirements.txt
 COPY gateway gateway
+COPY processes processes
 COPY scheduler scheduler
 COPY trainer trainer
 COPY migrations migrations

@@ -27,7 +27,8 @@ import httpx
 from gateway.engines.process import connect, launch, spoken
 from gateway.server import bound
 from gateway.settings import ENGINE_URLS, ConfigError, Settings
-from scheduler.cluster.local import ChildDied, LocalProcess, free_port
+from processes.child import ChildDied, LocalProcess
+from processes.ports import free_port
 
 log = logging.getLogger(__name__)
 

@@ -86,7 +86,7 @@ def main() -> None:
 def _plain_errors() -> Iterator[None]:
     """Prints errors that a user can act on without a traceback."""
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from scheduler.cluster.local import ChildDied
+    from processes.child import ChildDied
     from trainer.errors import ConfigError, TrainerError
 
     try:

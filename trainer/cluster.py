@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from scheduler.cluster.local import ChildDied, LocalProcess
+from processes import ports
+from processes.child import ChildDied, LocalProcess
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.settings import GatewaySettings, Settings
 
@@ -107,7 +108,7 @@ def url_of(config: Path) -> str:
     host, port = server.get("host", "127.0.0.1"), server.get("port", 8000)
     if port == 0:
         raise ConfigError(f"{config}: [server] port = 0 leaves the trainer no way to find the gateway")
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    return ports.url_of(host, port)
 
 
 async def _needed(process: LocalProcess) -> None:

@@ -27,7 +27,8 @@ from rich.console import Console
 
 from examples.demo import report
 from gateway.client import GatewayClient
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 
 T = TypeVar("T")
 

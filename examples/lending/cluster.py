@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 
 START_S = 300.0
 STEP_S = 180.0

@@ -14,7 +14,8 @@ import shutil
 from pathlib import Path
 
 from examples.service.programs import NotInstalled, check_unprivileged, find_program
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 
 _START_S = 60.0
 _UNPRIVILEGED = ("postgres", "nobody")

@@ -29,7 +29,7 @@ from typing import IO, Any, Protocol
 
 from gateway.json_depth import loads
 from gateway.rewards import number
-from scheduler.cluster.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_group
+from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_group
 
 
 class AgentCrashed(Exception):

@@ -21,7 +21,7 @@ from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
 from gateway.sections import EngineSettings
 from gateway.settings import ConfigError, Settings
-from scheduler.cluster.local import LocalProcess
+from processes.child import LocalProcess
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import Command
 from scheduler.policies.staleness_events import Event as LedgerEvent

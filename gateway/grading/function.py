@@ -14,7 +14,7 @@ import orjson
 
 from gateway.grading.base import GradingFailed
 from gateway.rewards import number
-from scheduler.cluster.lines import LineWorker, WorkerFailed
+from processes.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
 """A function may import large packages, and all workers may start at once."""

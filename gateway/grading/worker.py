@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from gateway.rewards import number
-from scheduler.cluster.local import die_with_parent
+from processes.child import die_with_parent
 
 _QUOTED = 4000
 """Characters of a traceback."""

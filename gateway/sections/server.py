@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from gateway.sections.base import Days, Seconds, Section
+from processes.ports import url_of
 
 
 class ServerSettings(Section):
@@ -31,7 +32,7 @@ class ServerSettings(Section):
     @property
     def url(self) -> str:
         """The root URL that agents are given."""
-        return self.public_url or f"http://{self.host}:{self.port}"
+        return self.public_url or url_of(self.host, self.port)
 
 
 class StoreSettings(Section):

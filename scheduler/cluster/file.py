@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from processes.ports import url_of
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
 from scheduler.configuration import complaints
@@ -306,9 +307,9 @@ class GatewayFile:
         _check_engine(path, name, models[name].get("engine", values.get("engine", {})))
         if not server.get("port", 8000):
             raise BadFile(f"{path}: [server] port = 0 leaves the cluster no way to find the gateway")
-        url = _url(server.get("host", "127.0.0.1"), server.get("port", 8000))
+        url = url_of(server.get("host", "127.0.0.1"), server.get("port", 8000))
         own = admin.get("port")
-        admin_url = _url(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
+        admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
         return cls(
             path, url, admin_url, admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None, name
         )
@@ -346,7 +347,3 @@ def _table(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise BadFile(f"{path}: {name} is no table")
     return table
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"

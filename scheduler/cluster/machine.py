@@ -10,9 +10,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from processes.child import LocalProcess
+from processes.ports import free_port
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import SECRET, Ended, Job, Running, filled
-from scheduler.cluster.local import LocalProcess, free_port
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Seen
 
 HOST = "127.0.0.1"

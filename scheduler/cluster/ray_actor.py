@@ -7,13 +7,13 @@ variables that the cluster file has; keys are the node's own (its environment ha
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from processes.child import LocalProcess
+from processes.ports import free_port
 from scheduler.cluster.launch import SECRET, filled
-from scheduler.cluster.local import LocalProcess
 
 
 class Holder:
@@ -31,11 +31,8 @@ class Holder:
         return ""
 
     def free_port(self, host: str) -> int:
-        """A TCP port of this node's address that nobody listens on now."""
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port: int = probe.getsockname()[1]
-            return port
+        """A free TCP port of this node's address; it is held for the child until this actor ends. Raises OSError."""
+        return free_port(host)
 
     async def start(
         self,

@@ -19,11 +19,12 @@ from weakref import WeakSet
 
 import httpx
 
+from processes.child import LocalProcess
+from processes.ports import url_of
 from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer
 from scheduler.cluster.growth import Growth
 from scheduler.cluster.launch import Ended, Job, Launcher, Running, filled
-from scheduler.cluster.local import LocalProcess
 from scheduler.cluster.registry import Address, Registry
 from scheduler.cluster.supervised_process import Budget, GivenUp, Say, SupervisedProcess
 from scheduler.cluster.tags import Assignment, Capacity, Node, Place, assign, check_counts, match, unmatched
@@ -250,7 +251,7 @@ class Supervisor:
     def _addresses(self) -> dict[str, Address]:
         return {
             name: Address(
-                f"http://{engine.kept.running[0].host}:{engine.kept.running[0].port}", engine.place.node.name
+                url_of(engine.kept.running[0].host, engine.kept.running[0].port), engine.place.node.name
             )
             for name, engine in self._engines.items()
             if engine.kept.up.is_set() and engine.kept.running
@@ -265,7 +266,7 @@ class Supervisor:
 
         async def healthy(running: Running) -> bool:
             try:
-                return (await http.get(f"http://{running.host}:{running.port}{engine.health}")).is_success
+                return (await http.get(url_of(running.host, running.port) + engine.health)).is_success
             except httpx.HTTPError:
                 return False
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.fake import FakeEngine, create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.chaos.weights import save_sources
 from tests.harness.agents import sdk
 from tests.harness.crossing import freeze

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.vllm import PYTHON
 
 pytestmark = pytest.mark.vllm

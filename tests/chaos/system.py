@@ -24,7 +24,7 @@ import httpx
 import orjson
 import psycopg
 
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.chaos import processes
 from tests.chaos.journal import Journal
 from tests.chaos.processes import Process

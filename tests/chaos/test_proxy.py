@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.chaos.proxy import Link
 from tests.harness.waiting import turns
 

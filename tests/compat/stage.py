@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler.cluster.local import die_with_parent, free_port
+from processes.child import die_with_parent
+from processes.ports import free_port
 from tests.harness.models import save_tokenizer
 
 START_S = 600.0

@@ -14,7 +14,7 @@ from gateway.app import create_app
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until
 

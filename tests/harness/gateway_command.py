@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from scheduler.cluster.local import LocalProcess
+from processes.child import LocalProcess
 from tests.harness.waiting import until
 
 START_S = 120.0

@@ -20,7 +20,7 @@ from gateway.cli.serve import KEEP_ALIVE_S
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from scheduler.policies.staleness_events import Publish
 from tests.harness.stores import make_tables
 

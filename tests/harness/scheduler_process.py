@@ -15,7 +15,8 @@ import pytest
 
 from gateway.client import GatewayClient
 from gateway.types import EpisodeOpened
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 from tests.harness.waiting import until
 
 UP_S = 120.0

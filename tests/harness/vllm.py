@@ -21,7 +21,8 @@ import pytest
 from gateway.engines.base import Engine
 from gateway.engines.process import LOOPBACK, command, connect
 from gateway.sections import EngineSettings, ModelSettings
-from scheduler.cluster.local import die_with_parent, free_port
+from processes.child import die_with_parent
+from processes.ports import free_port
 
 START_S = 600.0
 LENGTH = 32_768

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, serve
 from tests.harness.upstream import Elsewhere, behind
 from tests.harness.weights import unlike

@@ -14,7 +14,7 @@ import torch
 from examples.demo.run import SUMS, Demo
 from examples.demo.seeds import SEEDS
 from gateway.engines.fake import create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine
 from trainer.warmstart import Recipe, warm_start

@@ -202,6 +202,6 @@ async def test_a_gateway_that_is_not_there_is_said(unused_port: int) -> None:
 
 @pytest.fixture
 def unused_port() -> int:
-    from scheduler.cluster.local import free_port
+    from processes.ports import free_port
 
     return free_port()

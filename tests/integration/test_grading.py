@@ -22,7 +22,7 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
 from gateway.grading import grading as gateway_grading
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of, path_to
 from tests.harness.waiting import until

@@ -28,7 +28,7 @@ from gateway.engines.fake.log import SampleLog
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.logged import TOKEN_BYTES
 from gateway.settings import Settings
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for

@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from examples.service.programs import find_program
 from gateway.client import GatewayClient
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 from tests.harness.gateway_command import command_line, descendants
 from tests.harness.waiting import until
 

@@ -15,7 +15,7 @@ from gateway.client.agents import FunctionAgent
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.engines.fake.engine import Faults
 from gateway.types import EpisodeMode
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import Engines, RunningGateway, gateway_of, serve
 from tests.harness.records import check_sampled_by_the_fake, versions_of
 from tests.harness.waiting import until

@@ -13,7 +13,7 @@ import httpx
 
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until

@@ -19,7 +19,7 @@ import pytest
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.types import Group, Lease, TokenFlag
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.stores import crashed

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.api.generation import WHOLE_INTERVAL
 from gateway.engines.fake import create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for
 from tests.harness.records import STOP_TOKENS, check_sampled_by_the_fake, nodes_of

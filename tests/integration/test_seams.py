@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.fake import create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of
 from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine

@@ -11,7 +11,8 @@ import openai
 from gateway.cli.demo import WORDS
 from gateway.client import GatewayClient
 from gateway.engines.fake import VOCABULARY
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 from tests.harness.gateway_command import Served
 
 

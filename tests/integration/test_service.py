@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 from gateway.client import GatewayClient
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateway_command import Served, command_line, descendants, served
 from tests.harness.gateways import settings_for
 from tests.harness.servers import PostgresServer

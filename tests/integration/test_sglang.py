@@ -15,7 +15,7 @@ from gateway.engines.fake import FakeEngine, Faults, create_fake_sglang_app
 from gateway.engines.process import connect
 from gateway.errors import EngineError
 from gateway.types import Sampling
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.waiting import until
 

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.agents import sdk
 from tests.harness.gateway_command import Served, served
 from tests.harness.gateways import serve, settings_for

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from gateway.engines.fake import FakeEngine, create_fake_app
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.models import logprobs
 from tests.harness.trainer_process import POINTS, REPLAY, Point, start

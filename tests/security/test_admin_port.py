@@ -14,7 +14,7 @@ from gateway.api.middleware.port_guard import PortGuard
 from gateway.app import create_app
 from gateway.server import listening
 from gateway.settings import ConfigError, Settings
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import settings_for
 from tests.harness.waiting import until
 

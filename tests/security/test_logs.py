@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.engines.process import connect
 from gateway.errors import EngineError
 from gateway.logs import Formatter, told
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.scripted import TOOLS
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of
 

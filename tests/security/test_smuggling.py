@@ -19,7 +19,7 @@ from gateway.api.middleware.forward import Forward
 from gateway.keys import Keyring
 from gateway.settings import Settings
 from gateway.tenancy.projects import Projects
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve
 
 AGENT, ROOT, LIMIT = "the-key-of-the-agent", "the-key-of-root", 16 * 2**20

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.engines.http import EngineHTTP
 from gateway.errors import EngineError
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.upstream import EVENTS, events, whole_or_streamed
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, bearer
 

@@ -19,7 +19,7 @@ from bench.targets import ChatKind, ChatTarget, Prompts
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.engines.vllm import VLLMEngine
 from gateway.types import Sampling
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 
 PROMPTS = Prompts(["hi"], [[1, 2]], [END])
 

@@ -89,6 +89,8 @@ def test_what_is_read_of_the_gateways_file(tmp_path: Path) -> None:
     assert (found.admin_url, found.key, found.model) == ("http://127.0.0.1:9001", "own", "judge")
     with pytest.raises(BadFile, match="no model 'other'; there are: judge, demo"):
         GatewayFile.read(path, "other", {})
+    path.write_text(path.read_text().replace('"0.0.0.0"', '"fd00::7"'))
+    assert GatewayFile.read(path, None, {}).url == "http://[fd00::7]:9000"
 
 
 def test_the_first_model_that_has_engines_and_is_trained_is_the_engines_and_its_own_table_counts(

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from processes.ports import free_port
 from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Ended, Job, Running
-from scheduler.cluster.local import free_port
 from scheduler.cluster.supervised_process import GivenUp, SupervisedProcess
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen

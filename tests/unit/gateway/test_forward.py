@@ -17,7 +17,7 @@ from gateway.errors import Elsewhere
 from gateway.keys import Keyring
 from gateway.settings import Settings
 from gateway.tenancy.projects import Projects
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve
 
 KEY, BODY = "the-key-of-the-agent", b"one" * 1000

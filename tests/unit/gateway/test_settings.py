@@ -25,6 +25,10 @@ def test_a_model_is_all_that_is_needed() -> None:
     assert settings.admin.key is None
 
 
+def test_an_ipv6_address_stands_in_brackets_in_the_url() -> None:
+    assert Settings.parse({**MODEL, "server": {"host": "::1"}}).server.url == "http://[::1]:8000"
+
+
 def test_a_public_url_is_what_agents_are_given() -> None:
     settings = Settings.parse({**MODEL, "server": {"public_url": "https://gate.example"}})
     assert settings.server.url == "https://gate.example"

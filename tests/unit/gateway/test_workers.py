@@ -15,7 +15,8 @@ import pytest
 from gateway import workers
 from gateway.settings import ConfigError, Settings
 from gateway.workers import KeptEngine, Supervisor, Worker, check, delay_s
-from scheduler.cluster.local import LocalProcess, free_port
+from processes.child import LocalProcess
+from processes.ports import free_port
 from tests.harness.waiting import until
 
 SLEEP = "import time; time.sleep(3600)"

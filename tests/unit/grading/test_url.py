@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 
 from gateway.grading.base import GradingFailed
 from gateway.grading.url import UrlGrader
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.waiting import until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scheduler.cluster.local import ChildDied
+from processes.child import ChildDied
 from tests.harness.gateways import RunningGateway
 from trainer.metrics import Metrics
 from trainer.run import lonely, run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from scheduler.cluster.local import free_port
+from processes.ports import free_port
 from tests.harness.gateways import serve
 from trainer.cluster import gateway_process, url_of
 from trainer.errors import ConfigError, GatewayUnreachable
@@ -30,6 +30,7 @@ def written(directory: Path, text: str) -> Path:
         ('[server]\nhost = "10.0.0.7"\nport = 9000', "http://10.0.0.7:9000"),
         ('[server]\nhost = "0.0.0.0"', "http://127.0.0.1:8000"),
         ('[server]\nhost = "::"', "http://127.0.0.1:8000"),
+        ('[server]\nhost = "::1"', "http://[::1]:8000"),
     ],
 )
 def test_the_gateway_is_where_its_file_says(tmp_path: Path, text: str, url: str) -> None:

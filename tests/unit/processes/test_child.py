@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from scheduler.cluster.local import ChildDied, LocalProcess, free_port
+from processes.child import ChildDied, LocalProcess
 from tests.harness.waiting import turns, until
 
 Start = Callable[[str], Awaitable[LocalProcess]]
@@ -172,7 +171,7 @@ async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     code = f"""
 import asyncio, os, pathlib, sys
-from scheduler.cluster.local import LocalProcess
+from processes.child import LocalProcess
 async def main():
     argv = [sys.executable, "-c", "import time; time.sleep(60)"]
     child = await LocalProcess.start("child", argv, pathlib.Path({str(tmp_path / "log")!r}))
@@ -186,16 +185,3 @@ asyncio.run(main())
     parent.kill()
     await parent.wait()
     await until(lambda: not alive(int(path.read_text())), "it is gone")
-
-
-def test_a_server_can_have_a_free_port_and_whoever_looks_for_one_finds_it_taken() -> None:
-    """Two processes that look at the same moment must not find the same one."""
-    ports = [free_port() for _ in range(20)]
-    assert len(set(ports)) == len(ports)
-    for port in ports:
-        with socket.socket() as looking, pytest.raises(OSError, match="in use"):
-            looking.bind(("127.0.0.1", port))
-        with socket.socket() as client, pytest.raises(ConnectionRefusedError):
-            client.connect(("127.0.0.1", port))
-        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
-            pass

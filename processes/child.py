@@ -1,4 +1,4 @@
-"""Child processes on this machine.
+"""A child process on this machine.
 
 Owns one operating-system process and everything it starts: the child leads a process group of its own, is told to die with
 its parent, and `stop` leaves nothing of the group behind. Its output goes to a log file, whose tail is quoted when it dies, or
@@ -11,22 +11,14 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import random
 import signal
-import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_RANDOM = random.SystemRandom()
-"""Not seeded by anybody: processes that were forked must not choose alike."""
-_HELD: deque[socket.socket] = deque()
 _MOST_READ = 2**20
-_MOST_HELD = 64
-"""Ports that were given away last, and are held until so many more were."""
 
 
 class ChildDied(Exception):
@@ -149,27 +141,6 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         yield output
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now, and that nobody else is given by this function.
-
-    It is of none of the ranges from which Linux and Ray give ports to whoever asks for any: nobody has it by chance before it is
-    used. A server can bind to it, as servers do with SO_REUSEADDR, though it is held here, by a socket that does not listen.
-    """
-    while True:
-        port, held = _RANDOM.randrange(20_000, 32_768), socket.socket()
-        try:
-            held.bind(("127.0.0.1", port))
-        except OSError:
-            held.close()
-            continue
-        # Another process cannot have taken the port: that was checked
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _HELD.append(held)
-        if len(_HELD) > _MOST_HELD:
-            _HELD.popleft().close()
-        return port
 
 
 def die_with_parent() -> None:

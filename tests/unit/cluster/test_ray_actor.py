@@ -1,0 +1,18 @@
+"""What holds a child process on a node of Ray, here without Ray."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from scheduler.cluster.ray_actor import Holder
+
+
+def test_a_node_keeps_the_port_that_it_gave_for_the_server_that_shall_have_it() -> None:
+    holder = Holder()
+    port = holder.free_port("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
