@@ -1,9 +1,9 @@
 """What the control program costs at many engines and open calls: its share of one core.
 
 The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
-calls that came and ended, every second a snapshot of all engines, and what episodes tell the ledger. Calls that it moves arrive
-anew. A first run makes the events up; a second program is told the same ones and decides the same, and its CPU time counts
-(checking, deciding, recording, nothing else). Weight updates of the engines are left out: they are seconds apart.
+calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive anew. A
+first run makes the events up; a second program is told the same ones and decides the same, and its CPU time counts (checking,
+deciding, recording, nothing else). Weight updates of the engines are left out: they are seconds apart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, number, show
+from scheduler.policies import rules
 from scheduler.policies.placement import Rule
+from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import (
     BufferReady,
-    Command,
     Consume,
     Event,
     Join,
@@ -38,6 +39,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.program import ControlProgram
 from scheduler.program.calls import Arrived, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
+from scheduler.program.nodes import Filling
 from scheduler.reactor import MILLISECOND, SECOND, PhysicalAction, Recording, Runtime, VirtualClock
 
 GOAL = 0.05
@@ -83,18 +85,18 @@ class Load:
         self.program = built(plan)
         self.clock = VirtualClock()
         self.runtime = Runtime(self.program, self.clock)
-        self._placement, self._ledger = self.program.placements[_MODEL], self.program.ledgers[_MODEL]
+        self._placement = self.program.placements[_MODEL]
+        # It has room for every open episode
+        limits = LedgerSettings(eta=15, batch=max(1, plan.calls // plan.group // 4))
+        self._rule = rules.create("staleflow", limits)
         self.runtime.observe(self._placement.placed, lambda _, placed: self._on_placed(placed))
         self.runtime.observe(self._placement.moves, lambda _, moves: self._on_moves(moves))
-        self.runtime.observe(self._ledger.decided, lambda _, commands: self._on_decided(commands))
         self._random = random.Random(5)
         self._names = count()
         self._where: dict[str, str] = {}
         self._running = {f"engine-{number:04}": 0 for number in range(plan.engines)}
         self._ends: list[tuple[float, str, int]] = []
         self._anew: list[Arrived] = []
-        self._ready: deque[int] = deque()
-        self._admitted = True
 
     def fill(self) -> None:
         """Opens the engines and the calls; costs nothing that counts."""
@@ -120,6 +122,8 @@ class Load:
             if now // SECOND > (now - tick) // SECOND:
                 engines = [EngineSeen(*seen) for seen in self._seen()]
                 self._tell("snapshot", self._placement.seen, Seen(tuple(engines)))
+                filling = Filling.of(_MODEL, self._rule, self.placed)
+                self._tell("batch", self.program.lending.filling, filling)
 
     def _seen(self) -> Iterator[tuple[str, int, int, int, float]]:
         for name, running in self._running.items():
@@ -161,8 +165,6 @@ class Load:
             number = next(self._names)
             episode = f"episode-{number:08}"
             self._decide(Join(f"group-{number // self.plan.group:07}", episode, self.plan.group))
-            if not self._admitted:
-                self.refused += 1
             found.append(episode)
         return found
 
@@ -175,11 +177,12 @@ class Load:
         return Arrived(call, 0, _PROMPT, expected=_SAMPLED)
 
     def _decide(self, event: Event) -> None:
-        self._tell("ledger", self._ledger.told, event)
-        while self._ready:
-            buffer = self._ready.popleft()
-            for told in (Leased(buffer), Publish(buffer + 1), Consume(buffer)):
-                self._tell("ledger", self._ledger.told, told)
+        events = deque([event])
+        while events:
+            commands = self._rule.apply(events.popleft())
+            self.refused += any(isinstance(command, Refuse) for command in commands)
+            for buffer in [command.buffer for command in commands if isinstance(command, BufferReady)]:
+                events += (Leased(buffer), Publish(buffer + 1), Consume(buffer))
 
     def _tell(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
         self.told.append(Told(self.clock.now(), kind, action.path, value))
@@ -198,17 +201,11 @@ class Load:
             self.moved += 1
             self._anew.append(Arrived(move.call, 0, _PROMPT + _SAMPLED // 2, expected=_SAMPLED // 2))
 
-    def _on_decided(self, commands: tuple[Command, ...]) -> None:
-        self._admitted = not any(isinstance(command, Refuse) for command in commands)
-        self._ready += [command.buffer for command in commands if isinstance(command, BufferReady)]
-
 
 def built(plan: Plan) -> ControlProgram:
-    """The program of one model, with room in its ledger for every open episode."""
-    ledger = {"batch": max(1, plan.calls // plan.group // 4), "eta": 15}
+    """The program of one model."""
     placement = {"rule": plan.rule, "urgency": _URGENCY if plan.rule == "gain" else 1.0}
-    model = {"ledger": {"rule": "staleflow", "settings": ledger}, "placement": placement}
-    return ControlProgram({"models": {_MODEL: model}})
+    return ControlProgram({"models": {_MODEL: {"placement": placement}}})
 
 
 class Retold:
@@ -268,7 +265,6 @@ def measure(plan: Plan, seconds: float, folder: Path) -> dict[str, Any]:
         "moved_per_s": load.moved / seconds,
         "refused_per_s": load.refused / seconds,
         "us_per_call": 1e6 * cpu.get("calls", 0.0) / max(1, load.arrived),
-        "us_per_ledger_event": 1e6 * cpu.get("ledger", 0.0) / max(1, events["ledger"]),
         "ms_per_snapshot": 1e3 * cpu.get("snapshot", 0.0) / max(1, events["snapshot"]),
         "open_calls": load.placed,
         "recording_mb_per_s": (path.stat().st_size - size) / 1e6 / seconds,

@@ -163,11 +163,8 @@ async def open_control(
     database = services.database.fenced(fence)
     async with AsyncExitStack() as stack:
         ledgers = await _ledgers(settings, models, database)
-        rules = {name: ledger.rule for name, ledger in ledgers.items()}
-        host = ControlHost(settings, _engines(services, hub, check_leadership), hub, check_leadership, rules)
+        host = ControlHost(settings, _engines(services, hub, check_leadership), hub, check_leadership)
         stack.push_async_callback(host.close)
-        for name, ledger in ledgers.items():
-            ledger.hosted(host.program.ledgers[name].rule, partial(host.decide, name))
         nodes = Nodes(settings, host, ledgers, hub or NoPeers())
         placements = _placements(services, host, hub or NoPeers())
         host.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,7 @@ from gateway.rollout.steps import EngineSteps
 from gateway.sections import EngineSettings
 from gateway.settings import ConfigError, Settings
 from processes.child import LocalProcess
-from scheduler.policies.rules import StalenessRule
-from scheduler.policies.staleness_events import Command
-from scheduler.policies.staleness_events import Event as LedgerEvent
-from scheduler.program import ControlProgram, ledger
+from scheduler.program import ControlProgram
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed
 from scheduler.program.nodes import Hosted
 from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
@@ -72,19 +69,12 @@ class ControlHost:
         models: dict[str, ModelEngines],
         peers: Peers | None = None,
         check_leadership: CheckLeadership | None = None,
-        ledgers: Mapping[str, StalenessRule] | None = None,
     ) -> None:
-        """`check_leadership` is asked before every step, and raises if this process may not be the coordinator any more.
-
-        `ledgers`: of each trained model, as the store has it. The program goes on with a copy (`program.ledgers`).
-        """
+        """`check_leadership` is asked before every step, and raises if this process may not be the coordinator any more."""
         self.models = models
         self._check_leadership = check_leadership or _check_leadership
         self._peers = peers or NoPeers()
         described = {name: program_settings(settings, name) for name in models}
-        for name, rule in (ledgers or {}).items():
-            described[name]["ledger"] = ledger.described(settings.staleness_of(name).rule, rule)
-        self._answers: dict[str, list[Command] | ValueError] = {}
         whole = {"models": described, "lending": lending_settings(settings)}
         self.program = ControlProgram(whole)
         path = settings.control.recording
@@ -106,9 +96,6 @@ class ControlHost:
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
             self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
-        for name, book in self.program.ledgers.items():
-            self._runtime.observe(book.decided, self._on_decided(name))
-            self._runtime.observe(book.impossible, self._on_impossible(name))
 
     # Other reactors of the program
 
@@ -127,16 +114,6 @@ class ControlHost:
         self._runtime.inject(action, value)
         if now:
             self._runtime.advance()
-
-    def decide(self, model: str, event: LedgerEvent) -> list[Command]:
-        """Passes an event to a model's ledger and returns its commands. Raises ValueError if the event is impossible,
-        and Unavailable."""
-        self._answers.pop(model, None)
-        self.tell(self.program.ledgers[model].told, event, now=True)
-        answer = self._answers.pop(model)
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer
 
     def start(self) -> None:
         """Starts the program. Call it once, before any event."""
@@ -261,18 +238,6 @@ class ControlHost:
 
         return tell
 
-    def _on_decided(self, name: str) -> Callable[[Tag, Any], None]:
-        def answer(_tag: Tag, commands: tuple[Command, ...]) -> None:
-            self._answers[name] = list(commands)
-
-        return answer
-
-    def _on_impossible(self, name: str) -> Callable[[Tag, Any], None]:
-        def answer(_tag: Tag, message: str) -> None:
-            self._answers[name] = ValueError(message)
-
-        return answer
-
     def _act(self, name: str, do: Do) -> None:
         model = self.models[name]
         log.info("%s: %s (version %d): %s", do.engine, do.step, do.version, do.reason)
@@ -338,7 +303,9 @@ async def _check_leadership() -> None:
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:
     """The control program's settings for a model."""
     engine, update = settings.engine_of(model), settings.update
+    trained = settings.models[model].train
     return {
+        **({"ledger": {"rule": settings.staleness_of(model).rule}} if trained else {}),
         "fleet": {
             "start_s": engine.start_s + 5.0,
             "drain_s": update.hold_s,

@@ -22,7 +22,6 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.sections import NodeSettings
 from gateway.settings import Settings
-from scheduler.policies.staleness_events import BufferReady, Command, Consumed, Skipped
 from scheduler.program.nodes import Claimed, Filling, NodeAdded, NodeRemoved, Released, Role, RoleIs
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -82,11 +81,12 @@ class Nodes:
         self._peers = peers
         self._changed = asyncio.Event()
         host.observe(host.program.lending.roles, self._on_roles)
-        for model in ledgers:
-            host.observe(host.program.ledgers[model].decided, partial(self._on_decided, model))
 
     def begin(self) -> None:
-        """The nodes of the configuration are there."""
+        """The nodes of the configuration are there, and so are the batches."""
+        for model, ledger in self._ledgers.items():
+            ledger.on_batch = partial(self._on_batch, model)
+            self._on_batch(model)
         for name, given in self._settings.nodes.items():
             self.add(name, given)
 
@@ -174,23 +174,20 @@ class Nodes:
 
     async def tend(self) -> None:
         """Once a second, where it matters: how full the batches are that trainers wait for."""
-        for model in self._host.models:
-            self._fill(model)
+        if any(node.lendable for node in self.nodes.values()):
+            for model in self._host.models:
+                self._host.tell(self._host.program.lending.filling, self._filling(model))
 
-    def _on_decided(self, model: str, commands: tuple[Command, ...]) -> None:
-        """A ledger has: whether the batch is another one now, or is whole, is not left to the next second."""
-        if any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands):
-            self._fill(model)
+    def _on_batch(self, model: str) -> None:
+        """A batch was leased, is whole, or is over: that is not left to the next second."""
+        if self._host.running:  # the ledger goes on when the program has ended
+            self._tell(self._host.program.lending.filling, self._filling(model))
 
-    def _fill(self, model: str) -> None:
-        if not any(node.lendable for node in self.nodes.values()):
-            return
+    def _filling(self, model: str) -> Filling:
         running = self._calls(model, self._host.models[model].pool)
-        ledger = self._ledgers.get(model)
-        filling = (
-            Filling(model, 0, 0, 0, running) if ledger is None else Filling.of(model, ledger.rule, running)
-        )
-        self._host.tell(self._host.program.lending.filling, filling)
+        if (ledger := self._ledgers.get(model)) is None:
+            return Filling(model, 0, 0, 0, running)
+        return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained)
 
     def _calls(self, model: str, pool: EnginePool) -> int:
         elsewhere = sum(self._peers.runs(model, slot)[0] for slot in pool.slots)

@@ -1,9 +1,9 @@
 """The staleness ledger, made durable: every event that changes it is stored, and a restart replays them.
 
-The pure rule decides (scheduler/policies/rules), in the control program once that runs (`hosted`). An event is applied and
-submitted to the store in one step without an await between, so the stored order is the applied order; `apply` returns once the
-event is committed. What was decided about whom is stored in the same transaction (`chronicle`), and leases of buffers that are
-passed over end in it.
+The pure rule decides (scheduler/policies/rules). An event is applied and submitted to the store in one step without an await
+between, so the stored order is the applied order; `apply` returns, and the control program is told (`on_batch`), once the event
+is committed. What was decided about whom is stored in the same transaction (`chronicle`), and leases of buffers that are passed
+over end in it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -30,7 +31,17 @@ from scheduler.policies.staleness import (
     event_from_json,
     event_to_json,
 )
-from scheduler.policies.staleness_events import AbortEpisode, Command, Event, Refuse, Skipped
+from scheduler.policies.staleness_events import (
+    AbortEpisode,
+    BufferReady,
+    Command,
+    Consume,
+    Consumed,
+    Event,
+    Leased,
+    Refuse,
+    Skipped,
+)
 
 _SETTINGS = "Settings"
 _BOUND = {"rule", *(field.name for field in fields(LedgerSettings))}
@@ -48,15 +59,14 @@ class StoredLedger:
         """Called with (episode_id, reason) for an episode that runs in vain."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after every committed event: slots may be free."""
+        self.on_batch: Callable[[], None] = lambda: None
+        """Called after a committed event by which a batch was leased, became whole, was trained or was passed over."""
+        self.leased = self.trained = -1
+        """The newest batch that was leased, and the newest that was trained; -1: none."""
         self.broken: str | None = None
         """The reason why nothing can be applied any more: an event was not committed, so memory is ahead of the store."""
         self._database = database
-        self._decide: Callable[[Event], list[Command]] = rule.apply
         self._changed = asyncio.Event()
-
-    def hosted(self, rule: StalenessRule, decide: Callable[[Event], list[Command]]) -> None:
-        """From now on `decide` changes `rule`, which goes on from the present state, in place of `apply`."""
-        self.rule, self._decide = rule, decide
 
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
@@ -70,7 +80,7 @@ class StoredLedger:
             raise ConfigError(_refusal(model, differing))
         for value in stored[1:]:
             event = event_from_json(value)
-            loaded.chronicle.tell(event, loaded.rule.apply(event))
+            loaded.chronicle.tell(event, loaded._decide(event))
         return loaded
 
     async def apply(
@@ -105,19 +115,29 @@ class StoredLedger:
                     statements.skip_leases(connection, self.model, command.until)
 
         committed = self._database.put(write)
-        committed.add_done_callback(self._on_commit)
+        committed.add_done_callback(partial(self._on_commit, _is_of_batch(event, commands)))
         for command in commands:
             if isinstance(command, AbortEpisode):
                 self.on_abort(command.episode_id, command.reason)
         await asyncio.shield(committed)  # a caller that stops waiting does not stop the commit
         return commands
 
-    def _on_commit(self, committed: asyncio.Future[None]) -> None:
+    def _decide(self, event: Event) -> list[Command]:
+        commands = self.rule.apply(event)
+        if isinstance(event, Leased):
+            self.leased = event.buffer
+        elif isinstance(event, Consume):
+            self.trained = event.buffer
+        return commands
+
+    def _on_commit(self, of_batch: bool, committed: asyncio.Future[None]) -> None:
         if error := committed.exception():
             self.broken = f"the ledger is ahead of the store; restart the gateway ({error})"
         self._changed.set()
         self._changed = asyncio.Event()
         self.on_change()
+        if of_batch and self.broken is None:
+            self.on_batch()
 
     async def changed(self, timeout_s: float) -> None:
         """Waits for the next event, or until the time is up."""
@@ -126,6 +146,11 @@ class StoredLedger:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+
+def _is_of_batch(event: Event, commands: list[Command]) -> bool:
+    """Returns whether a batch was leased, became whole, was trained or was passed over."""
+    return isinstance(event, Leased) or any(isinstance(c, BufferReady | Consumed | Skipped) for c in commands)
 
 
 def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, tuple[Any, Any]]:

@@ -1,4 +1,5 @@
-"""The control program as reactors: of each model the life of its engines, the updates of their weights, and the ledger.
+"""The control program as reactors: of each model the life of its engines, the updates of their weights and the placement of its
+calls; and the lending of nodes.
 
 `build` makes the program from settings in JSON form, so that a recording can be replayed by itself.
 """
@@ -11,7 +12,6 @@ from typing import Any
 
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.fleet import Fleet, FleetSettings
-from scheduler.program.ledger import Ledger, built
 from scheduler.program.lending import Lending
 from scheduler.program.placement import Placement, PlacementSettings
 from scheduler.program.update import UpdateSettings, WeightUpdate
@@ -25,8 +25,8 @@ class ControlProgram(Program):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings, "placement": see
-        `PlacementSettings.of`, "ledger": see `ledger.built`}}}; what is missing has its defaults, and a model without a ledger
-        is not trained. Beside "models": "lending", fields of LendingSettings."""
+        `PlacementSettings.of`}}}; what is missing has its defaults. A model that is trained also has "ledger", by which readers
+        of a recording know it. Beside "models": "lending", fields of LendingSettings."""
         models: dict[str, Any] = settings.get("models") or {"model": {}}
         slugs = _slugs(models)
         self.fleets = {
@@ -40,11 +40,6 @@ class ControlProgram(Program):
         self.placements = {
             name: Placement(f"placement_{slug}", _placement(models[name])) for name, slug in slugs.items()
         }
-        self.ledgers = {
-            name: Ledger(f"ledger_{slug}", built(models[name]["ledger"]))
-            for name, slug in slugs.items()
-            if "ledger" in models[name]
-        }
         self.lending = Lending("lending", LendingSettings(**settings.get("lending", {})), slugs)
         super().__init__(
             CONTROL,
@@ -52,7 +47,6 @@ class ControlProgram(Program):
                 *self.fleets.values(),
                 *self.updates.values(),
                 *self.placements.values(),
-                *self.ledgers.values(),
                 self.lending,
             ],
         )

@@ -60,7 +60,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How full the batch is that a model's trainer waits for: once a second, and when it is whole or another one comes."""
+    """The batch that a model's trainer waits for: once a second if nodes may be lent, and when one is leased, whole or over."""
 
     model: str
     buffer: int
@@ -71,15 +71,19 @@ class Filling:
     """Calls that run or wait."""
     ahead: int = 0
     """Groups of the next batch that are rewarded; 0 also if the rule keeps none."""
+    leased: int = -1
+    """The newest batch that a trainer has leased; -1: none. For who reads the recording (`scheduler.timeline`)."""
+    trained: int = -1
+    """The newest batch that was trained, likewise."""
 
     @classmethod
-    def of(cls, model: str, rule: StalenessRule, running: int) -> Self:
+    def of(cls, model: str, rule: StalenessRule, running: int, leased: int = -1, trained: int = -1) -> Self:
         """By a trained model's ledger. A batch that was truncated has no more groups than it has."""
         buffer = rule.consumed
         occupied = {row.buffer: row.occupied for row in rule.buffers()}
         groups = occupied.get(buffer, 0)
         size = groups if rule.complete(buffer) else rule.settings.batch
-        return cls(model, buffer, groups, size, running, occupied.get(buffer + 1, 0))
+        return cls(model, buffer, groups, size, running, occupied.get(buffer + 1, 0), leased, trained)
 
 
 @dataclass(frozen=True, slots=True)

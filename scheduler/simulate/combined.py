@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness import LedgerSettings
 from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
 from scheduler.program.events import Added, Begun, Do, Done, Published
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
@@ -99,8 +101,8 @@ class Combined:
         return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
 
     def rule(self, scenario: Scenario) -> StalenessRule:
-        """StaleFlow's ledger, in the program; it is built here."""
-        self._hosting = Hosting(self._settings(scenario), MODEL, self._path)
+        """StaleFlow's ledger; the program is built here."""
+        self._hosting = Hosting(self._settings(scenario), self._path)
         program = self._hosting.program
         self._fleet, self._update = program.fleets[MODEL], program.updates[MODEL]
         self._placement, self._lending = program.placements[MODEL], program.lending
@@ -109,7 +111,8 @@ class Combined:
         self._hosting.want(self._placement.placed)
         self._hosting.want(self._placement.moves)
         self._hosting.observe(self._lending.roles, self._on_roles)
-        return self._hosting.start()
+        self._hosting.start()
+        return rules.create("staleflow", LedgerSettings(scenario.eta, scenario.batch, min_members=1))
 
     def _settings(self, scenario: Scenario) -> dict[str, Any]:
         knobs, engine = self._knobs, scenario.engine
@@ -130,11 +133,10 @@ class Combined:
                 "at_once": knobs.moves * scenario.gpus // scenario.engine_gpus,
             },
         }
-        ledger = {"eta": scenario.eta, "batch": scenario.batch, "min_members": 1}
         model = {
             "update": {"order": "pull", "mode": knobs.mode},
             "placement": placement,
-            "ledger": {"rule": "staleflow", "settings": ledger},
+            "ledger": {"rule": "staleflow"},
         }
         return {"models": {MODEL: model}, "lending": {"lead": knobs.lead}}
 

@@ -100,7 +100,7 @@ def slugs_of(runs: Sequence[Run]) -> dict[str, str]:
 
 def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]:
     """Every value that was told or decided, by itself."""
-    models = {slug: name for name, slug in slugs.items()}
+    models, batches = {slug: name for name, slug in slugs.items()}, _Batches()
     for run in runs:
         yield Moment(run.header.start / _NS, {})
         for entry in run.entries:
@@ -113,7 +113,33 @@ def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]
             values: list[Any] = entry.value if isinstance(entry.value, list) else [entry.value]
             for value in values or [{}]:
                 yield Moment(at, value if isinstance(value, dict) else {}, model)
+                if isinstance(value, dict) and value.get("type") == "Filling":
+                    yield from batches.changed(at, value)
         yield Moment(run.last.time / _NS, {"type": "Stops"})
+
+
+class _Batches:
+    """Each model's last `Filling`. Tells what changed as the ledger's events, which older recordings have themselves."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, dict[str, Any]] = {}
+
+    def changed(self, at: float, filling: dict[str, Any]) -> Iterator[Moment]:
+        """A batch was trained, leased, or is whole since the model's last `Filling`. The first one says how things were."""
+        if "leased" not in filling:
+            return
+        model = filling["model"]
+        before = self._before.get(model, {"trained": filling["trained"], "leased": -1, "whole": -1})
+        whole = filling["buffer"] if filling["groups"] >= filling["size"] > 0 else before["whole"]
+        self._before[model] = {**filling, "whole": whole}
+        now = (
+            ("Consume", filling["trained"], before["trained"]),
+            ("Leased", filling["leased"], before["leased"]),
+            ("BufferReady", whole, before["whole"]),
+        )
+        for kind, buffer, last in now:
+            if buffer > last:
+                yield Moment(at, {"type": kind, "buffer": buffer}, model)
 
 
 def _worked(written: Mapping[str, Written]) -> Iterator[Moment]:

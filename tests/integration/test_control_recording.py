@@ -1,20 +1,26 @@
-"""What the control program's recording has of a gateway's ledger, over a restart."""
+"""A gateway's ledger in the store, and its batches in the control program's recording, over a restart."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from scheduler.policies.staleness_events import event_from_json
-from scheduler.program import PROGRAMS, ControlProgram
+from gateway.store.models import LedgerEventRow
+from scheduler.policies import rules
+from scheduler.policies.staleness import command_to_json, event_from_json
+from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
-from scheduler.reactor.recording import Decision, Event, Run
+from scheduler.reactor.recording import Event, Run
+from scheduler.timeline.recorded import timeline_of
 from tests.harness.gateways import run_gateway, settings_for
 
+_EVENTS = select(LedgerEventRow.event, LedgerEventRow.commands).order_by(LedgerEventRow.seq)
 
-async def test_the_ledgers_decisions_are_recorded_and_made_again_over_a_restart(
+
+async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches_over_a_restart(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     values = settings_for(tiny_model, tmp_path, staleness={"batch": 1, "eta": 1, "min_members": 1})
@@ -28,16 +34,34 @@ async def test_the_ledgers_decisions_are_recorded_and_made_again_over_a_restart(
         lease = await gateway.admin.lease("trainer")
         await gateway.admin.ack(lease, "checkpoint")
         await gateway.admin.reward(first, 0.0)
-        kept = gateway.services.models.local["demo"].ledger.rule.to_json()
-    recording = tmp_path / "control.jsonl"
-    report = replay(recording, PROGRAMS["control"])
-    assert report.equal
-    told = [decisions_of(run.run) for run in report.runs]
-    assert told == [
-        ["Admit", "Admit", "Refuse", "Occupied", "BufferReady"],
-        ["Consumed", "Occupied", "BufferReady"],
+        kept = gateway.services.models.local["demo"].ledger.rule
+        stored = await gateway.services.database.read(lambda c: list(c.execute(_EVENTS)))
+    again = rules.create("staleflow", kept.settings)
+    for event, commands in stored[1:]:
+        decided = [command_to_json(command) for command in again.apply(event_from_json(event))]
+        assert json.loads(json.dumps(decided)) == commands
+    assert again.to_json() == kept.to_json()
+    assert [[command["type"] for command in commands] for _, commands in stored[1:]] == [
+        ["Admit"],
+        ["Admit"],
+        ["Occupied", "BufferReady"],
+        [],
+        ["Consumed"],
+        ["Occupied", "BufferReady"],
     ]
-    assert ledger_after(report.runs[1].run) == kept
+    report = replay(tmp_path / "control.jsonl", PROGRAMS["control"])
+    assert report.equal
+    whole, leased = {"groups": 1, "leased": -1}, {"leased": 0, "trained": -1}
+    assert [batches_of(run.run) for run in report.runs] == [
+        [batch(groups=0), batch(**whole)],
+        [
+            batch(**whole),
+            batch(groups=1, **leased),
+            batch(buffer=1, groups=0, leased=0, trained=0),
+            batch(buffer=1, groups=1, leased=0, trained=0),
+        ],
+    ]
+    assert [step.number for step in timeline_of([run.run for run in report.runs]).steps] == [0]
 
 
 async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
@@ -48,25 +72,21 @@ async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
     values = settings_for(tiny_model, tmp_path, control=control, staleness={"batch": 64, "eta": 0})
     async with run_gateway(values) as gateway:
         for number in range(40):
-            await gateway.open("t", group_id=f"g{number}")
+            await gateway.admin.add_node(f"n{number}", ["rollout"])
     assert 8_000 < path.stat().st_size < 16_000
     assert "control.jsonl ends here: this run's part has 0.008 MB ([control] recording_mb)" in caplog.text
     report = replay(path, PROGRAMS["control"])
     assert report.equal
     assert report.runs[0].run.full
-    assert len(decisions_of(report.runs[0].run)) < 40
+    assert 0 < len([d for d in report.runs[0].decisions if d.port == "lending.roles"]) < 40
 
 
-def decisions_of(run: Run) -> list[str]:
-    """The classes of the ledger's commands, in order."""
-    decided = [e for e in run.entries if isinstance(e, Decision) and e.port == "ledger_demo.decided"]
-    return [command["type"] for decision in decided for command in decision.value]
+def batch(**values: int) -> dict[str, int]:
+    """A batch that was told: the first one, which nobody has leased."""
+    return {"buffer": 0, "leased": -1, "trained": -1, **values}
 
 
-def ledger_after(run: Run) -> dict[str, Any]:
-    """What the recorded events make of the recorded first state."""
-    rule = ControlProgram(run.header.settings).ledgers["demo"].rule
-    for entry in run.entries:
-        if isinstance(entry, Event) and entry.action == "ledger_demo.told":
-            rule.apply(event_from_json(entry.value))
-    return rule.to_json()
+def batches_of(run: Run) -> list[dict[str, int]]:
+    """The batches that were told."""
+    told = [e.value for e in run.entries if isinstance(e, Event) and e.action == "lending.filling"]
+    return [{name: value[name] for name in ("buffer", "groups", "leased", "trained")} for value in told]

@@ -39,16 +39,16 @@ async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
     async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
         await gateway.admin.add_node("t0", BOTH)
         await earn(gateway, "a")
-        assert filling(gateway) is None
+        assert filling(gateway) == Filling("demo", 0, 0, 2, 0), "as it was at the start"
         await earn(gateway, "b")
         assert filling(gateway) == Filling("demo", 0, 2, 2, 0)
         lease = await gateway.admin.lease("trainer")
         await earn(gateway, "c")
-        assert filling(gateway) == Filling("demo", 0, 2, 2, 0)
+        assert filling(gateway) == Filling("demo", 0, 2, 2, 0, leased=0)
         await gateway.admin.ack(lease, "checkpoint")
-        assert filling(gateway) == Filling("demo", 1, 1, 2, 0)
+        assert filling(gateway) == Filling("demo", 1, 1, 2, 0, leased=0, trained=0)
         await earn(gateway, "d")
-        assert filling(gateway) == Filling("demo", 1, 2, 2, 0)
+        assert filling(gateway) == Filling("demo", 1, 2, 2, 0, leased=0, trained=0)
 
 
 async def test_a_trainer_says_how_long_it_computed_or_does_not(gateway: RunningGateway) -> None:

@@ -70,6 +70,6 @@ def test_the_control_program_is_told_and_measured(tmp_path: Path) -> None:
     assert result["open_calls"] > 350, "what ends is replaced, and placed"
     assert 300 < result["left_per_s"] * 3 < 900
     assert result["refused_per_s"] == 0
-    assert set(result["events_per_s"]) == {"calls", "ledger", "snapshot"}
+    assert set(result["events_per_s"]) == {"calls", "batch", "snapshot"}
     assert result["share_of_a_core"] > 0
     assert result["recording_mb_per_s"] > 0

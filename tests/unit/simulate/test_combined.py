@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from scheduler.policies.staleness_events import Publish
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.simulate.combined import Combined, Knobs
@@ -51,7 +50,7 @@ def test_a_recorded_run_replays_and_has_what_was_done(tmp_path: Path) -> None:
     assert report.equal
     decisions = report.runs[0].decisions
     ports = {decision.port for decision in decisions}
-    assert {"placement_model.placed", "update_model.opened", "lending.roles", "ledger_model.decided"} <= ports
+    assert {"placement_model.placed", "update_model.opened", "lending.roles"} <= ports
     placed = sum(len(d.value) for d in decisions if d.port == "placement_model.placed")
     assert placed >= len(world.groups) * given.group
     assert report.runs[0].run.last.time <= round(world.now * 1e9)
@@ -83,14 +82,6 @@ def test_between_sites_weights_are_on_their_way() -> None:
     one, two = (run(scenario(sites=sites))[1] for sites in (1, 2))
     assert two.ends[0] == one.ends[0]
     assert two.ends[-1] > one.ends[-1]
-
-
-def test_what_the_ledger_finds_impossible_is_said_so() -> None:
-    given = scenario()
-    world = World(given, Combined(), given.workload(0))
-    world.rule.apply(Publish(1))
-    with pytest.raises(ValueError, match="version 1 published after version 1"):
-        world.rule.apply(Publish(1))
 
 
 def test_a_call_that_was_given_up_says_nothing_of_lengths() -> None:

@@ -29,6 +29,7 @@ from scheduler.policies.staleness_events import (
     Drop,
     Event,
     Join,
+    Leased,
     Publish,
     Refuse,
     Reward,
@@ -126,6 +127,41 @@ async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_w
         await ledger.apply(Join("g", "f", 1))
 
 
+async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(database: Database) -> None:
+    ledger = await StoredLedger.load(database, MINE.model_copy(update={"batch": 1}), "m")
+    await ledger.apply(Join("g", "e", 1))
+    heard: list[bool] = []
+    ledger.on_batch = lambda: heard.append(ledger.rule.complete(0))
+    writing, commit = threading.Event(), threading.Event()
+
+    def write(_connection: Any) -> None:
+        writing.set()
+        assert commit.wait(60)
+
+    waiting = asyncio.ensure_future(ledger.apply(Reward("e", 1.0), write))
+    assert await asyncio.to_thread(writing.wait, 60)
+    assert ledger.rule.complete(0), "it is decided"
+    assert (heard, waiting.done()) == ([], False)
+    commit.set()
+    await waiting
+    assert heard == [True]
+    await ledger.apply(Join("h", "f", 1))
+    assert heard == [True], "of no batch"
+
+
+async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database) -> None:
+    ledger = await StoredLedger.load(database, MINE, "m")
+    heard: list[str] = []
+    ledger.on_batch = lambda: heard.append("leased")
+
+    def fails(_connection: Any) -> None:
+        raise KeyError("disk full")
+
+    with pytest.raises(KeyError):
+        await ledger.apply(Leased(0), fails)
+    assert heard == []
+
+
 # Restarts
 
 Step = tuple[str, Any]
@@ -189,7 +225,8 @@ class Running:
         entries = {
             g: (e.version, e.buffer, e.rewarded, e.joined) for g, e in self.ledger.chronicle._entries.items()
         }
-        return self.ledger.rule.to_json(), entries, held, self.leases._fence
+        batches = self.ledger.leased, self.ledger.trained
+        return self.ledger.rule.to_json(), entries, held, self.leases._fence, batches
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler.policies.staleness_events import BufferReady, Consume, Leased
 from scheduler.program.calls import Closed, Demand, Left, Opened, Placed
 from scheduler.program.events import Do, Done, Ended, Published
-from scheduler.program.nodes import Asleep, Claimed, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
+from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
 from scheduler.timeline import Step, Timeline
 from scheduler.timeline.nodes import Nodes
 from scheduler.timeline.recorded import BadMetrics, Block, Written, read_metrics, slugs_of, timeline_of
@@ -134,6 +135,37 @@ def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
     )
 
 
+def test_what_is_told_of_batches_says_the_same_as_the_ledgers_own_events() -> None:
+    """Recordings have had the ledger's events, and have `Filling` in their place."""
+
+    def batch(buffer: int, groups: int, leased: int, trained: int) -> Filling:
+        return Filling(MODEL, buffer, groups, 2, 0, leased=leased, trained=trained)
+
+    runs = recorded(
+        (0, batch(0, 0, -1, -1)),
+        (1, batch(0, 1, 0, -1)),
+        (3, batch(0, 2, 0, -1)),
+        (5, Published(1)),
+        (6, Ended(1, True)),
+        (6.5, batch(1, 1, 0, 0)),
+        (7, batch(1, 2, 0, 0)),
+        (8, batch(1, 2, 1, 0)),
+        (9, Published(2)),
+        until=10,
+    )
+    timeline = timeline_of(runs)
+    assert told(timeline, "trainer") == (
+        "idle 0-3, train 3-5, switching 5-6, idle 6-8, train 8-9, switching 9-10"
+    )
+    assert timeline.steps == (Step(0, 6.5),)
+
+
+def test_what_was_trained_before_a_recording_is_no_step_of_it() -> None:
+    after = Filling(MODEL, 5, 1, 2, 0, leased=5, trained=4)
+    runs = recorded((1, after), (2, after), (3, replace(after, buffer=6, trained=5)), until=4)
+    assert [step.number for step in timeline_of(runs).steps] == [5]
+
+
 def test_a_node_for_training_alone_is_its_trainers() -> None:
     worked = Written((Block("train", 1002, 1005),))
     runs = recorded((0, NodeAdded("t0", ("train",))), (0, Hosted("e", "r0")), (1, Opened("e", 0)), until=6)
@@ -221,6 +253,17 @@ happenings = st.one_of(
     st.builds(Leased, st.integers(0, 3)),
     st.builds(BufferReady, st.integers(0, 3)),
     st.builds(Consume, st.integers(0, 3)),
+    st.builds(
+        Filling,
+        st.just(MODEL),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.just(2),
+        st.just(0),
+        st.just(0),
+        st.integers(-1, 3),
+        st.integers(-1, 3),
+    ),
     st.builds(Published, st.integers(0, 3)),
 )
 stories = st.lists(st.tuples(st.integers(0, 20), happenings), max_size=40).map(
