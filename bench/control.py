@@ -235,7 +235,6 @@ class Retold:
 
     def close(self) -> None:
         """Ends the run."""
-        self._runtime.close()
         self._recording.close()
 
 

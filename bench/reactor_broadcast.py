@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
-from bench.reactor_sides import CPUS, Headgate, Hub, Ring, Shape, Side
+from bench.reactor_sides import CPUS, Headgate, Hub, Large, Ring, Side
 from scheduler.reactor import Context, Reactor
 
 Checks = tuple[float, float, int]
@@ -53,14 +52,13 @@ class _Copier(Reactor):
     def __init__(self, index: int, buffer: np.ndarray) -> None:
         super().__init__(f"actor{index}")
         self._buffer = buffer
-        shape: Any = Shape
-        self.heard = self.input("heard", shape)
-        self.answer = self.output("answer", shape)
-        self.reaction(self._copy, on=[self.heard], writes=[self.answer], parallel=True)
+        self.heard = self.input("heard", Large)
+        self.answer = self.output("answer", Large)
+        self.copying = self.reaction(self._copy, on=[self.heard], writes=[self.answer])
 
     def _copy(self, now: Context) -> None:
-        np.copyto(self._buffer, now[self.heard])
-        now.set(self.answer, self._buffer)
+        np.copyto(self._buffer, now[self.heard].array)
+        now.set(self.answer, Large.of(self._buffer))
 
 
 class _Pool:
@@ -120,9 +118,10 @@ def sides(mb: float, actors: int, ray: bool) -> dict[str, Callable[[], Side]]:
     buffers = [np.zeros(items) for _ in range(actors)]
 
     def headgate() -> Side:
-        hub = Hub(_Tally(items), actors, Shape, Shape, tuple[float, float, int])
+        hub = Hub(_Tally(items), actors, Large, Large, tuple[float, float, int])
         copiers = [_Copier(index, buffer) for index, buffer in enumerate(buffers)]
-        return Headgate(Ring("broadcast", hub, copiers), hub, workers=CPUS - 1)
+        parallel = [copier.copying for copier in copiers]
+        return Headgate(Ring("broadcast", hub, copiers), hub, workers=CPUS - 1, parallel=parallel)
 
     made: dict[str, Callable[[], Side]] = {"headgate": headgate, "floor": lambda: _Pool(items, buffers)}
     if ray:

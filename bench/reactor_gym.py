@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.reactor_sides import Digest, Headgate, Hub, Ring, Side
+from bench.reactor_sides import Headgate, Hub, Ring, Side, Small, opened
 from scheduler.reactor import Context, Reactor
 
 ENVIRONMENTS = 15
@@ -73,13 +73,24 @@ class _Actor(Reactor):
     def __init__(self, name: str, index: int, observed: Any) -> None:
         super().__init__(f"actor{index}")
         self._index, self._environment = index, Environment(name, index)
+        self._observed = observed
         step: Any = tuple[observed, float, bool]
         self.heard = self.input("heard", tuple[int, ...])
         self.answer = self.output("answer", step)
         self.reaction(self._step, on=[self.heard], writes=[self.answer])
 
     def _step(self, now: Context) -> None:
-        now.set(self.answer, self._environment.step(now[self.heard][self._index]))
+        observation, reward, ended = self._environment.step(now[self.heard][self._index])
+        if self._observed is Small:
+            observation = Small.of(observation)
+        now.set(self.answer, (observation, reward, ended))
+
+
+class _Hub(Hub):
+    def opened(self, answer: Any) -> Step:
+        """See `Hub`."""
+        observation, reward, ended = answer
+        return opened(observation), reward, ended
 
 
 class _Loop:
@@ -124,11 +135,11 @@ class _Ray:
 
 def sides(name: str, ray: bool, count: int = ENVIRONMENTS) -> dict[str, Callable[[], Side]]:
     """The sides for one kind of environment."""
-    observed: Any = tuple[int, ...] if name.startswith("Blackjack") else Digest
+    observed: Any = tuple[int, ...] if name.startswith("Blackjack") else Small
 
     def headgate() -> Side:
         step: Any = tuple[observed, float, bool]
-        hub = Hub(_Tally(count), count, tuple[int, ...], step, tuple[float, int, str])
+        hub = _Hub(_Tally(count), count, tuple[int, ...], step, tuple[float, int, str])
         return Headgate(Ring("gym", hub, [_Actor(name, index, observed) for index in range(count)]), hub)
 
     made: dict[str, Callable[[], Side]] = {"headgate": headgate, "floor": lambda: _Loop(name, count)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.reactor_sides import Digest, Headgate, Hub, Ring, Side
+from bench.reactor_sides import Headgate, Hub, Ring, Side, Small
 from scheduler.reactor import Context, Reactor
 
 _GRID, _VIEW, _CAP = 14, 3, 40
@@ -112,13 +112,12 @@ class _Actor(Reactor):
     def __init__(self, index: int, width: int) -> None:
         super().__init__(f"agent{index}")
         self._index, self._agent = index, Agent(index, width)
-        digest: Any = Digest
-        self.heard = self.input("heard", digest)
+        self.heard = self.input("heard", Small)
         self.answer = self.output("answer", int)
         self.reaction(self._act, on=[self.heard], writes=[self.answer])
 
     def _act(self, now: Context) -> None:
-        now.set(self.answer, self._agent.act(now[self.heard][self._index]))
+        now.set(self.answer, self._agent.act(now[self.heard].array[self._index]))
 
 
 class _Loop:
@@ -166,7 +165,7 @@ def sides(agents: int, ray: bool) -> dict[str, Callable[[], Side]]:
     """The sides for so many agents."""
 
     def headgate() -> Side:
-        hub = Hub(_World(agents), agents, Digest, int, tuple[float, int])
+        hub = Hub(_World(agents), agents, Small, int, tuple[float, int])
         width = Junction(agents).width
         return Headgate(Ring("marl", hub, [_Actor(index, width) for index in range(agents)]), hub)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.reactor_process import Place, Remote
-from bench.reactor_sides import CPUS, Digest, Headgate, Hub, Ring, Side
+from bench.reactor_sides import CPUS, Headgate, Hub, Ring, Side, Small
 from scheduler.reactor import Context, Reactor
 
 ACTORS, STEPS = 16, 100
@@ -116,13 +116,12 @@ class _Actor(Reactor):
     def __init__(self, index: int, steps: int, place: Place) -> None:
         super().__init__(f"actor{index}")
         self._rollout = Remote(place, Rollout, index, steps)
-        digest: Any = Digest
-        self.heard = self.input("heard", digest)
-        self.answer = self.output("answer", digest)
-        self.reaction(self._play, on=[self.heard], writes=[self.answer], parallel=True)
+        self.heard = self.input("heard", Small)
+        self.answer = self.output("answer", Small)
+        self.playing = self.reaction(self._play, on=[self.heard], writes=[self.answer])
 
     def _play(self, now: Context) -> None:
-        now.set(self.answer, self._rollout.call("play", now[self.heard]))
+        now.set(self.answer, Small.of(self._rollout.call("play", now[self.heard].array)))
 
 
 class _Headgate(Headgate):
@@ -131,8 +130,9 @@ class _Headgate(Headgate):
     def __init__(self, minibatch: int, actors: int, steps: int) -> None:
         self._places = [Place(__name__) for _ in range(CPUS)]
         made = [_Actor(index, steps, self._places[index % CPUS]) for index in range(actors)]
-        hub = Hub(Learner(minibatch), actors, Digest, Digest, tuple[float, str])
-        super().__init__(Ring("qlearning", hub, made), hub, workers=actors - 1)
+        hub = Hub(Learner(minibatch), actors, Small, Small, tuple[float, str])
+        parallel = [actor.playing for actor in made]
+        super().__init__(Ring("qlearning", hub, made), hub, workers=actors - 1, parallel=parallel)
 
     def close(self) -> None:
         """See `Side`."""

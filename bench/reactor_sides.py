@@ -12,20 +12,61 @@ import statistics
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from scheduler.reactor import Opaque, Program, Reactor, Recording, Runtime, WallClock
+from bench.reactor_threads import ThreadedRuntime
+from scheduler.reactor import Program, Reactor, Recording, Runtime, WallClock
+from scheduler.reactor.elements import Reaction
 
-Shape = Annotated[np.ndarray, Opaque(lambda array: f"{array.dtype.str}{array.shape}")]
-"""A large array: the recording has its shape."""
-Digest = Annotated[np.ndarray, Opaque(lambda array: f"crc32 {zlib.crc32(array):08x}")]
-"""A small array: the recording has its CRC-32, so that a replay compares every bit of it."""
 CPUS = len(os.sched_getaffinity(0))
+
+
+class Held:
+    """A value that goes through ports with an array beside its recorded fields.
+
+    Whoever sends it gives the array away until the next tag: nothing copies it.
+    """
+
+    array: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Large(Held):
+    """An array whose type and shape are recorded."""
+
+    description: str
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Self:
+        """Holds `array`."""
+        made = cls(cls.describe(array))
+        object.__setattr__(made, "array", array)
+        return made
+
+    @staticmethod
+    def describe(array: np.ndarray) -> str:
+        """The text in the recording."""
+        return f"{array.dtype.str}{array.shape}"
+
+
+@dataclass(frozen=True, eq=False)
+class Small(Large):
+    """An array whose CRC-32 is recorded, so that a replay compares every bit of it."""
+
+    @staticmethod
+    def describe(array: np.ndarray) -> str:
+        """The text in the recording."""
+        return f"crc32 {zlib.crc32(array.data):08x}"
+
+
+def opened(value: Any) -> Any:
+    """The array of a value that holds one, else the value."""
+    return value.array if isinstance(value, Held) else value
 
 
 class Side(Protocol):
@@ -90,12 +131,21 @@ def _same(told: Mapping[str, Any]) -> None:
 
 
 class Headgate:
-    """A sealed program on the wall clock, recorded; `hub` has a physical action `go` (rounds) and sets `done` after the last."""
+    """A sealed program on the wall clock, recorded; `hub` has a physical action `go` (rounds) and sets `done` after the last.
 
-    def __init__(self, program: Program, hub: Any, workers: int = 0) -> None:
+    With `workers`, the `parallel` reactions of a level run in several threads.
+    """
+
+    def __init__(
+        self, program: Program, hub: Any, workers: int = 0, parallel: Collection[Reaction] = ()
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="headgate-bench-")
         self._recording = Recording.open(Path(self._folder.name) / "recording.jsonl", {})
-        self._runtime = Runtime(program, WallClock(), self._recording, workers)
+        self._runtime = (
+            ThreadedRuntime(program, WallClock(), self._recording, workers, parallel)
+            if workers
+            else Runtime(program, WallClock(), self._recording)
+        )
         self._hub = hub
         self._told: list[Any] = []
         self._runtime.observe(hub.done, lambda _tag, value: self._told.append(value))
@@ -109,7 +159,8 @@ class Headgate:
 
     def close(self) -> None:
         """See `Side`."""
-        self._runtime.close()
+        if isinstance(self._runtime, ThreadedRuntime):
+            self._runtime.close()
         self._recording.close()
         self._folder.cleanup()
 
@@ -144,6 +195,7 @@ class Hub(Reactor):
     def __init__(self, work: Work, actors: int, sent: Any, answered: Any, result: Any) -> None:
         super().__init__("hub")
         self._work = work
+        self._holder: type[Large] | None = sent if sent in (Large, Small) else None
         self.go = self.physical("go", int)
         self.sent = self.output("sent", sent)
         self.answers = [self.input(f"answer{index}", answered) for index in range(actors)]
@@ -152,17 +204,25 @@ class Hub(Reactor):
         self.reaction(self._on_go, on=[self.go], writes=[self.sent])
         self.reaction(self._on_answers, on=self.answers, writes=[self.sent, self.done])
 
+    def opened(self, answer: Any) -> Any:
+        """An answer as the work takes it."""
+        return opened(answer)
+
     def _on_go(self, now: Any) -> None:
         self.left = now[self.go]
-        now.set(self.sent, self._work.begin())
+        self._begin(now)
 
     def _on_answers(self, now: Any) -> None:
-        self._work.end([now[port] for port in self.answers])
+        self._work.end([self.opened(now[port]) for port in self.answers])
         self.left -= 1
         if self.left:
-            now.set(self.sent, self._work.begin())
+            self._begin(now)
         else:
             now.set(self.done, self._work.result())
+
+    def _begin(self, now: Any) -> None:
+        value = self._work.begin()
+        now.set(self.sent, self._holder.of(value) if self._holder else value)
 
 
 def start_ray(object_store_mb: int) -> None:

@@ -225,15 +225,13 @@ def _show(report: RunReport, title: str) -> None:
 
 
 def _row(entry: Entry) -> tuple[Tag, str, str, str] | None:
-    from scheduler.reactor.recording import DeadlineMissed, Decision, Failure
+    from scheduler.reactor.recording import Decision, Failure
 
     match entry:
         case Decision():
             triggers = ", ".join(entry.triggers)
             why = f"{entry.reaction} on {triggers}" + (f": {entry.why}" if entry.why else "")
             return entry.tag, entry.port, _short(_plain(entry.value), _VALUE), _short(why, _WHY)
-        case DeadlineMissed():
-            return entry.tag, entry.reaction, "missed its deadline", ""
         case Failure():
             return entry.tag, entry.reaction, f"raised {entry.error}; the run ended", ""
     return None

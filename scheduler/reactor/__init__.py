@@ -2,15 +2,7 @@
 
 from scheduler.reactor.clock import MILLISECOND, SECOND, Clock, Tag, VirtualClock, WallClock
 from scheduler.reactor.context import Context
-from scheduler.reactor.elements import (
-    STARTUP,
-    Input,
-    LogicalAction,
-    Output,
-    PhysicalAction,
-    TopologyError,
-)
-from scheduler.reactor.forms import Opaque
+from scheduler.reactor.elements import Input, LogicalAction, Output, PhysicalAction, TopologyError
 from scheduler.reactor.recording import BadRecording, Recording
 from scheduler.reactor.replay import Difference, ReplayReport, RunReport, replay
 from scheduler.reactor.runtime import Runtime, drive
@@ -19,14 +11,12 @@ from scheduler.reactor.topology import Program, Reactor
 __all__ = [
     "MILLISECOND",
     "SECOND",
-    "STARTUP",
     "BadRecording",
     "Clock",
     "Context",
     "Difference",
     "Input",
     "LogicalAction",
-    "Opaque",
     "Output",
     "PhysicalAction",
     "Program",

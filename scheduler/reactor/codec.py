@@ -4,10 +4,6 @@ A declared type is str, int, float, bool, None, a Literal of those, a frozen dat
 them, or a union. A dataclass becomes an object with its class name as `type`, a tuple a list; the declared type says how to
 read it back. Types are exact: a bool is no int, a subclass is not its base (it would come back as the base). One exception, as
 in Python's typing: a float may be an int, and stays one. NaN and the infinities are written as Python's json writes them.
-
-`Annotated[C, Opaque(describe)]` is a value of any class C that goes by reference and is not recorded (a large array): its form is
-{"opaque": describe(value)}, and nothing can be read back from it. So it may go through ports and logical actions, not through
-physical ones: a replay has every event from outside, makes the opaque values again, and compares their descriptions.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import json
 import types
 from typing import Any, Literal, get_args, get_origin
 
-from scheduler.reactor.forms import fields, form, is_open, is_union, opaque
+from scheduler.reactor.forms import fields, form, is_open, is_union
 
 _PLAIN = (str, int, float, bool, types.NoneType)
 
@@ -36,8 +32,6 @@ def from_json(value: Any, declared: Any) -> Any:
     """The inverse of `to_json`. Raises TypeError if `value` is not the form of a `declared`."""
     if is_union(declared):
         return _one_of(value, declared)
-    if opaque(declared) is not None:
-        raise TypeError(f"a {describe(declared)} was not recorded: {value!r}")
     if get_origin(declared) is tuple and isinstance(value, list):
         items = _items(declared, len(value))
         if items is not None:
@@ -66,11 +60,6 @@ def validate(declared: Any) -> None:
     describe(declared)
 
 
-def recorded(declared: Any) -> bool:
-    """True if whole values of a valid type are in the recording."""
-    return not _has_opaque(declared, ())
-
-
 def describe(declared: Any) -> str:
     """The type with the fields of its dataclasses, as a text that changes if and only if the form in JSON does."""
     return _describe(declared, ())
@@ -80,8 +69,6 @@ def _describe(declared: Any, inside: tuple[Any, ...]) -> str:
     origin, args = get_origin(declared), get_args(declared)
     if origin is Literal and all(type(arg) in _PLAIN for arg in args):
         return "|".join(repr(arg) for arg in args)
-    if opaque(declared) is not None:
-        return f"opaque {declared.__origin__.__name__}"
     if is_union(declared):
         names = [arg.__name__ for arg in args if dataclasses.is_dataclass(arg) and isinstance(arg, type)]
         if len(set(names)) < len(names):
@@ -109,14 +96,6 @@ def _describe_class(cls: Any, inside: tuple[Any, ...]) -> str:
         )
     told = (f"{name}:{_describe(of, (*inside, cls))}" for name, of in fields(cls).items())
     return f"{cls.__name__}({','.join(told)})"
-
-
-def _has_opaque(declared: Any, inside: tuple[Any, ...]) -> bool:
-    if opaque(declared) is not None or declared in inside:
-        return opaque(declared) is not None
-    of_class = isinstance(declared, type) and dataclasses.is_dataclass(declared)
-    parts = tuple(fields(declared).values()) if of_class else get_args(declared)
-    return any(_has_opaque(part, (*inside, declared)) for part in parts)
 
 
 def _items(declared: Any, length: int) -> tuple[Any, ...] | None:

@@ -9,7 +9,6 @@ from scheduler.reactor.clock import Tag
 from scheduler.reactor.elements import Effect, Element, LogicalAction, Output, Reaction, Source, TopologyError
 
 if TYPE_CHECKING:
-    from scheduler.reactor.elements import Body
     from scheduler.reactor.runtime import Runtime
 
 T = TypeVar("T")
@@ -28,7 +27,6 @@ class Context:
         "_runtime",
         "_sources",
         "error",
-        "late",
         "order",
         "queued",
         "reaction",
@@ -42,8 +40,6 @@ class Context:
         """The reaction's place in the program."""
         self.queued = False
         """True if the reaction is queued at this tag."""
-        self.late = False
-        """True if the reaction missed its deadline at this tag."""
         self.error: BaseException | None = None
         self.sent: list[tuple[Output[Any], Any, str, str]] = []
         """Port, value, its text for the recording, why."""
@@ -73,7 +69,7 @@ class Context:
         return found
 
     def present(self, source: Source[Any]) -> bool:
-        """True if the source has a value at this tag; the only way to ask for STARTUP, which has none."""
+        """True if the source has a value at this tag."""
         if source not in self._sources:
             raise self._refusal(source, "see")
         return source in self._present
@@ -101,11 +97,12 @@ class Context:
 
     # For the runtime
 
-    def run(self, body: Body) -> None:
+    def run(self) -> None:
         """Runs the reaction, and keeps what it raises."""
+        self.queued = False
         self._sources, self._effects = self.reaction.sources, self.reaction.effects
         try:
-            body(self)
+            self.reaction.body(self)
         except BaseException as error:
             self.error = error
         finally:

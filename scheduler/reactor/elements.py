@@ -33,12 +33,12 @@ class Element(Generic[T]):
 
     kind = "element"
 
-    def __init__(self, reactor: str, name: str, declared: type[T] | None) -> None:
+    def __init__(self, reactor: str, name: str, declared: type[T]) -> None:
         self.form = form(_valid(declared))
         self.reactor = reactor
         self.name = name
         self.type = declared
-        self.path = f"{reactor}.{name}" if reactor else name
+        self.path = f"{reactor}.{name}"
         self.quoted = encode_basestring_ascii(self.path)
 
     def __repr__(self) -> str:
@@ -66,14 +66,9 @@ class Output(Effect[T]):
 
 
 class PhysicalAction(Source[T]):
-    """The only door for events from outside: see `Runtime.inject`. A replay needs their values, so none is opaque."""
+    """The only door for events from outside: see `Runtime.inject`."""
 
     kind = "physical"
-
-    def __init__(self, reactor: str, name: str, declared: type[T] | None) -> None:
-        super().__init__(reactor, name, declared)
-        if not codec.recorded(declared):
-            raise TopologyError(f"{self.path}: an event from outside cannot hold an opaque value")
 
 
 class LogicalAction(Source[T], Effect[T]):
@@ -82,18 +77,9 @@ class LogicalAction(Source[T], Effect[T]):
     kind = "logical"
 
 
-class Startup(Source[None]):
-    """Present at the first tag alone."""
-
-    kind = "startup"
-
-
 def _valid(declared: Any) -> Any:
     codec.validate(declared)
     return declared
-
-
-STARTUP = Startup("", "startup", None)
 
 
 class Reaction:
@@ -105,20 +91,14 @@ class Reaction:
         name: str,
         body: Body,
         on: Sequence[Source[Any]],
-        reads: Sequence[Source[Any]],
         writes: Sequence[Effect[Any]],
-        deadline: int | None,
-        late: Body | None,
-        parallel: bool,
     ) -> None:
-        self.reactor, self.name, self.body, self.late = reactor, name, body, late
+        self.reactor, self.name, self.body = reactor, name, body
         self.path = f"{reactor}.{name}"
         self.quoted = encode_basestring_ascii(self.path)
-        self.parallel = parallel
-        self.on, self.reads, self.writes = tuple(on), tuple(reads), tuple(writes)
-        self.deadline = deadline
+        self.on, self.writes = tuple(on), tuple(writes)
         self.level = -1
-        self.sources = frozenset((*on, *reads))
+        self.sources = frozenset(on)
         self.effects = frozenset(writes)
 
     def __repr__(self) -> str:

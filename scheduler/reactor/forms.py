@@ -15,17 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """Marks a type that is not recorded: `Annotated[numpy.ndarray, Opaque(describe)]`.
-
-    `describe` answers what the recording has in the value's place: a name, a shape, or a digest where one is worth its time.
-    """
-
-    describe: Callable[[Any], str]
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +42,8 @@ def form(declared: Any) -> Form:
 @functools.cache
 def fields(cls: Any) -> dict[str, Any]:
     """The declared type of every field of a dataclass."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def opaque(declared: Any) -> Opaque | None:
-    """The mark of a type that is not recorded."""
-    if get_origin(declared) is Annotated:
-        return next((mark for mark in declared.__metadata__ if isinstance(mark, Opaque)), None)
-    return None
 
 
 def is_union(declared: Any) -> bool:
@@ -114,9 +97,7 @@ class _Source:
 
     def _fits_function(self, name: str, declared: Any) -> None:
         origin, args = get_origin(declared), get_args(declared)
-        if opaque(declared) is not None:
-            self.function(name, f"return type(v) is {self._name(declared.__origin__)}")
-        elif origin is Literal:
+        if origin is Literal:
             kinds, values = frozenset(map(type, args)), frozenset((type(arg), arg) for arg in args)
             self.function(
                 name, f"return type(v) in {self._name(kinds)} and (type(v), v) in {self._name(values)}"
@@ -159,9 +140,7 @@ class _Source:
 
     def _text_function(self, name: str, declared: Any) -> None:
         origin, args = get_origin(declared), get_args(declared)
-        if (mark := opaque(declared)) is not None:
-            told = f'{{{{"opaque":{{write_str({self._name(mark.describe)}(v))}}}}}}'
-        elif origin is Literal:
+        if origin is Literal:
             told = f"{{{self._name({(type(arg), arg): json.dumps(arg) for arg in args})}[type(v), v]}}"
         elif is_union(declared):
             told = f"{{{self._table(self._first_text, args)}[type(v)](v)}}"
@@ -231,8 +210,6 @@ def _classes(declared: Any) -> tuple[type, ...]:
         return (float, int)
     if declared is None:
         return (types.NoneType,)
-    if opaque(declared) is not None:
-        return (declared.__origin__,)
     return (get_origin(declared) or declared,)
 
 

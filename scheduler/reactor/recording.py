@@ -8,7 +8,6 @@ whichever, connected or not: so the record does not depend on who looks.
     {"format": 1, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
     {"tag": [ns, microstep], "action": "fleet.lost", "value": {"type": "Lost", ...}}
     {"tag": ..., "port": "fleet.commands", "value": [...], "reaction": "fleet.on_trouble", "triggers": [...], "why": "..."}
-    {"tag": ..., "late": "fleet.on_trouble"}                       its deadline was missed
     {"tag": ..., "failed": "fleet.on_trouble", "error": "KeyError"}     it raised, and the run ended
     {"tag": ..., "end": true}                                       closed after this tag, which is complete
     {"tag": ..., "full": bytes}                                     this long, so nothing after this tag is recorded
@@ -98,18 +97,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlineMissed:
-    """A reaction missed its deadline."""
-
-    tag: Tag
-    reaction: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The line."""
-        return {"tag": _tag(self.tag), "late": self.reaction}
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """A reaction raised; `error` is the exception's class, since messages may hold addresses of memory."""
 
@@ -145,7 +132,7 @@ class Full:
         return {"tag": _tag(self.tag), "full": self.size}
 
 
-Entry = Event | Decision | DeadlineMissed | Failure | End | Full
+Entry = Event | Decision | Failure | End | Full
 
 
 def _tag(tag: Tag) -> list[int]:
@@ -161,8 +148,6 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
     if "port" in line:
         triggers = tuple(line["triggers"])
         return Decision(tag, line["port"], line["value"], line["reaction"], triggers, line["why"])
-    if "late" in line:
-        return DeadlineMissed(tag, line["late"])
     if "failed" in line:
         return Failure(tag, line["failed"], line["error"])
     if "end" in line:

@@ -1,9 +1,8 @@
 """Runs a recording again, and compares what is decided now with what was decided then, bit for bit.
 
-The program is built from the recorded settings, gets the recorded outside events at their tags, in virtual time, and misses
-the deadlines that it missed then; everything else must follow. What a killed run had not yet written of its last tag is not
-missed; a run that was closed, or whose recording was full, is compared to the end of its record. Opaque values (`codec`) are made
-again by the reactions that made them, and only their descriptions are compared.
+The program is built from the recorded settings and gets the recorded outside events at their tags, in virtual time; everything
+else must follow. What a killed run had not yet written of its last tag is not missed; a run that was closed, or whose recording
+was full, is compared to the end of its record.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import Any
 
 from scheduler.reactor import codec
 from scheduler.reactor.clock import Tag, VirtualClock
-from scheduler.reactor.elements import PhysicalAction, Reaction
+from scheduler.reactor.elements import PhysicalAction
 from scheduler.reactor.recording import (
-    DeadlineMissed,
     Decision,
     Entry,
     Event,
@@ -135,13 +133,12 @@ class _Memory:
 
 
 class _Again(Runtime):
-    """A runtime that gets its outside events, and learns which deadlines were missed, from a recording."""
+    """A runtime that gets its outside events from a recording."""
 
     def __init__(self, program: Program, run: Run, memory: _Memory) -> None:
         self._virtual = VirtualClock(run.header.start)
         super().__init__(program, self._virtual, memory)
         self._run_before = run
-        self._missed = {(e.tag, e.reaction) for e in run.entries if isinstance(e, DeadlineMissed)}
 
     def feed(self) -> Difference | None:
         """Queues the events, each at its tag; answers the first that the program does not take."""
@@ -168,9 +165,6 @@ class _Again(Runtime):
                 if not (memory.entries and isinstance(memory.entries[-1], Failure)):
                     raise
                 return
-
-    def _is_late(self, reaction: Reaction) -> bool:
-        return (self.tag, reaction.path) in self._missed
 
 
 def _difference(run: Run, now: list[Entry]) -> Difference | None:

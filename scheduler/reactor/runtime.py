@@ -1,14 +1,13 @@
 """Runs a program: tag by tag, and within a tag level by level.
 
 Owns logical time: the queue of events, what is present at the current tag, and the tags that outside events get. `step` runs one
-tag from its first reaction to its observers, in one thread; with workers, parallel reactions of a level run beside each other,
-and `step` goes on when the last has ended. Invariants:
+tag from its first reaction to its observers, in one thread. Invariants:
 
 - tags are processed in rising order, each once, and only when the clock has reached their time;
 - tags of outside events rise strictly, and lie after every tag that was processed;
-- what a reaction writes is applied when its whole level has run, in the order of declaration, whatever the threads did;
-- whatever reactions see depends on the outside events, their tags and the deadlines that were missed, on nothing else. These
-  are recorded, before anybody learns what was decided.
+- reactions of one level run in the order of declaration, and only higher levels see what they write;
+- whatever reactions see depends on the outside events and their tags, on nothing else. These are recorded, before anybody learns
+  what was decided.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from scheduler.reactor.clock import SECOND, Clock, Tag, VirtualClock
 from scheduler.reactor.context import Context, refuse
-from scheduler.reactor.elements import STARTUP, Output, PhysicalAction, Reaction, Source, TopologyError
-from scheduler.reactor.recording import DeadlineMissed, Failure, Recorder, add_decisions, event_line, line
+from scheduler.reactor.elements import Output, PhysicalAction, Source, TopologyError
+from scheduler.reactor.recording import Failure, Recorder, add_decisions, event_line, line
 from scheduler.reactor.topology import Program
-from scheduler.reactor.workers import Workers
 
 T = TypeVar("T")
 Observer = Callable[[Tag, Any], None]
@@ -36,14 +33,9 @@ _order = attrgetter("order")
 class Runtime:
     """One run of a sealed program. `tag` is the last tag that was processed, or is being processed."""
 
-    def __init__(
-        self, program: Program, clock: Clock, recording: Recorder | None = None, workers: int = 0
-    ) -> None:
-        """`workers`: so many threads run parallel reactions, beside the one that calls `step`; `close` ends them."""
+    def __init__(self, program: Program, clock: Clock, recording: Recorder | None = None) -> None:
         if not program.sealed:
             raise TopologyError(f"{program.name} is not sealed")
-        if workers < 0:
-            raise ValueError(f"workers is {workers}: 0 or more")
         self.program = program
         self.clock = clock
         self.tag = Tag(-1)
@@ -54,7 +46,6 @@ class Runtime:
         self.recorded = recording is not None
         """True while the run is recorded."""
         self._lines: list[str] = []
-        self._workers = Workers(workers, program.name) if workers else None
         self._observers: dict[Output[Any], list[Observer]] = {}
         self._observed: list[tuple[Output[Any], Any]] = []
         self._tags: list[Tag] = []
@@ -86,11 +77,10 @@ class Runtime:
         self._observers.setdefault(port, []).append(callback)
 
     def start(self) -> None:
-        """The clock's time becomes that of the first tag, at which STARTUP is present. The first `advance` runs it."""
+        """Begins the run at the clock's time, and its recording; every tag comes after."""
         self._must_be("new")
         self._state = "running"
         first = Tag(self.clock.now())
-        self._put(STARTUP, None, first)
         self._injected = first
         if self._recording is not None:
             self._recording.begin(self.program, first.time)
@@ -110,12 +100,6 @@ class Runtime:
         self._put(action, value, self._injected)
         self.wake()
         return self._injected
-
-    def close(self) -> None:
-        """Ends the workers, if there are any. Nothing runs afterwards; the recording is the caller's to close."""
-        self._state = "closed"
-        if self._workers is not None:
-            self._workers.close()
 
     def next_time(self) -> int | None:
         """When the next event is due, in ns; None if nothing is pending."""
@@ -181,40 +165,17 @@ class Runtime:
                 level.append(context)
 
     def _run_level(self, level: list[Context]) -> None:
-        """Runs the reactions of a level. Only higher levels see what they write, so writes may be applied at once or
-        when all have run."""
+        """Runs the reactions of a level. Only higher levels see what they write, so a subclass may run all before it
+        applies any."""
         if len(level) > 1:
             level.sort(key=_order)
-        if self._workers is not None and sum(context.reaction.parallel for context in level) > 1:
-            self._react_together(self._workers, level)
-            for context in level:
-                self._apply(context)
-        else:
-            for context in level:
-                self._react(context)
-                self._apply(context)
-        level.clear()
-
-    def _react_together(self, workers: Workers, level: list[Context]) -> None:
         for context in level:
-            if not context.reaction.parallel:
-                self._react(context)
-        workers.run([partial(self._react, context) for context in level if context.reaction.parallel])
-
-    def _react(self, context: Context) -> None:
-        """Runs a reaction, perhaps in another thread; what comes of it is in its context."""
-        reaction = context.reaction
-        context.queued = False
-        if reaction.late is None:
-            context.run(reaction.body)
-        else:
-            context.late = self._is_late(reaction)
-            context.run(reaction.late if context.late else reaction.body)
+            context.run()
+            self._apply(context)
+        level.clear()
 
     def _apply(self, context: Context) -> None:
         """Does what a reaction wrote, and raises what it raised."""
-        if context.late:
-            self._lines.append(line(DeadlineMissed(self.tag, context.reaction.path)))
         if context.sent:
             self._send(context)
         if context.scheduled:
@@ -252,11 +213,6 @@ class Runtime:
                 except BaseException as error:
                     error.add_note(f"in an observer of {port.path} at {tag}")
                     raise
-
-    def _is_late(self, reaction: Reaction) -> bool:
-        """Reads the clock; a replay overrides it."""
-        assert reaction.deadline is not None
-        return self.clock.now() > self.tag.time + reaction.deadline
 
     # The queue
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.reactor import codec
 from scheduler.reactor.elements import (
-    STARTUP,
     Connection,
     Effect,
     Element,
@@ -70,29 +69,21 @@ class Reactor:
         self,
         body: Body,
         on: Sequence[Source[Any]],
-        reads: Sequence[Source[Any]] = (),
         writes: Sequence[Effect[Any]] = (),
-        deadline: int | None = None,
-        late: Body | None = None,
         name: str | None = None,
-        parallel: bool = False,
     ) -> Reaction:
-        """`body` runs when anything of `on` is present; it may see `on` and `reads`, and write `writes`.
+        """`body` runs when anything of `on` is present; it may see `on`, and write `writes`.
 
-        If it would begin more than `deadline` ns after its tag's time, `late` runs in its place, with the same rights.
-        `parallel`: it is heavy, and shares nothing that changes with other reactors, so a runtime with workers may run it in
-        another thread, beside others of its level. The reaction is named like `body`, without leading underscores.
+        The reaction is named like `body`, without leading underscores.
         """
         name = _checked(name or body.__name__.lstrip("_"))
-        reaction = Reaction(self.name, name, body, on, reads, writes, deadline, late, parallel)
+        reaction = Reaction(self.name, name, body, on, writes)
         if self.sealed or any(other.name == name for other in self.reactions):
             raise TopologyError(f"{reaction.path}: the program is sealed, or has a reaction of that name")
         if not on:
             raise TopologyError(f"{reaction.path} has no trigger")
-        if (deadline is None) != (late is None) or (deadline is not None and deadline < 0):
-            raise TopologyError(f"{reaction.path}: a deadline (>= 0) and its late handler come together")
-        for element in (*on, *reads, *writes):
-            if element is not STARTUP and self.elements.get(element.name) is not element:
+        for element in (*on, *writes):
+            if self.elements.get(element.name) is not element:
                 raise TopologyError(f"{reaction.path} declares {element.path}, which is not of {self.name}")
         _refuse_kinds(reaction)
         self.reactions.append(reaction)
@@ -112,7 +103,7 @@ def _checked(name: str) -> str:
 
 
 def _refuse_kinds(reaction: Reaction) -> None:
-    for source in (*reaction.on, *reaction.reads):
+    for source in reaction.on:
         if not isinstance(source, Source):
             raise TopologyError(f"{reaction.path} cannot see {source.path}: it is an {source.kind}")
     for effect in reaction.writes:
@@ -171,9 +162,7 @@ class Program:
                 {
                     "reaction": reaction.path,
                     "on": [e.path for e in reaction.on],
-                    "reads": [e.path for e in reaction.reads],
                     "writes": [e.path for e in reaction.writes],
-                    "deadline": reaction.deadline,
                     "level": reaction.level,
                 }
                 for reaction in self.reactions

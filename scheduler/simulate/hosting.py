@@ -50,6 +50,5 @@ class Hosting:
 
     def close(self) -> None:
         """Ends the recording."""
-        self._runtime.close()
         if self._recording is not None:
             self._recording.close()

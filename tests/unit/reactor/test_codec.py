@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.reactor import Opaque, codec
+from scheduler.reactor import codec
 from scheduler.reactor.forms import form
 
 
@@ -52,15 +52,6 @@ class Listed:
 
 
 LEAVES = st.builds(Leaf, st.integers(), st.floats(allow_nan=False) | st.integers(-5, 5), st.booleans())
-Buffer = Annotated[bytearray, Opaque(lambda buffer: f"{len(buffer)} bytes")]
-
-
-@dataclass(frozen=True)
-class Frame:
-    number: int
-    pixels: Buffer | None
-
-
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6)
 TWIGS = st.recursive(
     st.builds(
@@ -198,16 +189,3 @@ def test_arms_of_one_class_are_told_apart() -> None:
     assert form(declared).text((1, 2)) == "[1,2]"
     for wrong in ((1, "a"), True, "b", 2):
         assert not form(declared).fits(wrong)
-
-
-def test_an_opaque_value_goes_through_unseen() -> None:
-    frame = Frame(1, bytearray(7))
-    codec.check(frame, Frame)
-    assert codec.to_json(frame, Frame) == {"type": "Frame", "number": 1, "pixels": {"opaque": "7 bytes"}}
-    assert codec.describe(Frame) == "Frame(number:int,pixels:opaque bytearray|None)"
-    assert not codec.recorded(tuple[Frame, ...])
-    assert codec.recorded(Twig)
-    with pytest.raises(TypeError, match="expected"):
-        codec.check(Frame(1, b"7"), Frame)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="not recorded"):
-        codec.from_json({"opaque": "7 bytes"}, Buffer)

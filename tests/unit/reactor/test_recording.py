@@ -5,38 +5,32 @@ from __future__ import annotations
 import errno
 import json
 import os
-import zlib
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
 from scheduler.reactor import (
     MILLISECOND,
     SECOND,
-    STARTUP,
     BadRecording,
-    Context,
-    Opaque,
     Program,
-    Reactor,
     Recording,
     ReplayReport,
     Runtime,
     Tag,
-    TopologyError,
     VirtualClock,
     replay,
 )
-from scheduler.reactor.recording import DeadlineMissed, Decision, Event, Full, read
+from scheduler.reactor.recording import Decision, Event, Full, read
 from tests.unit.reactor.recordings import limited, record
 from tests.unit.reactor.toys import Again, Fleet, Log, Lost, toy
 
 
 def test_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "control.jsonl"
-    lines = [json.loads(line) for line in record(path, {"restarts": 1}, late=True)]
+    lines = [json.loads(line) for line in record(path, {"restarts": 1})]
     digest = toy({}).digest()
     stop = {"type": "Do", "engine": "e0", "step": "stop"}
     assert lines[:4] == [
@@ -59,8 +53,7 @@ def test_the_lines(tmp_path: Path) -> None:
             "why": "",
         },
     ]
-    assert [line["value"] for line in lines if line.get("port") == "log.count"] == [1, 2, -1]
-    assert lines[-3] == {"tag": [2 * SECOND, 0], "late": "log.on_commands"}
+    assert [line["value"] for line in lines if line.get("port") == "log.count"] == [1, 2, 3]
     assert lines[-1] == {"tag": [2 * SECOND, 0], "end": True}
 
 
@@ -80,25 +73,14 @@ def test_it_is_on_disk_before_anybody_learns_of_it(tmp_path: Path) -> None:
     assert seen == [4]
 
 
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("close", [False, True])
-def test_a_run_replays(tmp_path: Path, late: bool, close: bool) -> None:
-    report = replay_lines(record(tmp_path / "r", {"restarts": 1}, close, late))
+def test_a_run_replays(tmp_path: Path, close: bool) -> None:
+    report = replay_lines(record(tmp_path / "r", {"restarts": 1}, close))
     assert (report.equal, report.events, report.decisions, report.graph_changed) == (True, 2, 6, False)
 
 
 def replay_lines(lines: list[str], build: Any = toy) -> ReplayReport:
     return replay(lines, build)
-
-
-def test_a_deadline_is_missed_again_only_where_the_record_says_so(tmp_path: Path) -> None:
-    lines = record(tmp_path / "r", late=True)
-    without = [line for line in lines if '"late"' not in line]
-    assert len(without) == len(lines) - 1
-    difference = replay_lines(without).difference
-    assert difference is not None
-    assert (difference.recorded or {})["value"] == -1
-    assert (difference.replayed or {})["value"] == 3
 
 
 def test_a_recording_holds_several_runs_and_each_has_its_settings(tmp_path: Path) -> None:
@@ -196,7 +178,7 @@ def test_a_run_that_failed_fails_again(tmp_path: Path) -> None:
 
 
 def test_every_truncation_replays(tmp_path: Path) -> None:
-    text = "\n".join(record(tmp_path / "r", close=False, late=True)) + "\n"
+    text = "\n".join(record(tmp_path / "r", close=False)) + "\n"
     header = text.index("\n")
     for end in range(header, len(text) + 1):
         report = replay_lines(text[:end].splitlines())
@@ -250,10 +232,10 @@ def test_what_is_no_recording_is_refused(lines: list[str], message: str) -> None
 
 
 def test_lines_become_what_they_were(tmp_path: Path) -> None:
-    lines = record(tmp_path / "r", late=True)
+    lines = record(tmp_path / "r")
     run = read(tmp_path / "r")[0]
     assert [json.dumps(entry.to_json(), separators=(",", ":")) for entry in run.entries] == lines[1:]
-    assert {type(entry) for entry in run.entries} >= {Event, Decision, DeadlineMissed}
+    assert {type(entry) for entry in run.entries} >= {Event, Decision}
 
 
 def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:
@@ -321,56 +303,9 @@ def test_every_run_of_a_file_has_the_limit_for_itself(tmp_path: Path) -> None:
     assert len({run.events for run in report.runs}) == 1
 
 
-def test_a_header_alone_may_reach_the_limit(tmp_path: Path) -> None:
+def test_a_limit_that_the_header_reaches_leaves_one_tag(tmp_path: Path) -> None:
     limited(tmp_path / "r", 1)
-    assert [json.loads(line).get("full") is None for line in (tmp_path / "r").read_text().splitlines()] == [
-        True,
-        False,
-    ]
+    _, *lines = [json.loads(line) for line in (tmp_path / "r").read_text().splitlines()]
+    assert {tuple(line["tag"]) for line in lines} == {(0, 1)}
+    assert ["full" in line for line in lines] == [False, False, False, True]
     assert replay(tmp_path / "r", toy).equal
-
-
-# What is not recorded
-
-Buffer = Annotated[bytearray, Opaque(lambda buffer: f"crc32 {zlib.crc32(buffer)}")]
-
-
-def painter(settings: dict[str, Any]) -> Program:
-    """Makes a buffer at its start, and paints in it whenever it hears of a color."""
-    reactor, declared = Reactor("painter"), Buffer
-    color = reactor.physical("color", int)
-    canvas = reactor.logical("canvas", declared)
-    shown = reactor.output("shown", declared)
-    kept = bytearray(settings["size"])
-
-    def paint(now: Context) -> None:
-        kept[now.get(color) or 0] += 1
-        now.schedule(canvas, bytearray(kept))
-
-    reactor.reaction(paint, on=[STARTUP, color], writes=[canvas])
-    reactor.reaction(lambda now: now.set(shown, now[canvas]), on=[canvas], writes=[shown], name="show")
-    return Program("painter", [reactor]).seal()
-
-
-def test_opaque_values_are_made_again_and_compared_by_their_description(tmp_path: Path) -> None:
-    program = painter({"size": 5})
-    recording = Recording.open(tmp_path / "r", {"size": 5})
-    runtime = Runtime(program, VirtualClock(), recording)
-    runtime.start()
-    for color in (1, 4, 1):
-        runtime.inject(program.elements["painter.color"], color)  # type: ignore[arg-type]
-        runtime.run_until(runtime.tag.time + 1)
-    recording.close()
-    lines = (tmp_path / "r").read_text().splitlines()
-    assert next(json.loads(line)["value"] for line in lines if '"port"' in line) == {
-        "opaque": f"crc32 {zlib.crc32(bytes([1, 0, 0, 0, 0]))}"
-    }
-    assert replay_lines(lines, painter).decisions == 4
-    assert replay_lines(lines, painter).equal
-    assert not replay_lines(lines, lambda _: painter({"size": 6})).equal
-
-
-def test_an_event_from_outside_cannot_be_opaque() -> None:
-    declared: Any = tuple[Buffer, ...]
-    with pytest.raises(TopologyError, match="opaque"):
-        Reactor("a").physical("event", declared)

@@ -1,4 +1,4 @@
-"""Tags, delays, deadlines and what reactions may touch, on a virtual clock."""
+"""Tags, delays and what reactions may touch, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from scheduler.reactor import (
     SECOND,
-    STARTUP,
     Context,
     Program,
     Reactor,
@@ -48,11 +47,11 @@ class Source(Reactor):
 class Sink(Reactor):
     """Remembers what comes in, and when."""
 
-    def __init__(self, *names: str, reads: tuple[str, ...] = ()) -> None:
+    def __init__(self, *names: str) -> None:
         super().__init__("sink")
         self.seen: Seen = []
-        self.ports = [self.input(name, int) for name in (*names, *reads)]
-        self.reaction(self._see, on=self.ports[: len(names)], reads=self.ports[len(names) :])
+        self.ports = [self.input(name, int) for name in names]
+        self.reaction(self._see, on=self.ports)
 
     def _see(self, now: Context) -> None:
         self.seen.append((now.tag, *(now.get(port) for port in self.ports)))
@@ -61,27 +60,23 @@ class Sink(Reactor):
 # Order
 
 
-def test_startup_comes_first_and_once() -> None:
+def test_every_event_comes_after_the_start() -> None:
     seen: Seen = []
     reactor = Reactor("a")
     event = reactor.physical("event", int)
-    reactor.reaction(
-        lambda now: seen.append((now.tag, now.present(STARTUP), now.get(event))),
-        on=[STARTUP, event],
-        name="r",
-    )
+    reactor.reaction(lambda now: seen.append((now.tag, now[event])), on=[event], name="r")
     runtime = run(reactor, start=50)
     runtime.inject(event, 1)
     assert seen == []
     runtime.run_until(70)
     runtime.inject(event, 2)
     runtime.advance()
-    assert seen == [(Tag(50), True, None), (Tag(50, 1), False, 1), (Tag(70), False, 2)]
+    assert seen == [(Tag(50, 1), 1), (Tag(70), 2)]
 
 
 def test_a_value_goes_through_a_chain_within_its_tag() -> None:
     """Declared from last to first, so only the levels can put them right."""
-    sink, source, middle = Sink("a", reads=("b",)), Source(), Reactor("middle")
+    sink, source, middle = Sink("a", "b"), Source(), Reactor("middle")
     i, o = middle.input("i", int), middle.output("o", int)
     middle.reaction(lambda now: now.set(o, now[i] + 1), on=[i], writes=[o], name="add")
 
@@ -96,8 +91,8 @@ def test_a_value_goes_through_a_chain_within_its_tag() -> None:
     assert sink.seen == [(Tag(0, 1), 5, 6)]
 
 
-def test_a_reaction_runs_once_however_many_triggers_it_has_and_not_for_reads() -> None:
-    one, two, both = Source("one"), Source("two"), Sink("a", "b", reads=("c",))
+def test_a_reaction_runs_once_however_many_triggers_it_has() -> None:
+    one, two, both = Source("one"), Source("two"), Sink("a", "b", "c")
 
     def connect(program: Program) -> None:
         program.connect(one.out, both.ports[0])
@@ -108,7 +103,7 @@ def test_a_reaction_runs_once_however_many_triggers_it_has_and_not_for_reads() -
     runtime.inject(one.event, 1)
     runtime.inject(two.event, 2)
     runtime.advance()
-    assert both.seen == [(Tag(0, 1), 1, 1, None)]
+    assert both.seen == [(Tag(0, 1), 1, 1, None), (Tag(0, 2), None, None, 2)]
 
 
 @pytest.mark.parametrize(
@@ -153,11 +148,13 @@ def test_a_logical_action_scheduled_twice_for_one_tag_happens_twice_in_order() -
 def test_a_timer_and_an_event_of_one_time_are_of_one_tag() -> None:
     reactor, seen = Reactor("a"), []
     event, timer = reactor.physical("event", int), reactor.logical("timer", int)
-    reactor.reaction(lambda now: now.schedule(timer, 1, after=9), on=[STARTUP], writes=[timer], name="set")
+    first = reactor.physical("first", int)
+    reactor.reaction(lambda now: now.schedule(timer, 1, after=9), on=[first], writes=[timer], name="set")
     reactor.reaction(
         lambda now: seen.append((now.tag, now.get(timer), now.get(event))), on=[timer, event], name="see"
     )
     runtime = run(reactor)
+    runtime.inject(first, 0)
     runtime.advance()
     assert runtime.next_time() == 9
     runtime.clock.advance_to(9)  # type: ignore[attr-defined]
@@ -204,11 +201,12 @@ def test_an_event_comes_after_everything_that_was_processed() -> None:
         writes=[action],
         name="down",
     )
-    reactor.reaction(lambda now: now.schedule(action, 3), on=[STARTUP], writes=[action], name="begin")
+    reactor.reaction(lambda now: now.schedule(action, 3), on=[event], writes=[action], name="begin")
     runtime = run(reactor)
+    runtime.inject(event, 1)
     runtime.advance()
-    assert runtime.tag == Tag(0, 4)
-    assert runtime.inject(event, 1) == Tag(0, 5)
+    assert runtime.tag == Tag(0, 5)
+    assert runtime.inject(event, 1) == Tag(0, 6)
 
 
 def test_an_observer_sees_a_complete_tag_and_may_inject() -> None:
@@ -270,40 +268,13 @@ def test_what_a_runtime_refuses() -> None:
         runtime.inject(fleet.lost, Again("e0"))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Runtime(program, WallClock()).run_until(1)
-    runtime.advance()
-    assert runtime.tag == Tag(0)
-
-
-# Deadlines
-
-
-def test_a_late_handler_runs_in_place_of_the_body() -> None:
-    reactor, seen = Reactor("a"), []
-    event = reactor.physical("event", int)
-    reactor.reaction(
-        lambda now: seen.append(("in time", now[event])),
-        on=[event],
-        deadline=10,
-        late=lambda now: seen.append(("late", now[event])),
-        name="r",
-    )
-    runtime = run(reactor)
-    runtime.inject(event, 1)
-    runtime.clock.advance_to(10)  # type: ignore[attr-defined]
-    runtime.advance()
-    runtime.inject(event, 2)
-    runtime.clock.advance_to(21)  # type: ignore[attr-defined]
-    runtime.advance()
-    runtime.inject(event, 3)
-    runtime.advance()
-    assert seen == [("in time", 1), ("late", 2), ("in time", 3)]
 
 
 # What reactions may do
 
 
 def within(body: Callable[[Reactor, Context], Any]) -> BaseException:
-    """The exception of a reaction that may see `event` and `i`, and write `o` and `soon`."""
+    """The exception of a reaction, run by `event`, that may see `event` and `i`, and write `o` and `soon`."""
     reactor: Any = Reactor("a")
     reactor.event, reactor.other = reactor.physical("event", int), reactor.physical("other", int)
     reactor.i, reactor.j = reactor.input("i", int), reactor.input("j", int)
@@ -311,8 +282,7 @@ def within(body: Callable[[Reactor, Context], Any]) -> BaseException:
     reactor.soon, reactor.never = reactor.logical("soon", int), reactor.logical("never", int)
     reactor.reaction(
         lambda now: body(reactor, now),
-        on=[reactor.event],
-        reads=[reactor.i],
+        on=[reactor.event, reactor.i],
         writes=[reactor.o, reactor.soon],
         name="r",
     )
@@ -332,7 +302,7 @@ def within(body: Callable[[Reactor, Context], Any]) -> BaseException:
         (lambda a, now: now.get(a.j), TopologyError),
         (lambda a, now: now.get(a.other), TopologyError),
         (lambda a, now: now.get(a.soon), TopologyError),
-        (lambda a, now: now.present(STARTUP), TopologyError),
+        (lambda a, now: now.present(a.j), TopologyError),
         (lambda a, now: now[a.j], TopologyError),
         (lambda a, now: now[a.i], KeyError),
         (lambda a, now: now.set(a.p, 1), TopologyError),

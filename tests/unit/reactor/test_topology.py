@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.reactor import STARTUP, Context, Output, Program, Reactor, TopologyError
+from scheduler.reactor import Context, Output, Program, Reactor, TopologyError
 from tests.unit.reactor.toys import Lost, toy
 
 
@@ -15,8 +15,9 @@ def nothing(now: Context) -> None:
 
 
 def relay(name: str, writes: bool = True) -> Any:
-    """A reactor with one input, one output and a reaction between."""
+    """A reactor with one input, one output and a reaction between, and a timer."""
     reactor: Any = Reactor(name)
+    reactor.timer = reactor.logical("timer", int)
     reactor.i, reactor.o = reactor.input("i", int), reactor.output("o", int)
     reactor.reaction(nothing, on=[reactor.i], writes=[reactor.o] if writes else [])
     return reactor
@@ -28,8 +29,8 @@ def levels(program: Program) -> dict[str, int]:
 
 def test_levels_follow_declarations_and_connections() -> None:
     a, b, c = relay("a"), relay("b"), relay("c")
-    a.reaction(nothing, on=[STARTUP], name="second")
-    b.reaction(nothing, on=[STARTUP], reads=[b.i], name="second")
+    a.reaction(nothing, on=[a.timer], name="second")
+    b.reaction(nothing, on=[b.timer, b.i], name="second")
     program = Program("p", [c, b, a])
     program.connect(a.o, b.i)
     program.connect(b.o, c.i)
@@ -42,18 +43,9 @@ def test_levels_follow_declarations_and_connections() -> None:
     }
 
 
-def test_a_port_that_is_only_read_waits_for_its_writer() -> None:
-    a, b = relay("a"), Reactor("b")
-    port, event = b.input("port", int), b.physical("event", int)
-    b.reaction(nothing, on=[event], reads=[port])
-    program = Program("p", [b, a])
-    program.connect(a.o, port)
-    assert levels(program.seal()) == {"b.nothing": 1, "a.nothing": 0}
-
-
 def test_every_writer_of_an_output_comes_before_its_readers() -> None:
     a, b = relay("a"), relay("b")
-    a.reaction(nothing, on=[STARTUP], writes=[a.o], name="other")
+    a.reaction(nothing, on=[a.timer], writes=[a.o], name="other")
     program = Program("p", [b, a])
     program.connect(a.o, b.i)
     assert levels(program.seal()) == {"b.nothing": 2, "a.nothing": 0, "a.other": 1}
@@ -78,7 +70,7 @@ def test_a_cycle_through_the_order_of_declaration_is_refused() -> None:
     a, b = Reactor("a"), relay("b")
     i, o = a.input("i", int), a.output("o", int)
     a.reaction(nothing, on=[i], name="first")
-    a.reaction(nothing, on=[STARTUP], writes=[o], name="second")
+    a.reaction(nothing, on=[a.physical("event", int)], writes=[o], name="second")
     program = Program("p", [a, b])
     program.connect(o, b.i)
     program.connect(b.o, i)
@@ -127,13 +119,9 @@ def test_reactions_declare_what_is_theirs_and_what_they_can_use() -> None:
         {"on": []},
         {"on": [b.i]},
         {"on": [a.o]},
-        {"on": [a.i], "reads": [a.o]},
         {"on": [a.i], "writes": [a.i]},
         {"on": [a.i], "writes": [event]},
         {"on": [a.i], "writes": [b.o]},
-        {"on": [a.i], "deadline": 5},
-        {"on": [a.i], "late": nothing},
-        {"on": [a.i], "deadline": -5, "late": nothing},
         {"on": [a.i], "name": "nothing"},
         {"on": [a.i], "name": "two words"},
     ):

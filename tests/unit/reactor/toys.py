@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scheduler.reactor import STARTUP, Context, Input, Output, Program, Reactor
+from scheduler.reactor import Context, Input, Output, Program, Reactor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,11 @@ class Log(Reactor):
         self.seen = 0
         self.commands = self.input("commands", tuple[Do, ...])
         self.count = self.output("count", int)
-        self.reaction(
-            self._on_commands, on=[self.commands], writes=[self.count], deadline=5_000_000, late=self._late
-        )
+        self.reaction(self._on_commands, on=[self.commands], writes=[self.count])
 
     def _on_commands(self, now: Context) -> None:
         self.seen += len(now[self.commands])
         now.set(self.count, self.seen)
-
-    def _late(self, now: Context) -> None:
-        now.set(self.count, -1, why="too late to count")
 
 
 def toy(settings: dict[str, Any]) -> Program:
@@ -110,19 +105,9 @@ class Random(Reactor):
         sources = [self.event, self.self_made, *self.inputs]
         effects = [self.self_made, *self.outputs]
         for index, wanted in enumerate(spec["reactions"]):
-            on = [source for i, source in enumerate(sources) if i in wanted["on"]] or [STARTUP]
-            reads = [source for i, source in enumerate(sources) if i in wanted["reads"]]
+            on = [source for i, source in enumerate(sources) if i in wanted["on"]] or [self.event]
             writes = [effect for i, effect in enumerate(effects) if i in wanted["writes"]]
-            deadline = wanted["deadline"]
-            self.reaction(
-                self._body([*on, *reads], writes, index + 1),
-                on,
-                reads,
-                writes,
-                deadline,
-                None if deadline is None else self._body([], writes, 100),
-                name=f"r{index}",
-            )
+            self.reaction(self._body(on, writes, index + 1), on, writes, name=f"r{index}")
 
     def _body(self, sources: list[Any], effects: list[Any], salt: int) -> Callable[[Context], None]:
         def body(now: Context) -> None:

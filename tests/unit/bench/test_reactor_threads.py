@@ -1,4 +1,4 @@
-"""Reactions of one level in several threads: what is decided and recorded does not depend on it."""
+"""Reactions of one level in several threads: decisions and recordings do not depend on it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.reactor import STARTUP, Context, Program, Reactor, Recording, Runtime, VirtualClock, replay
-from scheduler.reactor.workers import Workers
+from bench.reactor_threads import ThreadedRuntime, Workers
+from scheduler.reactor import Context, Program, Reactor, Recording, Runtime, VirtualClock, replay
 
 COUNT = 12
 Heavy = Callable[[int, int], None]
@@ -26,13 +26,8 @@ class Half(Reactor):
         self.heard = self.input("heard", int)
         self.again = self.logical("again", int)
         self.said = self.output("said", int)
-        self.reaction(
-            self._on_heard,
-            on=[self.heard, self.again],
-            writes=[self.said, self.again],
-            parallel=index % 3 > 0,
-            deadline=100 - index if index < 2 else None,
-            late=self._late if index < 2 else None,
+        self.halving = self.reaction(
+            self._on_heard, on=[self.heard, self.again], writes=[self.said, self.again]
         )
 
     def _on_heard(self, now: Context) -> None:
@@ -41,9 +36,6 @@ class Half(Reactor):
         now.set(self.said, value // 2 + self.index, why=f"half of {value}")
         if value > 40 + self.index:
             now.schedule(self.again, value // 2, after=self.index % 4)
-
-    def _late(self, now: Context) -> None:
-        now.set(self.said, -self.index, why="late")
 
 
 class Hub(Reactor):
@@ -55,7 +47,6 @@ class Hub(Reactor):
         self.told = self.output("told", int)
         self.sum = self.output("sum", int)
         self.inputs = [self.input(f"in{index}", int) for index in range(COUNT)]
-        self.reaction(lambda now: now.set(self.told, 1000), on=[STARTUP], writes=[self.told], name="begin")
         self.reaction(
             lambda now: now.set(self.told, now[self.event]), on=[self.event], writes=[self.told], name="tell"
         )
@@ -65,14 +56,14 @@ class Hub(Reactor):
         now.set(self.sum, sum(now.get(port) or 0 for port in self.inputs))
 
 
-def program(heavy: Heavy) -> tuple[Program, Hub]:
+def program(heavy: Heavy) -> tuple[Program, Hub, list[Half]]:
     """A hub and the others around it, with and without delays."""
     hub, halves = Hub(), [Half(index, heavy) for index in range(COUNT)]
     built = Program("halves", [hub, *reversed(halves)])
     for index, half in enumerate(halves):
         built.connect(hub.told, half.heard)
         built.connect(half.said, hub.inputs[index], after=(None, 0, 3)[index % 3])
-    return built.seal(), hub
+    return built.seal(), hub, halves
 
 
 def nap(_index: int, _value: int) -> None:
@@ -80,21 +71,23 @@ def nap(_index: int, _value: int) -> None:
 
 
 def perform(path: Path, workers: int, heavy: Heavy = nap) -> tuple[bytes, list[int]]:
-    """The recording of a run, and what its observer saw."""
-    built, hub = program(heavy)
+    """The recording of a run, and what its observer saw; with no workers, on the kernel's own runtime."""
+    built, hub, halves = program(heavy)
     recording, clock, seen = Recording.open(path, {}), VirtualClock(), []
-    runtime = Runtime(built, clock, recording, workers)
+    parallel = [half.halving for half in halves if half.index % 3]
+    threads = ThreadedRuntime(built, clock, recording, workers, parallel) if workers else None
+    runtime = threads or Runtime(built, clock, recording)
     runtime.observe(hub.sum, lambda _, value: seen.append(value))
     runtime.start()
     try:
+        runtime.inject(hub.event, 1000)
         for number in range(8):
             runtime.inject(hub.event, 77 * number)
             runtime.run_until(clock.now() + number % 3)
-        runtime.inject(hub.event, 99)
-        clock.advance_to(clock.now() + 150)  # so those with a deadline are late
         runtime.run_until(clock.now() + 300)
     finally:
-        runtime.close()
+        if threads is not None:
+            threads.close()
         recording.close()
     return path.read_bytes(), seen
 
@@ -102,7 +95,6 @@ def perform(path: Path, workers: int, heavy: Heavy = nap) -> tuple[bytes, list[i
 def test_the_recording_is_the_same_whatever_the_threads_do(tmp_path: Path) -> None:
     alone = perform(tmp_path / "0", 0)
     assert alone[0].count(b'"port"') > 150
-    assert alone[0].count(b'"late"') > 0
     for workers in (2, 8):
         for run in range(3):
             assert perform(tmp_path / f"{workers}-{run}", workers) == alone
@@ -154,14 +146,3 @@ def test_they_run_beside_each_other_and_the_caller_is_one_of_them() -> None:
         workers.close()
     assert len(before) == 2
     assert not any(thread.is_alive() for thread in before)
-
-
-def test_what_a_closed_runtime_and_a_wrong_number_are_told() -> None:
-    built, hub = program(nap)
-    runtime = Runtime(built, VirtualClock(), workers=1)
-    runtime.start()
-    runtime.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        runtime.inject(hub.event, 1)
-    with pytest.raises(ValueError, match="workers"):
-        Runtime(built, VirtualClock(), workers=-1)
