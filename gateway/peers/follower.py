@@ -101,8 +101,8 @@ class Follower:
         """
         self._retired = True
         self.linked.set()  # everybody who waits for an answer gets the error
-        self.episodes = {}
-        return list(self._known.values())
+        known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
+        return known
 
     def trouble(self, model: str, slot: Slot, reason: str = "") -> None:
         """An engine could not be reached (no reason), or is not what it should be: the coordinator looks into it."""

@@ -13,8 +13,9 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 from tests.machines.links import LinkMachine, links
+from tests.machines.processes import Process
 
 
 def alone(machine: LinkMachine) -> dict[str, Any]:
@@ -98,6 +99,73 @@ def test_an_episode_that_ended_while_there_was_no_link_ends_when_it_is_back() ->
         machine.advance(3.0)
         assert machine.alive()[1].works[0].recorded
         assert len(machine.alive()[1].works[0].call.turn.ids) < 100
+
+
+def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
+    """Each link numbers its requests from 1: an end that was asked on the last one must not pass for another one's end."""
+    with links("abort") as machine:
+        leader, follower = machine.alive()[0], machine.alive()[1]
+        for _ in range(2):
+            opened = machine.c.open_episode()
+            assert opened is not None
+            follower.spawn(follower.call(opened, 150, pinned=False))
+        machine.c.record_s = 3.0
+        for _ in range(2):
+            machine.c.network.hubs.update(alone(machine))
+            machine.advance(1.0)
+            machine.end_episode(0)
+            machine.advance(0.5)
+            assert list(leader.hub._links[follower.name]._asked) == [1]
+        machine.advance(8.0)
+        assert [work.recorded for work in follower.works] == [True, True]
+
+
+def coordinator_next(machine: LinkMachine) -> Process:
+    """A follower that succeeds the coordinator, and nobody else can: the others are dead."""
+    machine.kill(machine.alive()[2])
+    machine.the_coordinator_dies(0.0)
+    machine.another_follows()
+    (process,) = machine.alive()
+    assert machine.c.leader is process
+    return process
+
+
+def test_calls_of_a_follower_that_becomes_the_coordinator_end_with_their_episode() -> None:
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        process = coordinator_next(machine)
+        (work,) = process.works
+        assert not work.recorded
+        machine.end_episode(0)
+        machine.advance(2.0)
+        assert work.recorded
+        assert len(work.call.turn.ids) < 100
+
+
+def test_an_episode_that_ended_without_a_follower_ends_there_when_it_becomes_the_coordinator() -> None:
+    with links("abort") as machine:
+        machine.call(1, 150, False, True)
+        machine.advance(0.5)
+        alone(machine)
+        machine.end_episode(0)
+        machine.advance(1.0)
+        process = coordinator_next(machine)
+        (work,) = process.works
+        machine.advance(2.0)
+        assert work.recorded
+        assert len(work.call.turn.ids) < 100
+
+
+def test_an_end_stops_the_coordinators_own_calls() -> None:
+    with links("abort") as machine:
+        machine.call(0, 150, False, True)
+        machine.advance(0.5)
+        machine.end_episode(0)
+        machine.advance(1.0)
+        (work,) = machine.alive()[0].works
+        assert work.recorded
+        assert len(work.call.turn.ids) < 20
 
 
 def test_requests_of_followers_are_given_back_but_for_those_that_cannot_move() -> None:
@@ -227,5 +295,5 @@ async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
     serving = asyncio.create_task(hub.serve(Silent()))
     await until(lambda: bool(hub.describe()), "the follower is known", every_s=0)
     await hub.forget("m", "e")
-    await asyncio.wait_for(serving, 30.0)
+    await result_of(serving, "the silent one is let go")
     assert hub.describe() == []
