@@ -90,6 +90,8 @@ class Cluster:
         """The V that the driver of each episode was told."""
         self.over: set[str] = set()
         """Episodes whose end was asked for."""
+        self.untold: set[tuple[str, str]] = set()
+        """Processes and episodes: the coordinator could not tell them of the end when it came."""
         self.turns: dict[str, Stored] = {}
         self.processes: list[Process] = []
         self._running: dict[str, dict[asyncio.Task[Any], None]] = {}
@@ -230,16 +232,19 @@ class Cluster:
     async def _end(self, leader: Process, episode_id: str) -> None:
         assert leader.control is not None and leader.hub is not None
         links = {name for name, link in leader.hub._links.items() if episode_id in link.episodes}
+        everybody = {(process.name, episode_id) for process in self.processes}
+        self.untold |= everybody  # the coordinator may die before it knows
         try:
             await leader.control.episodes.abandon(episode_id, "over")
         except GatewayError as error:
             self.refused(f"the end of {episode_id}", error, leader, "")
             return
+        hub = leader.hub
+        told = {leader.name} | {name for name in links if hub is not None and name in hub._links}
+        self.untold -= {(name, episode_id) for name in told}
         for process in self.processes:
-            # Of a process that has gone meanwhile nothing is known
-            linked = leader.hub is not None and process.name in links and process.name in leader.hub._links
             late = [work for work in process.works if work.episode_id == episode_id and not work.recorded]
-            if (process is leader or linked) and late and not process.dead:
+            if process.name in told and late and not process.dead:
                 said = f"{process.name}: {episode_id} has ended, and {late[0].call.call_id} is not recorded"
                 self.wrongs.append(said)
 
@@ -346,8 +351,8 @@ class Cluster:
         for name, stored in self.turns.items():
             assert found.get(name) == stored.ids, name
         for work in (work for process in self.processes if not process.dead for work in process.works):
-            if work.episode_id in self.over and work.call.call_id not in found:
-                continue  # it was closed before this process could hear of it
+            if (work.process.name, work.episode_id) in self.untold and work.call.call_id not in found:
+                continue  # the episode was closed, and its calls with it, before this process could hear of it
             kept_ids = found.get(work.call.call_id, [])
             assert kept_ids[: len(work.seen)] == work.seen, (work.call.call_id, work.seen, kept_ids)
 
