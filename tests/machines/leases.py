@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import Connection, Engine, select
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from sqlalchemy import Connection, select
 
 from gateway.errors import Conflict, GatewayError, NotFound
 from gateway.feed.groups import GroupReader
@@ -21,30 +21,23 @@ from gateway.store import ledger as statements
 from gateway.store.models import LeaseRow
 from gateway.types import Lease
 from scheduler.policies.staleness_events import Join, Publish, Reward
-from tests.machines.stores import HandDatabase, Postgres, open_store, sqlite_store
-from tests.machines.virtual import Clock, VirtualLoop
+from tests.machines.stores import Postgres, sqlite_store
+from tests.machines.succession import Coordinator, SuccessionMachine
 
 RULE = StalenessSettings(batch=1, eta=2, min_members=1)
 LEASE_S = 10.0
 
 
-class Coordinator:
-    """One process's time as the coordinator. It may go on in vain after its successor came."""
+class FeedCoordinator(Coordinator):
+    """Has the ledger, and the leases of its buffers."""
 
-    def __init__(self, name: str, store: Engine, loop: VirtualLoop) -> None:
-        self.database = HandDatabase(store, loop)
-        self.fence = self.database.claim(name)
-        self.fenced = self.database.fenced(self.fence)
-        self.ledger: StoredLedger
-        self.leases: Leases
+    ledger: StoredLedger
+    leases: Leases
 
-    async def open(self) -> None:
-        """Memory, from the store alone."""
-        self.database.at_once = True
+    async def load(self) -> None:
         self.ledger = await StoredLedger.load(self.fenced, RULE, "m")
         reader = GroupReader("m", RULE)
         self.leases = await Leases.load(self.fenced, self.ledger, FeedSettings(lease_s=LEASE_S), reader)
-        self.database.at_once = False
 
 
 @dataclass
@@ -69,36 +62,21 @@ class Told:
     """Acks that were answered as not done, and never will be."""
 
 
-class LeaseMachine(RuleBasedStateMachine):
+class LeaseMachine(SuccessionMachine[FeedCoordinator]):
     """A coordinator, those that it superseded, and two trainers."""
 
-    stack: ExitStack | None = None
+    make = FeedCoordinator
     kind = "sqlite"
 
     @initialize()
     def start(self) -> None:
-        self.stack = ExitStack()
-        url = self.stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
-        self.store, self.clock = open_store(url), Clock()
-        self.stack.callback(self.store.dispose)
-        self.loop = VirtualLoop(self.clock)
-        self.stack.callback(self.loop.end)
-        self.stack.enter_context(patch("gateway.feed.leases.time", self.clock))
+        stack = ExitStack()
+        url = stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
+        self.begin(stack, url)
+        stack.enter_context(patch("gateway.feed.leases.time", self.clock))
         self.told, self.requests = Told(), list[Request]()
-        self.episodes = self.versions = self.named = 0
-        self.coordinators: list[Coordinator] = []
+        self.episodes = self.versions = 0
         self.succeed()
-
-    @property
-    def now(self) -> Coordinator:
-        return self.coordinators[-1]
-
-    def succeed(self) -> None:
-        self.named += 1
-        self.coordinators.append(Coordinator(f"c{self.named}", self.store, self.loop))
-        for gone in self.coordinators[:-2]:  # rules ask the last two alone, and the store has few connections
-            gone.database.die()
-        self.loop.run(self.now.open())
 
     # What happens to the ledger
 
@@ -124,7 +102,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(["a", "b"]), old=st.booleans(), heard=st.booleans())
     def lease(self, consumer: str, old: bool, heard: bool) -> None:
-        coordinator = self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
+        coordinator = self.one(old)
 
         async def ask() -> None:
             lease = await coordinator.leases.lease(consumer)
@@ -149,13 +127,13 @@ class LeaseMachine(RuleBasedStateMachine):
             self.ask(Request(before.kind, before.lease, before.checkpoint, heard=True))
 
     def ask(self, request: Request, *, old: bool = False) -> None:
-        coordinator = self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
+        coordinator = self.one(old)
         if request.task is None:
             request.task = self.loop.create_task(self.asked(request, coordinator))
         self.requests.append(request)
         self.loop.settle()
 
-    async def asked(self, request: Request, coordinator: Coordinator) -> None:
+    async def asked(self, request: Request, coordinator: FeedCoordinator) -> None:
         lease, leases = request.lease, coordinator.leases
         said = (lease.lease_id, request.checkpoint)
         try:
@@ -173,24 +151,11 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.told.acked.setdefault(*said) == request.checkpoint
             self.told.acked[lease.lease_id] = request.checkpoint
 
-    # What time and crashes do
-
-    @rule(old=st.booleans(), count=st.integers(1, 3))
-    def commit(self, old: bool, count: int) -> None:
-        coordinator = self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
-        coordinator.database.commit(count)
-        self.loop.settle()
+    # What time does
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
     def advance(self, seconds: float) -> None:
         self.loop.advance(seconds)
-
-    @rule(dies=st.booleans())
-    def another_coordinates(self, dies: bool) -> None:
-        """The one before dies, or does not know yet."""
-        if dies:
-            self.now.database.die()
-        self.succeed()
 
     # What must hold
 
@@ -198,14 +163,14 @@ class LeaseMachine(RuleBasedStateMachine):
         def read(connection: Connection) -> list[dict[str, Any]]:
             return [dict(row) for row in connection.execute(select(*LeaseRow.__table__.c)).mappings()]
 
-        return self.now.database.look(read)
+        return self.look(read)
 
     @invariant()
     def what_is_stored_is_what_was_told(self) -> None:
         if self.stack is None:
             return
         rows = {row["id"]: row for row in self.rows()}
-        events = self.now.database.look(lambda c: statements.events(c, "m"))
+        events = self.look(lambda c: statements.events(c, "m"))
         consumed = [event["buffer"] for event in events if event["type"] == "Consume"]
         acked = [row["buffer"] for row in rows.values() if row["state"] == "acked"]
         assert len(set(consumed)) == len(consumed)
@@ -229,9 +194,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 if request.task and request.task.done() and (error := request.task.exception()):
                     assert isinstance(error, GatewayError), repr(error)
         finally:
-            for coordinator in self.coordinators:
-                coordinator.database.die()
-            self.stack.close()
+            self.close()
 
     def training_goes_on(self) -> None:
         """Every write is committed; then a trainer that is alone gets the next buffer, and trains it."""

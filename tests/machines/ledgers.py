@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import Engine, select
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from sqlalchemy import select
 
 from gateway.episodes.episodes import Episodes
 from gateway.errors import Conflict, GatewayError, Unavailable
@@ -24,8 +24,8 @@ from gateway.types import EpisodeAsked, EpisodeOpened
 from scheduler.policies import rules
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
-from tests.machines.stores import HandDatabase, open_store, sqlite_store
-from tests.machines.virtual import Clock, VirtualLoop
+from tests.machines.stores import sqlite_store
+from tests.machines.succession import Coordinator, SuccessionMachine
 
 SETTINGS = Settings.parse(
     {
@@ -47,42 +47,30 @@ LIMITS = {
 }
 
 
-class Coordinator:
-    """One process's time as the coordinator."""
+class EpisodesCoordinator(Coordinator):
+    """Has the ledger, and the open episodes."""
 
-    def __init__(self, name: str, store: Engine, loop: VirtualLoop) -> None:
-        self.database = HandDatabase(store, loop)
-        self.fenced = self.database.fenced(self.database.claim(name))
-        self.ledger: StoredLedger
-        self.episodes: Episodes
+    ledger: StoredLedger
+    episodes: Episodes
 
-    async def open(self) -> None:
-        """Memory, from the store alone."""
-        self.database.at_once = True
+    async def load(self) -> None:
         self.ledger = await StoredLedger.load(self.fenced, RULE, "m")
         grading = await Grading.open({}, self.fenced, {})
         self.episodes = Episodes(SETTINGS, self.fenced, {"m": self.ledger}, [], grading)
         await self.episodes.load()
-        self.database.at_once = False
 
 
-class LedgerMachine(RuleBasedStateMachine):
+class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
     """A driver of groups of two, a trainer, and coordinators in succession."""
 
-    stack: ExitStack | None = None
+    make = EpisodesCoordinator
 
     @initialize()
     def start(self) -> None:
-        self.stack = ExitStack()
-        self.store = open_store(self.stack.enter_context(sqlite_store()))
-        self.stack.callback(self.store.dispose)
-        self.clock = Clock()
-        self.loop = VirtualLoop(self.clock)
-        self.stack.callback(self.loop.end)
+        stack = ExitStack()
+        self.begin(stack, stack.enter_context(sqlite_store()))
         for module in ("episodes", "admission"):
-            self.stack.enter_context(patch(f"gateway.episodes.{module}.time", self.clock))
-        self.coordinators: list[Coordinator] = []
-        self.named = 0
+            stack.enter_context(patch(f"gateway.episodes.{module}.time", self.clock))
         self.asked: list[tuple[str, str]] = []
         self.opened: dict[str, EpisodeOpened] = {}
         """By idempotency key, as it was first answered."""
@@ -90,18 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tasks: list[asyncio.Task[None]] = []
         self.succeed()
 
-    @property
-    def now(self) -> Coordinator:
-        return self.coordinators[-1]
-
-    def succeed(self) -> None:
-        self.named += 1
-        self.coordinators.append(Coordinator(f"c{self.named}", self.store, self.loop))
-        for gone in self.coordinators[:-2]:  # rules ask the last two alone, and the store has few connections
-            gone.database.die()
-        self.loop.run(self.now.open())
-
-    def ask(self, work: Any, coordinator: Coordinator | None = None) -> None:
+    def ask(self, work: Any, coordinator: EpisodesCoordinator | None = None) -> None:
         """Asks a coordinator, the present one by default. `refused` says which refusals there may be."""
         asked = coordinator or self.now
 
@@ -114,7 +91,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tasks.append(self.loop.create_task(asking()))
         self.loop.settle()
 
-    def refused(self, asked: Coordinator, error: GatewayError) -> None:
+    def refused(self, asked: EpisodesCoordinator, error: GatewayError) -> None:
         """A superseded process may refuse; the present one what has ended, and a group without a slot."""
         if isinstance(error, Conflict):
             over = {row.id for row in self.rows() if row.state == "closed"}
@@ -124,9 +101,6 @@ class LedgerMachine(RuleBasedStateMachine):
             assert asked is not self.now or self.named > len(self.coordinators), repr(error)
         else:
             assert error.code == "no_slot", repr(error)
-
-    def one(self, old: bool) -> Coordinator:
-        return self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
 
     # What drivers ask
 
@@ -142,7 +116,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ask(self.opening(asked, again, group, heard=heard, wait_s=wait_s), asked)
 
     async def opening(
-        self, coordinator: Coordinator, again: str, group: str, *, heard: bool, wait_s: float
+        self, coordinator: EpisodesCoordinator, again: str, group: str, *, heard: bool, wait_s: float
     ) -> None:
         opened = await coordinator.episodes.open_once(
             key_of("admin", again), EpisodeAsked("t", group, 2, "train", "m"), wait_s
@@ -163,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
             asked = self.one(old)
             self.ask(self.rewarding(asked, episode, reward), asked)
 
-    async def rewarding(self, coordinator: Coordinator, episode: str, reward: float) -> None:
+    async def rewarding(self, coordinator: EpisodesCoordinator, episode: str, reward: float) -> None:
         self.rewarded[episode] = await coordinator.episodes.reward(episode, reward, None, final=True)
 
     @precondition(lambda self: self.stack and self.opened)
@@ -186,37 +160,26 @@ class LedgerMachine(RuleBasedStateMachine):
     def publish(self, step: int) -> None:
         self.ask(self.now.ledger.apply(Publish(self.now.ledger.rule.version + step)))
 
-    # Time, commits and crashes
-
-    @rule(old=st.booleans(), count=st.integers(1, 4))
-    def commit(self, old: bool, count: int) -> None:
-        self.one(old).database.commit(count)
-        self.loop.settle()
+    # What time does
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
         self.loop.advance(seconds)
         self.ask(self.now.episodes.sweep())
 
-    @rule(dies=st.booleans())
-    def another_coordinates(self, dies: bool) -> None:
-        if dies:
-            self.now.database.die()
-        self.succeed()
-
     # What must hold
 
     def events(self) -> list[dict[str, Any]]:
-        return self.now.database.look(lambda c: statements.events(c, "m"))[1:]
+        return self.look(lambda c: statements.events(c, "m"))[1:]
 
     def commands(self) -> list[dict[str, Any]]:
-        stored = self.now.database.look(
+        stored = self.look(
             lambda c: list(c.scalars(select(LedgerEventRow.commands).order_by(LedgerEventRow.seq)))
         )
         return [command for some in stored for command in some]
 
     def rows(self) -> list[Any]:
-        return self.now.database.look(lambda c: list(c.execute(select(EpisodeRow.__table__))))
+        return self.look(lambda c: list(c.execute(select(EpisodeRow.__table__))))
 
     @invariant()
     def nothing_is_trained_twice(self) -> None:
@@ -283,6 +246,4 @@ class LedgerMachine(RuleBasedStateMachine):
             self.a_group_goes_through()
             self.nothing_is_trained_twice()
         finally:
-            for coordinator in self.coordinators:
-                coordinator.database.die()
-            self.stack.close()
+            self.close()
