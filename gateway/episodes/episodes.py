@@ -22,7 +22,7 @@ from gateway.episodes.closing_state import Outcome
 from gateway.episodes.deadlines import GroupDeadlines
 from gateway.episodes.open_episode import CALLS, closed, crashed, graded
 from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
-from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, shortened
+from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_hash
@@ -194,7 +194,7 @@ class Episodes:
             live.seen_at = max(live.seen_at, time.monotonic() - ago_s)
 
     async def named(self, episode_id: str) -> OpenEpisode:
-        """An open episode by its id. Raises NotFound, or Conflict if its run is over."""
+        """An open episode by its id. Raises NotFound; Conflict if its run is over; Unavailable if another process has it."""
         live = await self._open(episode_id)
         live.seen_at = time.monotonic()
         return live
@@ -356,7 +356,11 @@ class Episodes:
             if over.state == "grading":
                 raise graded(episode_id)
             await over.ended.wait()
-        raise closed(episode_id, (await self._fate(episode_id))["reason"])
+        fate = await self._fate(episode_id)
+        if fate["state"] != "closed":
+            message = f"episode {episode_id} is not this process's: another gateway process has become the coordinator"
+            raise Unavailable(message, retry_after=1.0, code="fenced")
+        raise closed(episode_id, fate["reason"])
 
     async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
         """Ends an open episode; without an outcome, it is graded."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gateway.errors import Unavailable
 from tests.machines.leases import LeaseMachine
+from tests.machines.ledgers import LedgerMachine
 from tests.machines.links import links
 
 
@@ -88,6 +92,22 @@ def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotte
         machine.commit(old=False, count=3)
         held = machine.now.leases.held()
         assert held is not None and held["fence"] == 2
+    finally:
+        machine.teardown()
+
+
+def test_an_episode_that_a_successor_opened_is_not_closed_for_who_was_superseded() -> None:
+    """The coordinator before told drivers that it was closed, for no reason: an error that they do not try again."""
+    machine = LedgerMachine()
+    try:
+        machine.start()
+        machine.another_coordinates(dies=False)
+        machine.open(fresh=True, which=0, times=1, old=False, heard=True, wait_s=0.0)
+        machine.commit(old=False, count=1)
+        (opened,) = machine.opened.values()
+        asked = machine.one(old=True).episodes.named(opened.episode_id)
+        with pytest.raises(Unavailable, match="another gateway process"):
+            machine.loop.run(asked)
     finally:
         machine.teardown()
 
