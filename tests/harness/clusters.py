@@ -15,6 +15,7 @@ from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from processes.ports import free_port
+from tests.harness.expiry import LEASE_S
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until
 
@@ -138,7 +139,7 @@ async def run_cluster(
         values = settings_for(model, work, **overrides)
         values["store"] = {"url": store}
         values["engine"] = {**values["engine"], "launch": "external", "urls": urls}
-        values["cluster"] = {"key": CLUSTER_KEY, "lease_s": 2.0, **values.get("cluster", {})}
+        values["cluster"] = {"key": CLUSTER_KEY, "lease_s": LEASE_S, **values.get("cluster", {})}
         cluster = Cluster(values, ports, stack)
         for number in range(engines):
             await cluster.start_engine(number)

@@ -39,6 +39,12 @@ class GatewayProcess:
 
             await until(ready, "the gateway is ready", START_S)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs, or ran last."""
+        assert self._process is not None and self._process.pid is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """SIGKILL; nothing of it runs when this returns."""
         if self._process is not None:

@@ -30,6 +30,7 @@ from gateway.rollout.logged import TOKEN_BYTES
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
+from tests.harness.expiry import ALIVE_S, LEASE_S, end_lease, end_life
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
 from tests.harness.handovers import Answer, mark
@@ -154,20 +155,31 @@ class World:
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
         return [line["ask"] for line in lines if isinstance(line, dict) and "ask" in line]
 
+    def kill(self, member: GatewayProcess) -> None:
+        """SIGKILL, and as long a time that everybody knows of it."""
+        member.kill()
+        end_life(self.settings.bus, member.pid)
+        end_lease(self.settings.store.url, member.pid)
+
     async def shown(self, answer: Answer, count: int) -> None:
         await until(lambda: len(answer.marks) >= count, f"{count} tokens are shown", LIMIT_S)
 
 
 @asynccontextmanager
 async def run_world(
-    postgres: PostgresServer, redis: RedisServer, model: Path, work: Path, members: int = 2
+    postgres: PostgresServer,
+    redis: RedisServer,
+    model: Path,
+    work: Path,
+    members: int = 2,
+    alive_s: float = ALIVE_S,
 ) -> AsyncIterator[World]:
     """Processes of one cluster; the first of them decides."""
     log = work / "engine.jsonl"
     engine, port = FakeEngine("none", log=SampleLog(log, 1)), free_port()
     # Logged so seldom that a stream which showed more than is logged would be found out.
-    bus = {"url": redis.url, "alive_s": 1.5, "log_every_s": 0.3}
-    values = settings_for(model, work, calls={"grace_s": 5.0}, bus=bus)
+    bus = {"url": redis.url, "alive_s": alive_s, "log_every_s": 0.3}
+    values = settings_for(model, work, calls={"grace_s": 60.0}, bus=bus)
     values["bus"]["prefix"] = secrets.token_hex(4)
     values["store"] = {"url": postgres.url(postgres.new_database())}
     values["engine"].update(launch="external", urls=[f"http://127.0.0.1:{port}"])
@@ -176,7 +188,7 @@ async def run_world(
         try:
             for number in range(members):
                 own = free_port()
-                cluster = {"key": CLUSTER_KEY, "lease_s": 2.0, "url": f"http://127.0.0.1:{own}"}
+                cluster = {"key": CLUSTER_KEY, "lease_s": LEASE_S, "url": f"http://127.0.0.1:{own}"}
                 given = {**values, "server": {"port": own}, "cluster": cluster}
                 given["control"] = {"recording": str(work / f"control-{number}.jsonl")}
                 processes.append(GatewayProcess(given, work / f"gateway-{number}.log"))
@@ -208,7 +220,7 @@ async def test_a_stream_whose_process_is_killed_goes_on_in_another(world: World,
     world.asked = world.question()
     seen, reading = world.begin(first, world.asked)
     await world.shown(seen, 15)
-    first.kill()
+    world.kill(first)
     await reading
     assert seen.failed and seen.finish is None
     again = await world.retry(second, world.asked)
@@ -232,7 +244,7 @@ async def test_a_whole_reply_whose_process_is_killed_goes_on_in_another(world: W
             return bool(names) and await bus.strlen(names[0]) >= 16 * TOKEN_BYTES
 
     await until(logged, "a part of it is logged", LIMIT_S)
-    first.kill()
+    world.kill(first)
     with pytest.raises(httpx.HTTPError):
         await call
     answers: list[httpx.Response] = []
@@ -256,7 +268,7 @@ async def test_a_call_with_a_seed_is_begun_anew(world: World) -> None:
     world.asked = world.question(seed=3)
     seen, reading = world.begin(first, world.asked)
     await world.shown(seen, 15)
-    first.kill()
+    world.kill(first)
     await reading
     again = await world.retry(second, world.asked)
     assert again.finish == "stop" and again.id != seen.id
@@ -276,25 +288,26 @@ async def test_a_retry_joins_its_call_in_a_process_that_is_alive(world: World, s
     assert len(world.requests()) == 1
 
 
-async def test_a_process_that_slept_too_long_gives_no_second_reply(world: World) -> None:
-    """Its engine has gone on meanwhile: when it wakes, all of its own reply is there."""
-    second, first = world.members
-    world.asked = world.question()
-    seen, reading = world.begin(first, world.asked)
-    await world.shown(seen, 15)
-    assert first._process is not None
-    pid = first._process.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    again = await world.retry(second, world.asked)
-    os.kill(pid, signal.SIGCONT)
-    await reading
-    assert seen.finish is None and seen.failed
-    assert again.marks[: len(seen.marks)] == seen.marks
-    assert await world.check_one_turn(second) == (again.id, again.marks)
-    assert len(await world.turns(second)) == 1, (
-        "nothing of it is recorded a second time, not even as abandoned"
-    )
+async def test_a_process_that_slept_too_long_gives_no_second_reply(
+    postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Its engine has gone on meanwhile: when it wakes, all of its own reply is there. It must know by its own clock that it
+    slept, so this one really sleeps for longer than it counts as alive."""
+    async with run_world(postgres, redis, tiny_model, tmp_path, alive_s=1.0) as world:
+        second, first = world.members
+        world.asked = world.question()
+        seen, reading = world.begin(first, world.asked)
+        await world.shown(seen, 15)
+        os.kill(first.pid, signal.SIGSTOP)
+        again = await world.retry(second, world.asked)
+        os.kill(first.pid, signal.SIGCONT)
+        await reading
+        assert seen.finish is None and seen.failed
+        assert again.marks[: len(seen.marks)] == seen.marks
+        assert await world.check_one_turn(second) == (again.id, again.marks)
+        assert len(await world.turns(second)) == 1, (
+            "nothing of it is recorded a second time, not even as abandoned"
+        )
 
 
 async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
@@ -307,7 +320,7 @@ async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
         begun = [world.begin(first, body) for body in bodies]
         for seen, _ in begun:
             await world.shown(seen, 10)
-        first.kill()
+        world.kill(first)
         await asyncio.gather(*(reading for _, reading in begun))
 
         retries = [world.retry(others[number % 2], body) for body in bodies for number in range(3)]
@@ -326,7 +339,7 @@ async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
 async def test_a_process_that_is_stopped_leaves_its_calls_to_others(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    bus = {"url": redis.url, "alive_s": 60.0, "prefix": secrets.token_hex(4)}
+    bus = {"url": redis.url, "alive_s": ALIVE_S, "prefix": secrets.token_hex(4)}
     store = postgres.url(postgres.new_database())
     async with run_cluster(store, tiny_model, tmp_path, bus=bus) as cluster:
         engine, first = cluster.engines[0], cluster.members[1]

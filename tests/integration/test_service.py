@@ -13,6 +13,7 @@ import openai
 
 from gateway.client import GatewayClient
 from processes.ports import free_port
+from tests.harness.expiry import LEASE_S, end_lease
 from tests.harness.gateway_command import Served, command_line, descendants, served
 from tests.harness.gateways import settings_for
 from tests.harness.servers import PostgresServer
@@ -22,14 +23,14 @@ KEY = "an admin key that nobody knows"
 
 
 def several(model: Path, work: Path, postgres: PostgresServer) -> dict[str, Any]:
-    """Settings of a service: PostgreSQL, two fake engines, and a short lease."""
+    """Settings of a service: PostgreSQL and two fake engines."""
     return settings_for(
         model,
         work,
         server={"port": free_port(), "shutdown_s": 20.0},
         engine={"launch": "fake", "count": 2, "log": str(work / "engine.log"), "health_s": 0.2},
         store={"url": postgres.url(postgres.new_database())},
-        cluster={"lease_s": 1.0},
+        cluster={"lease_s": LEASE_S},
         admin={"key": KEY},
     )
 
@@ -66,13 +67,13 @@ async def test_workers_and_engines_come_back_and_all_end_together(
         await until(
             lambda: len(running(gateway, "gateway.engines.fake") - {min(engines)}) == 2,
             "the engine was started again",
-            30.0,
         )
         for pid in sorted(before):  # one of them is the coordinator
             os.kill(pid, signal.SIGKILL)
             await until(
-                lambda gone=pid: len(running(gateway, "gateway.cli") - {gone}) == 2, "it is there again", 30.0
+                lambda gone=pid: len(running(gateway, "gateway.cli") - {gone}) == 2, "it is there again"
             )
+            end_lease(values["store"]["url"], pid)
             await gateway.ready()
             await call(gateway, times=2)
         assert not before & running(gateway, "gateway.cli")
@@ -89,10 +90,10 @@ async def test_children_die_with_a_supervisor_that_is_killed(
 ) -> None:
     values = several(tiny_model, tmp_path, postgres)
     async with served(values, tmp_path, "--workers", "2") as gateway:
-        await until(lambda: len(running(gateway, "gateway.")) == 4, "everyone is there", 30.0)
+        await until(lambda: len(running(gateway, "gateway.")) == 4, "everyone is there")
         everyone = descendants(gateway.process.pid)
         gateway.signal(signal.SIGKILL)
-        await until(lambda: not any(map(command_line, everyone)), "nobody is left", 60.0)
+        await until(lambda: not any(map(command_line, everyone)), "nobody is left")
 
 
 async def test_workers_that_could_share_no_store_are_refused(tiny_model: Path, tmp_path: Path) -> None:
