@@ -26,6 +26,7 @@ from tests.harness.requests import (
     ids_of,
 )
 from tests.harness.vllm import SharedEngine
+from tests.harness.waiting import result_of, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -120,7 +121,7 @@ async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: E
     task, chunks = await begun(engine, request)
     await engine.pause()
     try:
-        await asyncio.wait_for(task, PATIENCE_S)
+        await result_of(task, "the request ends", PATIENCE_S)
         check_form(chunks)
         assert chunks[-1].finish == "abort"
         sampled = ids_of(chunks)
@@ -134,7 +135,7 @@ async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: E
                 await engine.pause()
                 if (await asyncio.wait({late}, timeout=0.2))[0]:
                     break
-        given_back = await asyncio.wait_for(late, 5)
+        given_back = await result_of(late, "the late request is given back", PATIENCE_S)
         assert (ids_of(given_back), given_back[-1].finish) == ([], "abort")
     finally:
         await engine.resume()
@@ -149,7 +150,7 @@ async def test_gathered_tokens_are_given_back_too(engine: Engine) -> None:
     task, chunks = await begun(engine, ask("gathered-paused", interval=16, max_tokens=LONG))
     await engine.pause()
     try:
-        await asyncio.wait_for(task, PATIENCE_S)
+        await result_of(task, "the request ends", PATIENCE_S)
     finally:
         await engine.resume()
     check_form(chunks)
@@ -172,7 +173,7 @@ async def test_a_frozen_request_goes_on_under_the_next_weights(
         assert await quiet(chunks) == silent
     finally:
         await engine.resume()
-    await asyncio.wait_for(task, PATIENCE_S)
+    await result_of(task, "the request ends", PATIENCE_S)
     await reload(engine, models[0])
     check_form(chunks)
     assert (len(ids_of(chunks)), chunks[-1].finish) == (WHOLE, "length")
@@ -192,7 +193,7 @@ async def test_one_request_is_given_back_and_another_is_not(engine: Engine, stat
         await engine.pause(keep=True, clear_cache=state == "frozen")
     try:
         await engine.abort([f"{name}.1", "nobody"])
-        await asyncio.wait_for(task, PATIENCE_S)
+        await result_of(task, "the request ends", PATIENCE_S)
         before = await quiet(others) if state != "running" else len(ids_of(others))
         assert not other.done()
     finally:
@@ -201,11 +202,11 @@ async def test_one_request_is_given_back_and_another_is_not(engine: Engine, stat
     assert chunks[-1].finish == "abort"
     assert counted(chunks) == len(ids_of(chunks))
     await engine.abort([])
-    async with asyncio.timeout(PATIENCE_S):
+    async with within("the other request goes on", PATIENCE_S):
         while len(ids_of(others)) <= before:
             await asyncio.sleep(0.05)
     await engine.abort([f"{name}.1", f"{name}.10"])
-    await asyncio.wait_for(other, PATIENCE_S)
+    await result_of(other, "the other request ends", PATIENCE_S)
     assert counted(others) == len(ids_of(others))
 
 
@@ -217,7 +218,7 @@ async def test_frozen_requests_can_be_given_back_after_all(
     await engine.pause(keep=True, clear_cache=clear_cache)
     await engine.pause()
     try:
-        await asyncio.wait_for(task, PATIENCE_S)
+        await result_of(task, "the request ends", PATIENCE_S)
         await engine.load(str(models[0]))
     finally:
         await engine.resume()
@@ -270,7 +271,7 @@ async def test_a_sleeping_engine_has_given_everything_back_and_wakes_with_the_we
     before = await engine.score(PROMPT)
     task, chunks = await begun(engine, ask(f"slept-{level}", max_tokens=LONG))
     await engine.pause()
-    await asyncio.wait_for(task, PATIENCE_S)
+    await result_of(task, "the request ends", PATIENCE_S)
     assert chunks[-1].finish == "abort"
     await engine.sleep(level)
     assert await engine.healthy()
@@ -310,12 +311,12 @@ async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
             sampled = chunk.ids
             break
         assert sampled
-        async with asyncio.timeout(PATIENCE_S):
+        async with within("the engine tells of the request", PATIENCE_S):
             while (now := await engine.look()) is None or now.running != 1 or now.sampled <= before.sampled:
                 await asyncio.sleep(0.02)
             while (now := await engine.look()) is None or now.kv < len(PROMPT):
                 await asyncio.sleep(0.02)
-    async with asyncio.timeout(PATIENCE_S):
+    async with within("the engine tells that it is idle", PATIENCE_S):
         while (after := await engine.look()) is None or after.running:
             await asyncio.sleep(0.02)
     assert now.sampled <= after.sampled < before.sampled + LONG, "closing the iterator stopped the work"

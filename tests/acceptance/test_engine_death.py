@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from gateway.engines.base import Engine
 from gateway.errors import EngineUnreachable
 from tests.harness.requests import LONG, PATIENCE_S, answer, ask, begun, fake_engine
 from tests.harness.vllm import SharedEngine
+from tests.harness.waiting import result_of
 
 Mortal = tuple[Engine, Callable[[], None]]
 """An engine, and what kills it."""
@@ -37,7 +37,7 @@ async def check_death(mortal: Mortal) -> None:
     task, _ = await begun(engine, ask("dies", max_tokens=LONG))
     kill()
     with pytest.raises(EngineUnreachable):
-        await asyncio.wait_for(task, PATIENCE_S)
+        await result_of(task, "the request of the dead engine fails", PATIENCE_S)
     for work in (engine.pause(), engine.label(1), engine.score([1, 2]), answer(engine, ask("dead"))):
         with pytest.raises(EngineUnreachable):
             await work

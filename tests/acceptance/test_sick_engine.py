@@ -21,7 +21,7 @@ from tests.harness.agents import sdk
 from tests.harness.crossing import freeze
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.vllm import SharedEngine
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -85,7 +85,7 @@ async def check_calls_go_on(
     fall_ill()
     sampled = sum(len(run.call.turn.ids) for run in real.runs.values())
     await until(noticed, "the illness is noticed", 300)
-    replies = await asyncio.wait_for(asyncio.gather(*tasks), 300)
+    replies = await result_of(asyncio.gather(*tasks), "every reply is whole", 300)
     assert [(text, finish) for _, text, finish in replies] == [(WHOLE, "length")] * STREAMS
     assert 0 < spare.sampled <= STREAMS * TOKENS - sampled
     for episode, _, _ in replies:

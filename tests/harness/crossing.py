@@ -15,6 +15,7 @@ from gateway.errors import EngineError
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
 from scheduler.program.events import Do
+from tests.harness.waiting import within
 
 LIMIT_S = 600.0
 HOLD_S = 2 * LIMIT_S
@@ -44,7 +45,7 @@ async def freeze(slot: Slot, requests: int) -> None:
     """Freezes an engine as soon as so many requests are under way. Raises EngineError, with how many are."""
     found = 0
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with within("the engine has tokens of the call that nobody has taken", LIMIT_S):
             while slot.state == "open" and slot.engine is not None:
                 with suppress(EngineError):  # it dies, and its slot will say so
                     found = await under_way(slot)

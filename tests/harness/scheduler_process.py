@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +16,7 @@ from gateway.client import GatewayClient
 from gateway.types import EpisodeOpened
 from processes.child import LocalProcess
 from processes.ports import free_port
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 
 UP_S = 120.0
 KEY = "the admin key of this test"
@@ -116,7 +115,7 @@ class RunningCluster:
     async def stop(self) -> int:
         """SIGTERM, and the exit status; nothing else runs any more after it."""
         self.process.terminate()
-        return await asyncio.wait_for(self.process.wait(), UP_S)
+        return await result_of(self.process.wait(), "the supervisor ends", UP_S)
 
 
 def write_files(folder: Path, model: Path, cluster: str) -> tuple[Path, int]:
@@ -182,7 +181,7 @@ async def run_to_end(
     argv = [sys.executable, "-m", "scheduler.cli", "run", str(path), *options]
     process = await LocalProcess.start("scheduler run", argv, folder / "check.log", env)
     try:
-        status = await asyncio.wait_for(process.wait(), UP_S)
+        status = await result_of(process.wait(), "the supervisor has checked its files", UP_S)
     finally:
         await process.stop(1.0)
     return status, folder.joinpath("check.log").read_text()

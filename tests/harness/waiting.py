@@ -1,26 +1,50 @@
-"""Waiting for a condition, with a name for what did not come; and letting others go on, without any time."""
+"""Waiting for something, with a name for what did not come; and letting others go on, without any time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 
+T = TypeVar("T")
+LONG_S = 60.0
+"""Far more than anything takes, for a machine may be slow."""
+
+
+@asynccontextmanager
+async def within(what: str, timeout_s: float = LONG_S) -> AsyncIterator[None]:
+    """Fails with `what`, which is to happen in the block, if the block takes longer."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        pytest.fail(f"not within {timeout_s:g} s: {what}")
+
+
+async def result_of(work: Awaitable[T], what: str, timeout_s: float = LONG_S) -> T:
+    """The result of `work`; fails with `what` if it does not end in time."""
+    async with within(what, timeout_s):
+        return await work
+
 
 async def until(
-    condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 60.0, every_s: float = 0.02
+    condition: Callable[[], bool | Awaitable[bool]],
+    what: str,
+    timeout_s: float = LONG_S,
+    every_s: float = 0.02,
 ) -> None:
-    """Waits for a condition; fails with `what` if it does not come true in time, which is long, for a machine may be slow."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                held = condition()
-                if held if isinstance(held, bool) else await held:
-                    return
-                await asyncio.sleep(every_s)
-    except TimeoutError:
-        pytest.fail(f"not within {timeout_s:g} s: {what}")
+    """Waits for a condition; fails with `what` if it does not come true in time."""
+    async with within(what, timeout_s):
+        while True:
+            held = condition()
+            if held if isinstance(held, bool) else await held:
+                return
+            await asyncio.sleep(every_s)
 
 
 async def turns(count: int = 20) -> None:

@@ -14,6 +14,7 @@ from gateway.cli import app
 from gateway.client import EpisodeRunner, RunStopped
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.waiting import result_of
 
 ONE_OF_THREE_FAILS = """
 import pathlib, sys, urllib.request, os, json
@@ -96,11 +97,11 @@ async def test_a_run_says_that_no_slot_is_free(gateway: RunningGateway) -> None:
 
     runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), open_wait_s=0.5, on_wait=wait)
     running = asyncio.create_task(runner.run([TASK]), name="runner")
-    await asyncio.wait_for(told.wait(), 60)
+    await result_of(told.wait(), "the driver says what it waits for")
     assert waits == ["no slot is free within the staleness bound"]
     await gateway.admin.abandon(episode, "makes room")
     second, _ = await gateway.open("other", group_id="other", group_size=2)
     await gateway.admin.abandon(second, "makes room")
-    (outcome,) = await asyncio.wait_for(running, 60)
+    (outcome,) = await result_of(running, "the driver has run its task")
     assert outcome.reward == 1.0
     assert waits[-1] == ""

@@ -22,10 +22,11 @@ import pytest
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
 from tests.harness.clusters import Cluster, run_cluster
+from tests.harness.expiry import ALIVE_S
 from tests.harness.handovers import Answer, mark
 from tests.harness.retries import RETRY
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
-from tests.harness.waiting import until
+from tests.harness.waiting import until, within
 
 AGENTS, REQUESTS = 6, 8
 
@@ -41,7 +42,7 @@ def redis() -> Iterator[RedisServer]:
 async def cluster(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> AsyncIterator[Cluster]:
-    bus = {"url": redis.url, "prefix": secrets.token_hex(4), "alive_s": 1.0, "timeout_s": 0.3}
+    bus = {"url": redis.url, "prefix": secrets.token_hex(4), "alive_s": ALIVE_S, "timeout_s": 10.0}
     store = postgres.url(postgres.new_database())
     async with run_cluster(store, tiny_model, tmp_path, bus=bus, calls={"grace_s": 0.5}) as running:
         running.engines[0]._log = SampleLog(tmp_path / "engine.jsonl", 1)
@@ -127,7 +128,7 @@ async def test_nothing_is_lost_or_doubled_with_the_bus(
         ]
         losing = asyncio.create_task(lose(redis, how, dice), name="lose")
         try:
-            async with asyncio.timeout(150):
+            async with within("every agent has all its answers", 300):
                 await asyncio.gather(*(agent.run() for agent in agents))
         finally:
             losing.cancel()

@@ -19,7 +19,7 @@ from tests.harness.agents import sdk
 from tests.harness.clusters import LIMIT_S, Cluster, Member, placed, run_cluster
 from tests.harness.records import check_sampled_by_the_fake
 from tests.harness.servers import PostgresServer
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 
 PINNED = {"presence_penalty": 0.5}
 
@@ -207,7 +207,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     stopping = asyncio.create_task(cluster.stop(first), name="stopping")
     await until(lambda: hub._leaving, "its links have ended")
     loading.set_faults({"hold_load": False})
-    await asyncio.wait_for(crossing.wait(), LIMIT_S)
+    await result_of(crossing.wait(), "the hub was asked to tell of the crossing", LIMIT_S)
     async with httpx.AsyncClient(timeout=LIMIT_S) as http:
         for _ in range(20):  # more than what it still wants of the engine would take
             await http.get(f"{first.services.models.default.pool.slots['demo-0'].url}/is_paused")

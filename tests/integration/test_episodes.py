@@ -13,7 +13,7 @@ from gateway.types import EpisodeMode
 from tests.harness.agents import client_of
 from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 from tests.harness.weights import fake_weights, publish
 
 HOUR_S = 3600.0
@@ -58,7 +58,7 @@ async def test_opening_waits_until_a_slot_is_free(gateway: RunningGateway) -> No
     done, _ = await asyncio.wait({late}, timeout=0.2)
     assert not done
     await gateway.admin.abandon(opened[0][0], "makes room")
-    assert (await asyncio.wait_for(late, 10)).episode_id
+    assert (await result_of(late, "the episode that waits for a slot is opened")).episode_id
 
 
 async def test_a_publish_makes_room_for_those_that_wait(gateway: RunningGateway, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_a_publish_makes_room_for_those_that_wait(gateway: RunningGateway,
     new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
     await gateway.admin.publish(1, str(new), wait_s=10)
     await gateway.admin.ack(lease, "checkpoint-1")
-    assert (await asyncio.wait_for(late, 10)).version == 1
+    assert (await result_of(late, "the episode that waits for a slot is opened")).version == 1
 
 
 async def test_waiting_for_a_slot_ends_with_a_refusal(gateway: RunningGateway) -> None:

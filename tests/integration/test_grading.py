@@ -25,7 +25,7 @@ from gateway.grading import grading as gateway_grading
 from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of, path_to
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 from tests.harness.weights import fake_weights, publish
 
 LONG_S = 60.0
@@ -205,7 +205,7 @@ async def test_a_call_that_runs_when_its_episode_is_closed_is_stopped(
         call = asyncio.create_task(gateway.chat(headers))
         await until(lambda: gateway.engine.running == 1, "the call runs", LONG_S)
         await gateway.admin.close_episode(episode)
-        answer = await asyncio.wait_for(call, LONG_S)
+        answer = await result_of(call, "the call is refused", LONG_S)
         assert answer.json()["error"]["code"] == "episode_grading"
         gate.touch()
         assert (await gateway.admin.close_episode(episode, wait_s=LONG_S))["reason"] == "rewarded"
@@ -455,7 +455,9 @@ async def test_spare_members_race_and_what_is_left_of_them_is_no_failure(
     given = settings_for(tiny_model, tmp_path, staleness={**ONE_SLOT, "spare_members": 1})
     async with run_gateway(given) as gateway:
         runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), group_size=2, spare=1, concurrency=3)
-        outcomes = await asyncio.wait_for(runner.run([Task("t", {"task_id": "t"})]), LONG_S)
+        outcomes = await result_of(
+            runner.run([Task("t", {"task_id": "t"})]), "the driver has run its task", LONG_S
+        )
         assert stopped.is_set()
         assert sorted(o.reward for o in outcomes if o.reward is not None) == [1.0, 2.0]
         (left,) = [o for o in outcomes if o.reward is None]
@@ -536,7 +538,7 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
             if training.done():
                 break
             groups += await asyncio.gather(*(group(number + i) for i in range(4)))
-        await asyncio.wait_for(training, LONG_S)
+        await result_of(training, "the trainer has its batches", LONG_S)
         opened = [episode for group in groups for episode in group]
         rows = {e: await gateway.admin.close_episode(e, wait_s=LONG_S) for e in opened}
         told = {

@@ -13,6 +13,7 @@ from gateway.client.admin import GatewayRefused
 from gateway.types import Lease, groups_to_arrow
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import nodes_of, versions_of
+from tests.harness.waiting import result_of
 from tests.machines.virtual import Clock
 
 
@@ -52,7 +53,7 @@ async def test_waiting_for_groups_ends_as_soon_as_there_is_one(gateway: RunningG
     lease = await gateway.admin.lease("trainer")
     waiting = asyncio.create_task(gateway.admin.leased_groups(lease, wait_s=30), name="waiting")
     await finished(gateway, "a")
-    got = await asyncio.wait_for(waiting, 10)
+    got = await result_of(waiting, "the lease that waits is given")
     assert [group.group_id for group in got.groups] == ["a"]
 
 

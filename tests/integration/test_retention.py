@@ -17,6 +17,7 @@ from gateway.episodes import retention
 from gateway.sections import RetentionSettings
 from gateway.store.retention import Ages
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.waiting import within
 
 LATER = time.time() + 1_000_000
 EVERYTHING = Ages(LATER, LATER, LATER)
@@ -132,7 +133,7 @@ async def test_the_coordinator_looks_for_old_episodes_itself(values: dict[str, A
     values["retention"] = {"keep_days": 1e-9, "every_s": 0.05}
     async with run_gateway(values) as gateway:
         await gateway.admin.abandon(await sampled(gateway, "a"), "gone")
-        async with asyncio.timeout(60):
+        async with within("the old episode is deleted"):
             while await there(gateway):
                 pass
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 
 
 async def test_an_empty_ledger(gateway: RunningGateway) -> None:
@@ -62,7 +62,7 @@ async def test_who_waits_and_what_was_lost_is_shown(tiny_model: Path, tmp_path: 
 
         await until(waits, "the second group waits", 30)
         await gateway.admin.abandon(episode, "crashed")
-        await asyncio.wait_for(waiting, 30)
+        await result_of(waiting, "the episode that waits is answered")
         shown = await gateway.admin.staleness()
         assert shown["waiting"] == {}
         assert shown["lost"] == [

@@ -23,7 +23,7 @@ from tests.harness.upstream import (
     streaming,
     whole_or_streamed,
 )
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -194,7 +194,7 @@ async def test_the_end_of_an_episode_ends_its_calls_upstream(
     (live,) = gateway.services.episodes._live.values()
     await until(lambda: any(call.parts for call in live.calls), "the answer has begun")
     await gateway.admin.abandon(episode, "enough")
-    answer = await asyncio.wait_for(asking, 20)
+    answer = await result_of(asking, "the call is answered")
     if stream:
         error = json.loads(answer.text.strip().split("data: ")[-1])["error"]
         assert "[DONE]" not in answer.text

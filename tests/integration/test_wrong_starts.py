@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.harness.forks import gateway_command
 from tests.harness.gateway_command import served, write_toml
 from tests.harness.gateways import settings_for
 from tests.harness.servers import PostgresServer
+from tests.harness.waiting import within
 
 VLLM = {"launch": "vllm", "python": sys.executable}
 
@@ -80,7 +80,7 @@ async def test_the_folder_of_a_store_is_made(tiny_model: Path, tmp_path: Path) -
     folder = tmp_path / "not" / "there"
     values = settings_for(tiny_model, tmp_path, store={"url": f"sqlite:///{folder}/store.db"})
     async with served(values, tmp_path) as gateway:
-        async with asyncio.timeout(60):
+        async with within("the gateway is ready"):
             await gateway.ready()
         assert (folder / "store.db").is_file()
 

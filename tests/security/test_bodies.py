@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
+from tests.harness.waiting import within
 from tests.security.tenants import ROOT, Tenants, bearer, routes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,7 +24,7 @@ async def raw(stage: Tenants, head: str, body: bytes, *, end: bool = False) -> b
         writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{key}{head}\r\n".encode() + body)
         if end:
             writer.write_eof()
-        async with asyncio.timeout(30):
+        async with within("an answer, or the end of the connection"):
             return await reader.read(65_536)
     finally:
         writer.close()

@@ -21,6 +21,7 @@ from gateway.settings import Settings
 from gateway.tenancy.projects import Projects
 from processes.ports import free_port
 from tests.harness.gateways import serve
+from tests.harness.waiting import within
 
 AGENT, ROOT, LIMIT = "the-key-of-the-agent", "the-key-of-root", 16 * 2**20
 ADMIN, CALL = "/admin/v1/status", "/v1/chat/completions"
@@ -71,7 +72,7 @@ class Front:
         if end:
             writer.write_eof()
         try:
-            async with asyncio.timeout(20):
+            async with within("the end of the connection"):
                 return await reader.read()
         finally:
             writer.close()

@@ -15,7 +15,7 @@ from gateway.cli import app
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
-from tests.harness.waiting import turns, until
+from tests.harness.waiting import turns, until, within
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}", "value": i}) for i in range(6)]
@@ -197,7 +197,7 @@ async def test_runs_until_it_is_stopped_and_finishes_its_groups(
 
     agent = FunctionAgent(value)
     runner = EpisodeRunner(client, agent, group_size=4, concurrency=6, seed=1, on_outcome=count)
-    async with asyncio.timeout(20):
+    async with within("the driver has stopped"):
         await runner.run_forever(TASKS, stop)
     assert len(gateway.rewards) == len(gateway.opened) >= 40
     assert set(Counter(o["group_id"] for o in gateway.opened).values()) == {4}
@@ -217,7 +217,7 @@ async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: Gatewa
     await until(lambda: gateway.requests["open"] > 10, "it asks again and again")
     assert not running.done()
     stop.set()
-    async with asyncio.timeout(30):
+    async with within("the driver has stopped"):
         await running
 
 
@@ -230,7 +230,7 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(gateway: FakeGateway, cl
     running = asyncio.create_task(runner.run_forever(tasks, stop), name="runner")
     await until(lambda: len(gateway.opened) >= 1, "an episode was opened")
     stop.set()
-    async with asyncio.timeout(30):
+    async with within("the driver has stopped"):
         await running
     begun = Counter(opened["group_id"] for opened in gateway.opened)
     assert begun[gateway.opened[0]["group_id"]] == 2

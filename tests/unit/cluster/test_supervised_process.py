@@ -11,6 +11,7 @@ from scheduler.cluster import supervised_process as module
 from scheduler.cluster.errors import NodeLost
 from scheduler.cluster.launch import Ended, Running
 from scheduler.cluster.supervised_process import Budget, GivenUp, SupervisedProcess
+from tests.harness.waiting import result_of, within
 from tests.machines.virtual import Clock, VirtualLoop
 from tests.unit.cluster.processes import Process
 
@@ -36,7 +37,7 @@ class World:
 
     async def gang(self, number: int) -> list[Process]:
         """Once it is started."""
-        async with asyncio.timeout(30):
+        async with within(f"the process has been started {number + 1} times"):
             while len(self.gangs) <= number:
                 self._started.clear()
                 await self._started.wait()
@@ -71,7 +72,7 @@ async def test_what_ends_is_started_anew_and_what_is_cancelled_is_stopped() -> N
     (second,) = await world.gang(1)
     assert first.stopped, "whatever it left behind is ended before the next begins"
     assert "ended with 0:\nits last words" in world.said[0]
-    await asyncio.wait_for(kept.up.wait(), 30)
+    await result_of(kept.up.wait(), "the process is up")
     task.cancel()
     await asyncio.wait({task})
     assert second.stopped
@@ -89,7 +90,7 @@ async def test_one_rank_that_fails_ends_all_and_all_that_end_well_are_done() -> 
     assert "ended with 1 (p1)" in world.said[0]
     for one in second:
         one.ended.set_result(Ended(0, ""))
-    await asyncio.wait_for(task, 30)
+    await result_of(task, "the process is kept no more")
     assert len(world.gangs) == 2
 
 

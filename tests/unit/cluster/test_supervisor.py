@@ -17,7 +17,7 @@ from scheduler.cluster.launch import Ended, Job, Running
 from scheduler.cluster.supervised_process import GivenUp, SupervisedProcess
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen
-from tests.harness.waiting import turns, until
+from tests.harness.waiting import result_of, turns, until
 from tests.unit.cluster.processes import Process
 
 GROUP = '[[groups]]\nname = "s"\ntags = ["rollout"]\nmost = 2\n'
@@ -193,7 +193,7 @@ async def test_only_an_engine_that_is_well_is_told_of(tmp_path: Path, ended: lis
         await until(lambda: len(engine.running) == 1, "the engine runs")
         assert cluster.supervisor._addresses() == {}
         cluster.well = True
-        await asyncio.wait_for(engine.up.wait(), 60)
+        await result_of(engine.up.wait(), "the engine is up")
         (address,) = cluster.supervisor._addresses().values()
         assert (address.url, address.node) == ("http://127.0.0.1:1", "a")
 
@@ -294,7 +294,7 @@ async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
     cluster.supervisor._known.set()
     await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
     cluster.supervisor._on_signal()
-    assert await asyncio.wait_for(running, 60) == 0
+    assert await result_of(running, "the supervisor ends") == 0
     assert cluster.machines.stopped == ["trainer-0", "gateway", "a-0"]
     assert cluster.machines.closed
     assert cluster.said[-1] == "stopping"
@@ -306,7 +306,7 @@ async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
     cluster.supervisor._known.set()
     await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
     cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
-    assert await asyncio.wait_for(running, 60) == 0
+    assert await result_of(running, "the supervisor ends") == 0
     assert cluster.said[-1] == "the trainer is done"
 
 
@@ -332,7 +332,7 @@ async def test_a_second_signal_ends_everything_at_once(
     await turns(50)
     assert (running.done(), cluster.machines.stopped) == (False, [])
     cluster.supervisor._on_signal()
-    assert await asyncio.wait_for(running, 60) == 1
+    assert await result_of(running, "the supervisor ends") == 1
     assert cluster.machines.stopped == ["gateway at once", "a-0 at once"]
     never.set()
 

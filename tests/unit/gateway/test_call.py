@@ -16,7 +16,7 @@ from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 from gateway.trajectories.turn import Span
 from gateway.types import FinishReason, Sampling
-from tests.harness.waiting import turns, until
+from tests.harness.waiting import turns, until, within
 
 Reply = EngineError | tuple[list[int], FinishReason | None]
 
@@ -61,7 +61,7 @@ class Pool(EnginePool):
 async def ended(call: Call) -> Call:
     """The call, when it has ended."""
     call.start(lambda: None)
-    async with asyncio.timeout(60):
+    async with within("the call is over"):
         await call.wait()
     return call
 
@@ -96,7 +96,7 @@ async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> 
     pool.on_trouble = lambda slot: slot.fail("it died")
     call = pool.call()
     call.start(lambda: None)
-    async with asyncio.timeout(60):
+    async with within("the call waits for an engine"):
         while not pool.waiting:
             assert not call._over.is_set()
             await turns(1)
@@ -170,7 +170,7 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
     now = asyncio.get_running_loop().time()
     call.start(hold)
     await until(lambda: call.patient_until > 0, "it waits for its engine", every_s=0)
-    async with asyncio.timeout(60):
+    async with within("the call ends in its own engine"):
         assert call.target == "a"
         assert now + 5.0 <= call.patient_until <= asyncio.get_running_loop().time() + 15.0
         slot.confirm(4)
@@ -189,7 +189,7 @@ async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
     await turns(1)
     await call.stop(Unavailable("the gateway is being stopped", retry_after=1.0))
     await call.stop(Unavailable("again", retry_after=1.0))
-    async with asyncio.timeout(60):
+    async with within("the call that waits is refused"):
         with pytest.raises(Unavailable, match="is being stopped"):
             await waiting
     assert not pool.calls

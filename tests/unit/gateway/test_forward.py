@@ -19,6 +19,7 @@ from gateway.settings import Settings
 from gateway.tenancy.projects import Projects
 from processes.ports import free_port
 from tests.harness.gateways import serve
+from tests.harness.waiting import within
 
 KEY, BODY = "the-key-of-the-agent", b"one" * 1000
 URL = "http://gateway/v1/chat/completions"
@@ -221,7 +222,7 @@ async def test_the_other_process_sees_that_the_client_has_left(by: str) -> None:
 
     forward = forwarding(here, place)
     place.decides = by == "elsewhere"
-    async with asyncio.timeout(30), serve(slow, back), serve(forward, front):
+    async with within("the request is given up at the other side"), serve(slow, back), serve(forward, front):
         await leave(front, slow.asked)
         await slow.left.wait()
         await forward.close()
@@ -237,7 +238,7 @@ async def test_what_nobody_waits_for_any_more_is_not_sent_on() -> None:
             await found.wait()
             return self.url
 
-    async with asyncio.timeout(30), world(first) as (client, here, own):
+    async with within("the requests are refused or answered"), world(first) as (client, here, own):
         forward = forwarding(own, Searching(here.url))
         ended = asyncio.Event()
 

@@ -17,7 +17,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
-from tests.harness.waiting import turns, until
+from tests.harness.waiting import turns, until, within
 
 
 class Wrong(SlotPlacer):
@@ -44,7 +44,7 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
     before = wrong.answers
     assert 0 < before < 100
     pool.slots["e"].confirm(0)
-    async with asyncio.timeout(60):
+    async with within("the call that waits gets the engine"):
         assert (await asking).name == "e"
     pool.slots["e"].state = "held"
     pool._queue = QueueSettings(max_wait_s=0.05)
@@ -101,7 +101,7 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
     runs = slot.runs = Counted(slot.runs)
     assert {row["engine"] for row in pool.describe_calls()} == {"e"}
     slot.state = "held"
-    async with asyncio.timeout(60):
+    async with within("every call is stopped"):
         await asyncio.gather(*(call.stop() for call in calls))
     assert runs.seen == 0
     assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was asked for its account"

@@ -17,7 +17,7 @@ from gateway.settings import ConfigError, Settings
 from gateway.workers import KeptEngine, Supervisor, Worker, check, delay_s
 from processes.child import LocalProcess
 from processes.ports import free_port
-from tests.harness.waiting import until
+from tests.harness.waiting import until, within
 
 SLEEP = "import time; time.sleep(3600)"
 
@@ -158,7 +158,7 @@ async def test_further_signals_are_passed_on_and_the_third_is_the_last(
     for number in range(signals):
         await until(lambda n=number: said.exists() and said.read_text() == str(n), f"it heard {number}")
         os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(60):
+    async with within("the supervisor ends"):
         assert await running == 0
     assert process.returncode == status
 

@@ -12,6 +12,7 @@ from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
 from gateway.sections import GraderSettings
 from gateway.settings import ConfigError, Settings
+from tests.harness.waiting import result_of
 
 MODELS = {"actor": {"path": "a"}, "planner": {"path": "b"}, "judge": {"path": "c", "train": False}}
 
@@ -124,7 +125,7 @@ async def test_cancelling_a_grade_ends_its_tries() -> None:
 
     endless = Endless()
     grading = asyncio.create_task(graded_by({"endless": endless}).grade("e", "actor"))
-    await asyncio.wait_for(started.wait(), 30)
+    await result_of(started.wait(), "the grader has begun")
     grading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await grading

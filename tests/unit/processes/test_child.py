@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from processes.child import ChildDied, LocalProcess
-from tests.harness.waiting import turns, until
+from tests.harness.waiting import result_of, turns, until
 
 Start = Callable[[str], Awaitable[LocalProcess]]
 
@@ -155,7 +155,7 @@ async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    assert await asyncio.wait_for(child.wait(), 30) == -9
+    assert await result_of(child.wait(), "the child is dead") == -9
 
 
 async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.reactor import MILLISECOND, Context, Program, Reactor, Runtime, Tag, WallClock, drive
-from tests.harness.waiting import turns
+from tests.harness.waiting import result_of, turns, within
 
 
 class Echo(Reactor):
@@ -47,7 +47,7 @@ class Said:
         self._more.set()
 
     async def until(self, count: int) -> list[str]:
-        async with asyncio.timeout(30):
+        async with within(f"{count} events are there"):
             while len(self.all) < count:
                 self._more.clear()
                 await self._more.wait()
@@ -94,7 +94,7 @@ async def test_an_exception_comes_out_and_names_the_reaction() -> None:
     async with driven(0) as (echo, runtime, _, task):
         runtime.inject(echo.heard, "bad")
         with pytest.raises(ZeroDivisionError) as raised:
-            await asyncio.wait_for(task, 30)
+            await result_of(task, "the program ends")
         assert any("in reaction echo.on_heard at" in note for note in raised.value.__notes__)
 
 

@@ -18,7 +18,7 @@ from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
 from tests.harness.disk import Disk
-from tests.harness.waiting import until
+from tests.harness.waiting import until, within
 
 
 def append(number: int) -> Callable[[Connection], int]:
@@ -65,7 +65,7 @@ async def test_what_was_acknowledged_stays_and_what_waits_is_written_once_there_
     later = [database.submit(append(number)) for number in (6, 7)]
     assert not any(one.done() for one in (first, *later))
     disk.make_room()
-    async with asyncio.timeout(60):
+    async with within("what waited is written"):
         assert [await one for one in (first, *later)] == [5, 6, 7]
     database.check()
     assert database.reachable

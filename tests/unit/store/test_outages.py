@@ -25,7 +25,7 @@ from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
 from tests.harness.servers import PostgresServer, postgres_server
-from tests.harness.waiting import turns, until
+from tests.harness.waiting import turns, until, within
 from tests.unit.store.locks import wait_for_a_lock
 
 
@@ -91,7 +91,7 @@ async def test_a_server_that_dies_while_it_commits_loses_and_doubles_nothing(
         await asyncio.to_thread(server.start)
         stored = await database.read(numbers)
         assert set(acknowledged[:survived]) <= set(stored)
-    async with asyncio.timeout(60):
+    async with within("everything is written"):
         await writing
     stored = await database.read(numbers)
     await database.close()
@@ -276,7 +276,7 @@ async def test_closing_during_an_outage_ends_and_says_that_nothing_is_known(
     database = await Database.open(settings.model_copy(update={"read_wait_s": 0.2}))
     await asyncio.to_thread(server.stop, "kill")
     waiting = [database.submit(append(number)) for number in range(300)]
-    async with asyncio.timeout(60):
+    async with within("the database is closed"):
         await database.close()
     for future in waiting:
         with pytest.raises(Unavailable, match="not known whether this was stored"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from processes.child import ChildDied
 from tests.harness.gateways import RunningGateway
+from tests.harness.waiting import within
 from trainer.metrics import Metrics
 from trainer.run import lonely, run
 from trainer.settings import Settings
@@ -35,7 +35,7 @@ async def test_a_trainer_ends_with_a_sentence_when_its_agents_always_fail(
     """Before, it waited for groups that nobody would ever earn."""
     words = r"stopped, because 20 of the last 20 episodes failed.*the last error: ValueError: boom$"
     with pytest.raises(ChildDied, match=words):
-        async with asyncio.timeout(240):
+        async with within("the trainer is through", 240):
             await run(settings_of(tmp_path, gateway.url, tiny_model, group_size=2))
     log = (tmp_path / "run" / "rollout.log").read_text()
     assert log.count("Traceback") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.harness.gateways import RunningGateway
+from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, train_one, trainer_of
 from trainer.errors import PublishFailed, VersionRejected
@@ -42,7 +42,7 @@ async def test_a_nan_in_a_layer_stops_the_training_and_the_last_good_checkpoint_
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = kept_once(settings_of(gateway, tiny_model, tmp_path))
-    async with episodes(gateway), asyncio.timeout(120):
+    async with episodes(gateway), within("the trainer is through", 120):
         async with trainer_of(gateway, settings) as trainer:
             await train_one(trainer)
             with pytest.raises(VersionRejected) as stopped:
@@ -73,7 +73,7 @@ async def test_with_fewer_checkpoints_the_next_start_goes_on_from_the_newest(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=3, steps=5)
-    async with episodes(gateway), asyncio.timeout(120):
+    async with episodes(gateway), within("the trainer is through", 120):
         async with trainer_of(gateway, settings) as trainer:
             with pytest.raises(VersionRejected, match="the next start goes on from the newest checkpoint"):
                 await train_badly(trainer)
@@ -89,7 +89,7 @@ async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engi
     shutil.copytree(tiny_model, ill)
     (ill / "illness.json").write_text('{"loading": "fails"}')  # whatever is published from here has it too
     settings = settings_of(gateway, ill, tmp_path)
-    async with episodes(gateway), asyncio.timeout(120):
+    async with episodes(gateway), within("the trainer is through", 120):
         async with trainer_of(gateway, settings) as trainer:
             with pytest.raises(VersionRejected) as stopped:
                 await train_one(trainer)
@@ -107,7 +107,7 @@ async def test_a_version_that_no_engine_comes_to_may_be_published_again(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), asyncio.timeout(120):
+    async with episodes(gateway), within("the trainer is through", 120):
         async with trainer_of(gateway, settings) as trainer:
             await trainer.feed.lease()
             trainer.learner.step(await trainer.stream(Clock()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ import torch
 from gateway.client import GatewayRefused
 from gateway.types import Group, LeasedGroups
 from tests.harness.gateways import RunningGateway
+from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, trainer_of
 from trainer import model
@@ -42,7 +42,7 @@ async def train(trainer: Trainer, *, until: str = "ack") -> None:
 
 async def killed_after(gateway: RunningGateway, settings: Settings, *untils: str) -> Learner:
     """What a trainer leaves behind that is killed after its last of so many steps; answers the state that is lost."""
-    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         for until in untils:
             await train(trainer, until=until)
         return trainer.learner
@@ -73,7 +73,7 @@ async def test_batches_since_the_checkpoint_are_trained_again_and_nothing_is_pub
         taught = not model.holds(tiny_model, learner.model)
         assert taught
         assert "nothing lost, nothing trained twice" in " ".join(capsys.readouterr().err.split())
-        async with asyncio.timeout(120):
+        async with within("the trainer is through", 120):
             await trainer.train()
     assert (settings.run.dir / "weights" / "v000003" / "manifest.json").read_text() == manifest
     status = await gateway.admin.status()
@@ -139,7 +139,7 @@ async def test_a_checkpoint_that_was_removed_is_not_replayed_over(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=2)
-    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         await trainer.train()
     shutil.rmtree(settings.run.dir / "checkpoints" / "v000002")
     async with trainer_of(gateway, settings) as trainer:
@@ -150,7 +150,7 @@ async def test_a_line_that_was_left_is_not_replayed_over(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
-    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         await train(trainer)
         trainer.learner.restore(trainer.learner.checkpoints / "v000000")
         trainer.learner.renumber(2)
@@ -172,7 +172,7 @@ async def test_an_acknowledgement_names_the_newest_checkpoint(
 
     monkeypatch.setattr(Feed, "ack", ack)
     settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=5)
-    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         await trainer.train()
     assert named == ["v000000", "v000002", "v000002", "v000004", "v000005"], "the last step ends with one"
 
@@ -195,7 +195,7 @@ async def test_a_lease_that_is_lost_in_the_middle_loses_and_doubles_no_group(
         return LeasedGroups(fetched.groups[:1], 1, False)
 
     monkeypatch.setattr(Feed, "groups", groups)
-    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         lease = await trainer.feed.lease()
         await trainer._work(lease, Clock())
         assert trainer.feed.held.fence > lease.fence
@@ -218,7 +218,7 @@ async def test_a_lease_that_is_gone_for_good_takes_its_gradient_with_it(
             raise LeaseLost("gone")
 
     monkeypatch.setattr(Learner, "take", take)
-    async with trainer_of(gateway, settings) as trainer, asyncio.timeout(120):
+    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         with pytest.raises(LeaseLost):
             await trainer._work(await trainer.feed.lease(), Clock())
         assert all(p.grad is None for p in trainer.learner.model.parameters())

@@ -16,7 +16,7 @@ import pytest
 from gateway.client import GatewayRefused
 from gateway.types import Group
 from tests.harness.gateways import RunningGateway, gateway_of
-from tests.harness.waiting import until
+from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
 from trainer.batch import Batch
@@ -107,7 +107,7 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     settings = settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])
     async with watching(gateway, settings) as (trainer, _):
         assert not trainer.nodes.held
-        async with episodes(gateway), asyncio.timeout(60):
+        async with episodes(gateway), within("the trainer is through"):
             await watch(trainer.train(), trainer.keeper())
     assert (await gateway.admin.status())["version"] == 2
     assert node.seconds["train"] > 0
@@ -126,9 +126,8 @@ async def test_every_version_is_trained_published_and_acknowledged(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
-        async with asyncio.timeout(60):
-            await trainer.train()
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
+        await trainer.train()
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"]) == (2, 2)
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
@@ -158,7 +157,7 @@ async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path
             await stack.enter_async_context(episodes(gateway, name))
             settings = settings_of(gateway, tiny_model, tmp_path / name, name, steps=steps)
             trainers.append(await stack.enter_async_context(trainer_of(gateway, settings)))
-        async with asyncio.timeout(120):
+        async with within("the trainer is through", 120):
             await asyncio.gather(*(trainer.train() for trainer in trainers))
         for name, steps in (("actor", 1), ("planner", 2)):
             status = await gateway.admin.status(name)
@@ -173,10 +172,10 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway):
-        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
             await train_one(trainer, publish=published, ack=False)
         # A new process: it holds the checkpoint of version 1, and is given buffer 0 again.
-        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
             assert trainer.learner.version == 1
             assert (await trainer.feed.lease()).buffer == 0
             await trainer.train()
@@ -194,11 +193,11 @@ async def test_an_older_checkpoint_begins_a_new_line(
     settings = settings.model_copy(update={"weights": few})
     weights = settings.run.dir / "weights"
     async with episodes(gateway):
-        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
             await train_one(trainer)
             await train_one(trainer, ack=acknowledged)
         shutil.rmtree(trainer.learner.checkpoints / "v000002")
-        async with trainer_of(gateway, settings) as trainer, asyncio.timeout(60):
+        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
             assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 1, 1)
             status = await gateway.admin.status()
             assert (status["version"], status["orphaned_versions"]) == (3, [2])
@@ -214,7 +213,7 @@ async def test_a_new_line_that_was_not_published_before_a_crash_is_published_aft
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    async with episodes(gateway), asyncio.timeout(60):
+    async with episodes(gateway), within("the trainer is through"):
         async with trainer_of(gateway, settings) as trainer:
             await train_one(trainer)
             trainer.learner.renumber(4)  # 2 and 3 were used by a line that is lost
@@ -230,7 +229,7 @@ async def test_a_number_that_was_written_but_never_published_is_not_used_again(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), asyncio.timeout(60):
+    async with episodes(gateway), within("the trainer is through"):
         async with trainer_of(gateway, settings) as trainer:
             await trainer.train()
             trainer.weights.path(2).mkdir()
@@ -244,9 +243,8 @@ async def test_a_gateway_that_is_ahead_is_an_error(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
-        async with asyncio.timeout(60):
-            await trainer.train()
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
+        await trainer.train()
     lost = settings_of(gateway, tiny_model, tmp_path / "elsewhere")
     with pytest.raises(GatewayAhead, match="version 1"):
         async with trainer_of(gateway, lost):
@@ -267,12 +265,11 @@ async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
-        async with asyncio.timeout(60):
-            lease = await trainer.feed.lease()
-            # What a restart of the gateway does to a lease.
-            await gateway.admin.nack(lease, "forgotten")
-            await trainer._work(lease, Clock())
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
+        lease = await trainer.feed.lease()
+        # What a restart of the gateway does to a lease.
+        await gateway.admin.nack(lease, "forgotten")
+        await trainer._work(lease, Clock())
     assert (await gateway.admin.status())["consumed"] == 1
 
 
