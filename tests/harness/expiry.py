@@ -5,15 +5,23 @@ So tests give leases far longer than they run, and no process loses one because 
 
 from __future__ import annotations
 
+from secrets import token_hex
+from typing import Any
+
 import psycopg
 from redis import Redis
 
 from gateway.sections import BusSettings
+from tests.harness.servers import RedisServer
 
 LEASE_S = 300.0
-ALIVE_S = 60.0
-"""As long as the settings let them be."""
+"""As long as the settings let it be."""
 _OVERDUE = "UPDATE coordinator SET deadline = extract(epoch FROM clock_timestamp()) - 1 WHERE holder LIKE %s"
+
+
+def patient_bus(redis: RedisServer, **given: Any) -> dict[str, Any]:
+    """Settings of a bus with a prefix of its own, whose operations and processes may be slow without counting as away or dead."""
+    return {"url": redis.url, "prefix": token_hex(4), "timeout_s": 10.0, "alive_s": 60.0, **given}
 
 
 def end_lease(store: str, pid: int) -> None:

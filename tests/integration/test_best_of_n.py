@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from gateway.errors import Unavailable
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.clusters import run_cluster
+from tests.harness.expiry import patient_bus
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
@@ -195,7 +195,7 @@ def redis() -> Iterator[RedisServer]:
 async def test_what_one_process_refused_another_one_begins(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    bus = {"url": redis.url, "prefix": secrets.token_hex(4), "alive_s": 60.0}
+    bus = patient_bus(redis)
     store, limits = postgres.url(postgres.new_database()), {"episode": {"calls": 1}}
     async with run_cluster(store, tiny_model, tmp_path, bus=bus, limits=limits) as cluster:
         one, other = cluster.members

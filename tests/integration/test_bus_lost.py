@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +21,7 @@ import pytest
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
 from tests.harness.clusters import Cluster, run_cluster
-from tests.harness.expiry import ALIVE_S
+from tests.harness.expiry import patient_bus
 from tests.harness.handovers import Answer, mark
 from tests.harness.retries import RETRY
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
@@ -42,7 +41,7 @@ def redis() -> Iterator[RedisServer]:
 async def cluster(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> AsyncIterator[Cluster]:
-    bus = {"url": redis.url, "prefix": secrets.token_hex(4), "alive_s": ALIVE_S, "timeout_s": 10.0}
+    bus = patient_bus(redis)
     store = postgres.url(postgres.new_database())
     async with run_cluster(store, tiny_model, tmp_path, bus=bus, calls={"grace_s": 0.5}) as running:
         running.engines[0]._log = SampleLog(tmp_path / "engine.jsonl", 1)

@@ -12,6 +12,7 @@ import pytest
 from gateway.api import generation
 from gateway.store import turns
 from tests.harness.clusters import Cluster, Member, run_cluster
+from tests.harness.expiry import patient_bus
 from tests.harness.servers import PostgresServer, RedisServer
 from tests.harness.stores import postgres_store
 from tests.harness.waiting import until
@@ -105,7 +106,7 @@ async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordina
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
     store = postgres_store(postgres)
-    async with run_cluster(store, tiny_model, tmp_path, bus={"url": redis.url}) as cluster:
+    async with run_cluster(store, tiny_model, tmp_path, bus=patient_bus(redis)) as cluster:
         first, second = cluster.members
 
         async def told(member: Member) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -30,7 +29,7 @@ from gateway.rollout.logged import TOKEN_BYTES
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
-from tests.harness.expiry import ALIVE_S, LEASE_S, end_lease, end_life
+from tests.harness.expiry import LEASE_S, end_lease, end_life, patient_bus
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
 from tests.harness.handovers import Answer, mark
@@ -172,15 +171,14 @@ async def run_world(
     model: Path,
     work: Path,
     members: int = 2,
-    alive_s: float = ALIVE_S,
+    **given: Any,
 ) -> AsyncIterator[World]:
-    """Processes of one cluster; the first of them decides."""
+    """Processes of one cluster; the first of them decides. `given`: of `[bus]`."""
     log = work / "engine.jsonl"
     engine, port = FakeEngine("none", log=SampleLog(log, 1)), free_port()
     # Logged so seldom that a stream which showed more than is logged would be found out.
-    bus = {"url": redis.url, "alive_s": alive_s, "log_every_s": 0.3}
+    bus = patient_bus(redis, log_every_s=0.3, **given)
     values = settings_for(model, work, calls={"grace_s": 60.0}, bus=bus)
-    values["bus"]["prefix"] = secrets.token_hex(4)
     values["store"] = {"url": postgres.url(postgres.new_database())}
     values["engine"].update(launch="external", urls=[f"http://127.0.0.1:{port}"])
     processes = []
@@ -339,7 +337,7 @@ async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
 async def test_a_process_that_is_stopped_leaves_its_calls_to_others(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    bus = {"url": redis.url, "alive_s": ALIVE_S, "prefix": secrets.token_hex(4)}
+    bus = patient_bus(redis)
     store = postgres.url(postgres.new_database())
     async with run_cluster(store, tiny_model, tmp_path, bus=bus) as cluster:
         engine, first = cluster.engines[0], cluster.members[1]
