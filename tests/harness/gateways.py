@@ -138,11 +138,11 @@ class _Server(uvicorn.Server):
 
 
 def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
-    """Settings with every path inside the test's folder."""
+    """Settings with every path inside the test's folder. Engines that stand at a barrier say nothing, and are well."""
     values: dict[str, Any] = {
         "server": {"port": free_port()},
         "models": {"demo": {"path": str(model)}},
-        "engine": {"launch": "fake", "log": str(work / "engine.log")},
+        "engine": {"launch": "fake", "log": str(work / "engine.log"), "stall_s": 3600.0},
         "store": {"url": f"sqlite:///{work}/gateway.db"},
         "control": {"recording": str(work / "control.jsonl")},
     }

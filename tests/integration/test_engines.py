@@ -91,8 +91,7 @@ async def test_calls_go_on_elsewhere_when_their_engine_is_killed(
 async def test_a_silent_engine_is_lost_and_its_calls_go_on(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, engine={"stall_s": 3600.0})
-    async with run_gateway(values, in_process=False) as gateway:
+    async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 6)
         await arrived(gateway, 6)

@@ -21,6 +21,8 @@ from tests.harness.records import check_sampled_by_the_fake, versions_of
 from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, publish
 
+HOUR_S = 3600.0
+
 
 @pytest.fixture
 async def pair(tiny_model: Path, tmp_path: Path) -> AsyncIterator[tuple[RunningGateway, Engines]]:
@@ -65,7 +67,7 @@ async def test_a_lonely_group_is_closed_whatever_runs_elsewhere_under_its_name(
     tiny_model: Path, tmp_path: Path, model: str, mode: EpisodeMode
 ) -> None:
     """Neither another model's group nor an evaluation episode is a member that the group waits for."""
-    limits = {"episodes": {"idle_s": 1.0}, "staleness": {"batch": 1, "eta": 0, "min_members": 1}}
+    limits = {"episodes": {"idle_s": HOUR_S}, "staleness": {"batch": 1, "eta": 0, "min_members": 1}}
     async with gateway_of(tiny_model, tmp_path, {"actor": {}, "planner": {}}, **limits) as (gateway, engines):
         first, headers = await gateway.open("task", model="actor", group_id="g", group_size=2)
         await gateway.chat(headers, model="actor", max_tokens=2)
@@ -73,8 +75,11 @@ async def test_a_lonely_group_is_closed_whatever_runs_elsewhere_under_its_name(
         engines[model].faults = Faults(stall=True)
         other, headers = await gateway.open("task", model=model, mode=mode, group_id="g", group_size=2)
         call = asyncio.create_task(gateway.chat(headers, model=model))
+        deadlines = gateway.services.episodes._deadlines
+        await until(lambda: ("actor", "g") in deadlines._lonely, "the group is lonely")
+        deadlines._lonely["actor", "g"] -= 2 * HOUR_S
         lease = await gateway.admin.lease("trainer", model="actor")
-        got = await gateway.admin.leased_groups(lease, wait_s=20, model="actor")
+        got = await gateway.admin.leased_groups(lease, wait_s=60, model="actor")
         assert [group.group_id for group in got.groups] == ["g"] and got.complete
         assert (await gateway.admin.episode(other))["state"] == "open"
         call.cancel()
