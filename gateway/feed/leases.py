@@ -123,7 +123,7 @@ class Leases:
             self._check(lease_id, fence)
         complete = rule.complete(buffer)
         found: tuple[Group, ...] = ()
-        if wanted := self._ledger.chronicle.entries(entries[cursor:]):
+        if wanted := self._ledger.decision_log.entries(entries[cursor:]):
             await self._database.settled()  # the ledger knows a reward shortly before it is committed
             found = await self._database.read(lambda c: self._reader.read(c, wanted))
         return LeasedGroups(found, len(entries), complete)
@@ -164,7 +164,7 @@ class Leases:
         """Returns a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
         if not self._ledger.rule.complete(buffer):
             return []  # the next request will be refused
-        entries = self._ledger.chronicle.entries(self._ledger.rule.entries(buffer))
+        entries = self._ledger.decision_log.entries(self._ledger.rule.entries(buffer))
         await self._database.settled()  # the ledger knows a reward shortly before it is committed
         masks = await self._database.read(lambda c: self._reader.masks(c, entries))
         return [

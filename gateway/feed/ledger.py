@@ -2,8 +2,8 @@
 
 The pure rule decides (scheduler/policies/rules). An event is applied and submitted to the store in one step without an await
 between, so the stored order is the applied order; `apply` returns, and the control program is told (`on_batch`), once the event
-is committed. What was decided about whom is stored in the same transaction (`chronicle`), and leases of buffers that are passed
-over end in it.
+is committed. The same transaction stores what was decided about whom (`decision_log`), and ends leases of buffers that are passed
+over.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoredLedger:
     def __init__(self, database: Database, rule: StalenessRule, model: str) -> None:
         self.rule = rule
         self.model = model
-        self.chronicle = DecisionLog()
+        self.decision_log = DecisionLog()
         self.on_abort: Callable[[str, str], None] = lambda _episode_id, _reason: None
         """Called with (episode_id, reason) for an episode that runs in vain."""
         self.on_change: Callable[[], None] = lambda: None
@@ -80,7 +80,7 @@ class StoredLedger:
             raise ConfigError(_refusal(model, differing))
         for value in stored[1:]:
             event = event_from_json(value)
-            loaded.chronicle.tell(event, loaded._decide(event))
+            loaded.decision_log.tell(event, loaded._decide(event))
         return loaded
 
     async def apply(
@@ -100,7 +100,7 @@ class StoredLedger:
         commands = self._decide(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands
-        told = self.chronicle.tell(event, commands)
+        told = self.decision_log.tell(event, commands)
         if details:
             told = [replace(d, details=d.details | {**details}) if d.episode_id else d for d in told]
         stored = event_to_json(event), [command_to_json(command) for command in commands]

@@ -58,7 +58,7 @@ class World:
 
     def __init__(self, rule: str, limits: LedgerSettings) -> None:
         self.ledger = create(rule, limits)
-        self.chronicle = DecisionLog()
+        self.decision_log = DecisionLog()
         self.rows: list[dict[str, Any]] = []
         self.group_of: dict[str, str] = {}
         self.rewarded: set[str] = set()
@@ -101,7 +101,7 @@ class World:
             return
         if any(isinstance(command, Refuse) for command in commands):
             return
-        told = self.chronicle.tell(event, commands)
+        told = self.decision_log.tell(event, commands)
         if isinstance(event, Join):
             self.group_of[event.episode_id] = event.group_id
         if isinstance(event, Reward):
@@ -187,7 +187,7 @@ def test_a_group_that_is_passed_over_was_in_its_batch_until_a_version() -> None:
     )  # fmt: skip
 
 
-def test_the_chronicle_forgets_what_is_over() -> None:
+def test_the_decision_log_forgets_what_is_over() -> None:
     world = World("staleflow", LedgerSettings(0, 1, 1))
     for number in range(50):
         for member in range(2):
@@ -197,5 +197,5 @@ def test_the_chronicle_forgets_what_is_over() -> None:
         world.take(Publish(number + 1))
     assert len(world.trained) == 100
     check(world)
-    assert not world.chronicle._entries
-    assert not world.chronicle._group_of
+    assert not world.decision_log._entries
+    assert not world.decision_log._group_of

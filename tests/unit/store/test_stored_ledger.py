@@ -223,7 +223,8 @@ class Running:
         if held is not None:
             del held["left_s"]
         entries = {
-            g: (e.version, e.buffer, e.rewarded, e.joined) for g, e in self.ledger.chronicle._entries.items()
+            g: (e.version, e.buffer, e.rewarded, e.joined)
+            for g, e in self.ledger.decision_log._entries.items()
         }
         batches = self.ledger.leased, self.ledger.trained
         return self.ledger.rule.to_json(), entries, held, self.leases._fence, batches
