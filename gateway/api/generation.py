@@ -27,6 +27,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
 from gateway.rollout.call import Call
+from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.replies import RequestKey
 from gateway.rollout.reply import Choices, Reader
@@ -274,21 +275,16 @@ def _completion(
     details: TurnDetails,
     segment: Segment,
 ) -> Completion:
-    limits = gateway.settings.calls
-    call = Call(
-        call_id,
-        prompt.ids,
-        details.used,
-        model.pool,
-        interval=model.pool.pace.interval(asyncio.get_running_loop().time())
-        if details.stream
-        else WHOLE_INTERVAL,
-        episode_id=episode.id,
-        version=episode.version if model.name == episode.model else 0,
-        max_failures=limits.max_failures,
-    )
+    pool, limits = model.pool, gateway.settings.calls
+    version = episode.version if model.name == episode.model else 0
+    call = Call(call_id, prompt.ids, details.used, episode_id=episode.id, version=version)
+    now = asyncio.get_running_loop().time()
+    interval = pool.pace.interval(now) if details.stream else WHOLE_INTERVAL
     return Completion(
-        *(episode.id, call, prompt, details, segment),
+        CallRunner(call, pool, interval=interval, max_failures=limits.max_failures),
+        prompt,
+        details,
+        segment,
         recorder=model.recorder,
         metrics=gateway.metrics,
         grace_s=limits.grace_s,

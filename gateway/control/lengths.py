@@ -72,7 +72,7 @@ class Lengths:
     def begin(
         self, model: str, episode: Episode, call: Call, messages: Sequence[Any], tools: Sequence[Any]
     ) -> Callable[[int], None]:
-        """A call begins: it is told what is expected of it. What is returned is told, once it is over, how long it was."""
+        """Predicts the length of a call that begins. Returns the function to call with its length once it is over."""
         found = self._models.get(model)
         if found is None:
             return _nothing
@@ -86,7 +86,7 @@ class Lengths:
         )
         prediction = found.ranker.predict(features)
         if prediction.known:
-            call.expected, call.tail = round(prediction.expected), prediction.tail
+            call.predicted(round(prediction.expected), prediction.tail)
         return partial(found.end, features, prediction)
 
     def describe(self, model: str) -> dict[str, Any] | None:

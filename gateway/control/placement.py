@@ -84,15 +84,15 @@ class ControlPlacement:
 
     # Events of calls
 
-    def submit(self, seeker: PlacementRequest) -> None:
-        self._asking[seeker.call.call_id] = seeker
+    def submit(self, request: PlacementRequest) -> None:
+        self._asking[request.call.call_id] = request
         self._soon()
 
-    def cancel(self, seeker: PlacementRequest) -> None:
-        call = seeker.call
-        if self._asking.get(call.call_id) is seeker:
+    def cancel(self, request: PlacementRequest) -> None:
+        call = request.call
+        if self._asking.get(call.call_id) is request:
             del self._asking[call.call_id]
-        elif self._waiting.get(call.call_id) is seeker or seeker.found.cancelled():
+        elif self._waiting.get(call.call_id) is request or request.found.cancelled():
             self._waiting.pop(call.call_id, None)
             self.left(call)
 
@@ -101,9 +101,9 @@ class ControlPlacement:
         self._soon()
 
     def retire(self) -> list[PlacementRequest]:
-        seekers = [*self._waiting.values(), *self._asking.values()]
+        requests = [*self._waiting.values(), *self._asking.values()]
         self._waiting, self._asking = {}, {}
-        return seekers
+        return requests
 
     def _soon(self) -> None:
         if not self._scheduled:
@@ -116,31 +116,32 @@ class ControlPlacement:
         left, self._left = tuple(self._left), []
         asking, self._asking = self._asking, {}
         self._waiting.update(asking)
-        arrived = tuple(self._arrived(seeker.call) for seeker in asking.values())
+        arrived = tuple(self._arrived(request.call) for request in asking.values())
         try:
             self._host.tell(self.reactor.demand, Demand(left, arrived), now=True)
         except Unavailable:
             log.warning("%s: nothing is decided any more; calls go where there is room", self._model)
             self._pool.set_placer(None)
             return
-        for name, seeker in asking.items():
-            if self._waiting.get(name) is seeker and not self._pool.let_wait(seeker):
+        for name, request in asking.items():
+            if self._waiting.get(name) is request and not self._pool.let_wait(request):
                 del self._waiting[name]
-                self.left(seeker.call)
+                self.left(request.call)
 
     def _arrived(self, call: Call) -> Arrived:
         near, cached = self._pool.cached(call)
+        hints = call.hints
         return Arrived(
             call.call_id,
             call.version,
             call.length,
-            expected=max(call.expected - len(call.turn.ids), 0),
-            tail=call.tail,
+            expected=max(hints.expected - len(call.turn.ids), 0),
+            tail=hints.tail,
             near=near,
             cached=cached,
-            avoid=tuple(sorted(call.avoid)) if call.avoid else (),
-            pinned=bool(call.sampling.pinned),
-            to=call.target,
+            avoid=tuple(sorted(hints.avoid)),
+            pinned=bool(call.pinned),
+            to=hints.preferred,
         )
 
     # Events of engines
@@ -191,8 +192,8 @@ class ControlPlacement:
 
     def _on_placed(self, placed: tuple[Placed, ...]) -> None:
         for one in placed:
-            if (seeker := self._waiting.pop(one.call, None)) is not None:
-                self._pool.give(seeker, one.engine)
+            if (request := self._waiting.pop(one.call, None)) is not None:
+                self._pool.give(request, one.engine)
 
     def _on_moves(self, moves: tuple[Move, ...]) -> None:
         for move in moves:

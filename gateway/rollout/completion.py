@@ -22,8 +22,9 @@ from gateway.metrics import Metrics
 from gateway.render.renderer import Message
 from gateway.render.segmenter import Piece, Segmenter
 from gateway.rollout.call import Call
+from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.handover import Handover, Track, superseded
-from gateway.rollout.logged import LoggedCall, finish_of, top_of
+from gateway.rollout.logged import LoggedCall
 from gateway.rollout.reply import Delivery, Reply
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
@@ -48,8 +49,7 @@ class Completion:
 
     def __init__(
         self,
-        episode_id: str,
-        call: Call,
+        runner: CallRunner,
         prompt: Prompt,
         details: TurnDetails,
         segment: Segment,
@@ -59,21 +59,20 @@ class Completion:
         grace_s: float,
     ) -> None:
         self.details = details
-        self.reply = _reply(call.call_id, details, len(prompt.ids))
+        self.reply = _reply(runner.call.call_id, details, len(prompt.ids))
         self.reply.deserted = self._stop_engine
         self.charge: Callable[[int], None] = _nothing
         """Called once, with the tokens that the reply took: of the prompt, and sampled."""
         self.finished: Callable[[int], None] = _nothing
         """Called once, if the reply was sampled to its end and recorded, with its tokens."""
-        self._episode_id = episode_id
-        self._call = call
+        self._runner = runner
         self._prompt = prompt
         self._segment = segment
         self._segmenter = segment(prompt.ids)
         self._recorder = recorder
         self._metrics = metrics
         self._grace_s = grace_s
-        self._restarts = call.restarts
+        self._restarts = runner.call.restarts
         self._pieces: list[Piece] = []
         """Taken, and not yet part of a delivery."""
         self._delivered = 0
@@ -88,30 +87,28 @@ class Completion:
         """The delivery that is being logged, and shown afterwards."""
 
     def resume(self, logged: LoggedCall) -> None:
-        """Before `start`: makes this the call that another process has begun; it goes on from the last token that was logged."""
+        """Before `start`: replaces the call with one that another process began; it continues from the last logged token."""
         assert logged.details is not None
-        call, turn, details = self._call, logged.turn, logged.details
+        details = logged.details
         if len(logged.prompt) != len(self._prompt.ids) or (logged.prompt != self._prompt.ids).any():
             self._prompt = replace(self._prompt, ids=logged.prompt, after=START)
-        call.call_id, call.prompt, call.sampling, call.turn = turn.call_id, logged.prompt, details.used, turn
-        call.top = top_of(turn) if details.used.top_logprobs else []
-        call.finish = finish_of(turn, details.used)
+        self._runner.resume(logged)
         self._epoch = logged.log.epoch + 1
-        call.restarts = self._restarts = self._epoch  # no two requests share an id
+        self._restarts = self.call.restarts
         self.details = details
-        self.reply = _reply(turn.call_id, details, len(logged.prompt))
+        self.reply = _reply(self.call.call_id, details, len(logged.prompt))
         self.reply.deserted = self._stop_engine
         self._segmenter = self._segment(logged.prompt)
 
     @property
     def call(self) -> Call:
         """The call that generates the reply."""
-        return self._call
+        return self._runner.call
 
     def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
         """Before `start`: what is sampled is logged, so that another process can go on with it."""
         self._track = handover.follow(
-            place, self, self._call.turn, self._prompt.ids, self.details, self._epoch
+            place, self, self.call.turn, self._prompt.ids, self.details, self._epoch
         )
 
     def start(self) -> asyncio.Task[None]:
@@ -123,7 +120,7 @@ class Completion:
         """Ends it now, read or not; when this returns, what was sampled is recorded. Readers get `reason` raised."""
         self._stopped_by = self._stopped_by or reason
         self.reply.move()
-        await self._call.stop(reason)
+        await self._runner.stop(reason)
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -156,8 +153,8 @@ class Completion:
     def _part(self) -> None:
         """Lets go of what refers back here: replies are many, and should not wait for the garbage collector."""
         self.reply.deserted = None
-        self._call.detach()
-        self.charge(len(self._prompt.ids) + len(self._call.turn.ids))
+        self._runner.detach()
+        self.charge(len(self._prompt.ids) + len(self.call.turn.ids))
 
     async def _wait_for_a_reader(self) -> None:
         """Raises what ended the waiting: the end of the grace period, or `stop`."""
@@ -177,19 +174,18 @@ class Completion:
         """Generates until everything was sampled, or nobody reads any more."""
         if self._whole:
             return
-        if self._call.turn.ids and not self._segmenter.consumed:
+        if self.call.turn.ids and not self._segmenter.consumed:
             self._take()  # take what another process has sampled
-        if self._call.finish is None and not self._segmenter.stopped:
-            self._call.start(self._take)
+        if self.call.finish is None and not self._segmenter.stopped:
+            self._runner.start(self._take)
             try:
-                await self._call.wait()
+                await self._runner.wait()
             except _Deserted:
                 return
         if self._segmenter.stopped:
-            await self._call.stop()
-            self._call.turn.truncate(self._segmenter.consumed)
-            self._call.finish = "stop"
-        self._whole = self._call.finish is not None
+            await self._runner.stop()
+            self.call.stopped_at(self._segmenter.consumed)
+        self._whole = self.call.finish is not None
 
     def _take(self) -> None:
         """New tokens become pieces, and, in a stream, a delivery; what a stop string ends is kept for the last one.
@@ -198,15 +194,15 @@ class Completion:
         """
         if self._segmenter.stopped:
             return
-        if self._call.restarts != self._restarts:
-            self._restarts = self._call.restarts
+        if self.call.restarts != self._restarts:
+            self._restarts = self.call.restarts
             self._segmenter, self._pieces = self._segment(self._prompt.ids), []
-        ids = self._call.turn.ids
+        ids = self.call.turn.ids
         if ids and self.details.first_token_s is None:
             self.details.first_token_s = time.time() - self.details.received_at
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
         if self._segmenter.stopped:
-            self._call.finish_early()
+            self._runner.finish_early()
         elif self._track is None or not self._track.mark():
             self.gather()
             self.show()
@@ -216,7 +212,7 @@ class Completion:
         if not self._pieces or not self.details.stream or self._segmenter.stopped or self._whole:
             return
         if self._gathered is None:
-            self._call.delivered = True
+            self.call.mark_delivered()
             self._gathered = self.reply.compose(self._pieces, *self._tokens())
             self._pieces = []
 
@@ -230,7 +226,7 @@ class Completion:
         """Another process goes on with the call."""
         self._stopped_by = self._stopped_by or superseded()
         self.reply.move()
-        await self._call.stop(self._stopped_by)
+        await self._runner.stop(self._stopped_by)
 
     @property
     def _superseded(self) -> bool:
@@ -238,15 +234,15 @@ class Completion:
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
         """The tokens that were taken since the last delivery."""
-        turn, start, end = self._call.turn, self._delivered, self._segmenter.consumed
+        turn, start, end = self.call.turn, self._delivered, self._segmenter.consumed
         self._delivered = end
-        return turn.ids[start:end], turn.logprobs[start:end], self._call.top[start:end] or None
+        return turn.ids[start:end], turn.logprobs[start:end], self.call.top[start:end] or None
 
     async def _commit(self) -> None:
         """Records the turn, and then delivers the rest."""
         last = self.reply.compose([*self._pieces, *self._segmenter.finish()], *self._tokens())
         self._pieces = []
-        finish = self._call.finish or "stop"
+        finish = self.call.finish or "stop"
         self.details.finish_reason = "tool_calls" if finish == "stop" and self.reply.tool_calls else finish
         self.details.seconds = time.time() - self.details.received_at
         try:
@@ -256,7 +252,7 @@ class Completion:
                 await self._abandon()
             raise superseded() if error.code in ("recorded_elsewhere", "asked_again") else error from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
-        self.finished(len(self._call.turn.ids))
+        self.finished(len(self.call.turn.ids))
         self.reply.seconds = self.details.seconds
         self.reply.matched_stop = self._segmenter.matched_stop
         self.show()
@@ -265,7 +261,7 @@ class Completion:
 
     async def _abandon(self) -> None:
         self._given_up = True
-        await self._call.stop()
+        await self._runner.stop()
         self.details.finish_reason = self.details.mask_reason = "abandoned"
         if self._track is not None and (self._track.left or self._track.taken):
             return
@@ -278,11 +274,11 @@ class Completion:
 
     async def _record(self, message: Message | None) -> None:
         """Records the sampled turn. An abandoned call that sampled nothing is seen in the metrics alone."""
-        turn, details = self._call.turn, self.details
+        turn, details = self.call.turn, self.details
         if message is not None or turn.ids:
             if self._track is not None:
                 await self._track.confirm()
-            await self._recorder.record(self._episode_id, self._prompt, turn, details, message)
+            await self._recorder.record(self.call.episode_id, self._prompt, turn, details, message)
         self._metrics.calls.labels(details.api, details.finish_reason).inc()
         self._metrics.prompt_tokens.inc(len(self._prompt.ids))
         self._metrics.sampled_tokens.inc(len(turn.ids))
@@ -302,8 +298,8 @@ class Completion:
 
     async def _stop_engine(self) -> None:
         """The last reader has left: the engine stops at once, and the tokens are kept if they can be continued."""
-        self._given_up = bool(self._call.sampling.pinned) and not self._whole
-        await self._call.stop(_Deserted("nobody reads the reply"))
+        self._given_up = bool(self.call.pinned) and not self._whole
+        await self._runner.stop(_Deserted("nobody reads the reply"))
 
 
 def _reply(call_id: str, details: TurnDetails, prompt_tokens: int) -> Reply:

@@ -7,12 +7,10 @@ gone. A process that is gone starts no run any more, and the engine's own accoun
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gateway.errors import GatewayError
-
-if TYPE_CHECKING:
-    from gateway.rollout.slot import Slot
+from gateway.rollout.slot import Slot
 
 
 class Peers(Protocol):

@@ -1,25 +1,23 @@
-"""The seam between the pool of engines and who chooses one for a call.
+"""The interface between the pool of engines and the placer, which chooses an engine for each call.
 
-In the coordinator the control program does (`gateway.control.placement`). A process that follows, and one whose control program
-has stopped, chooses by the pure policy over its own slots (`SlotPlacer`). A call's V holds in both: no older engine gets it.
+In the coordinator the placer is the control program (`gateway.control.placement`). A follower, and a process whose control
+program has stopped, applies the pure policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its V.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from gateway.rollout.call import Call
+from gateway.rollout.slot import Slot
 from scheduler.policies.routing import EngineLoad, choose
-
-if TYPE_CHECKING:
-    from gateway.rollout.call import Call
-    from gateway.rollout.pool import EnginePool
-    from gateway.rollout.slot import Slot
 
 
 class PlacementRequest:
-    """A call that looks for an engine, and what it finds."""
+    """A call's request for an engine, and the answer."""
 
     __slots__ = ("call", "found", "waits")
 
@@ -27,22 +25,22 @@ class PlacementRequest:
         self.call = call
         self.found: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self.waits = False
-        """There was no engine for it at first."""
+        """True once the pool counts the call among those that wait."""
 
 
 class Placer(Protocol):
     """Chooses engines for the calls of one pool. Every method returns at once."""
 
-    def submit(self, seeker: PlacementRequest) -> None:
+    def submit(self, request: PlacementRequest) -> None:
         """A call wants an engine: `EnginePool.give` once there is one, `EnginePool.let_wait` if there is none at first."""
         ...
 
-    def cancel(self, seeker: PlacementRequest) -> None:
+    def cancel(self, request: PlacementRequest) -> None:
         """Withdraws a request for an engine. Nothing changes if the call was given one."""
         ...
 
     def left(self, call: Call) -> None:
-        """A call that was given an engine is in it no more, or never got there."""
+        """A call has left the engine that it was given, or never got there."""
         ...
 
     def changed(self) -> None:
@@ -50,52 +48,64 @@ class Placer(Protocol):
         ...
 
     def retire(self) -> list[PlacementRequest]:
-        """Somebody else chooses from now on: for these."""
+        """Stops choosing; returns the requests that are still open, for another placer."""
         ...
+
+
+class WaitingRoom(Protocol):
+    """The part of `EnginePool` that `SlotPlacer` needs."""
+
+    slots: dict[str, Slot]
+
+    def cached(self, call: Call) -> tuple[str, int]: ...
+
+    def let_wait(self, request: PlacementRequest) -> bool: ...
+
+    def in_turn(self, wake: Callable[[], bool]) -> None: ...
 
 
 class SlotPlacer:
     """Chooses by what this process knows of the engines."""
 
-    def __init__(self, pool: EnginePool) -> None:
+    def __init__(self, pool: WaitingRoom) -> None:
         self._pool = pool
         self._waiting: dict[PlacementRequest, None] = {}
         """First come, first served."""
 
-    def submit(self, seeker: PlacementRequest) -> None:
-        if slot := self._choose(seeker.call):
-            seeker.found.set_result(slot)
-        elif self._pool.let_wait(seeker):
-            self._waiting[seeker] = None
+    def submit(self, request: PlacementRequest) -> None:
+        if slot := self._choose(request.call):
+            request.found.set_result(slot)
+        elif self._pool.let_wait(request):
+            self._waiting[request] = None
 
-    def cancel(self, seeker: PlacementRequest) -> None:
-        self._waiting.pop(seeker, None)
+    def cancel(self, request: PlacementRequest) -> None:
+        self._waiting.pop(request, None)
 
     def left(self, call: Call) -> None:
-        """Nothing to do: the slots tell."""
+        """Does nothing: the slots count their runs."""
 
     def changed(self) -> None:
         """Lets waiting calls look for an engine again, a few at a time."""
-        for seeker in self._waiting:
-            self._pool.in_turn(partial(self._again, seeker))
+        for request in self._waiting:
+            self._pool.in_turn(partial(self._retry, request))
 
     def retire(self) -> list[PlacementRequest]:
-        seekers, self._waiting = list(self._waiting), {}
-        return seekers
+        requests, self._waiting = list(self._waiting), {}
+        return requests
 
-    def _again(self, seeker: PlacementRequest) -> bool:
-        if seeker not in self._waiting or (slot := self._choose(seeker.call)) is None:
+    def _retry(self, request: PlacementRequest) -> bool:
+        if request not in self._waiting or (slot := self._choose(request.call)) is None:
             return False
-        del self._waiting[seeker]
-        seeker.found.set_result(slot)
+        del self._waiting[request]
+        request.found.set_result(slot)
         return True
 
     def _choose(self, call: Call) -> Slot | None:
-        slots = self._pool.slots
+        slots, hints = self._pool.slots, call.hints
         legal = [slot for slot in slots.values() if slot.state == "open" and slot.version >= call.version]
-        if any(slot.name == call.target for slot in legal):
-            return slots[call.target]
+        if any(slot.name == hints.preferred for slot in legal):
+            return slots[hints.preferred]
         near, cached = self._pool.cached(call)
         loads = [EngineLoad(s.name, s.streams, cached if s.name == near else 0) for s in legal]
-        name = choose(loads, frozenset(call.avoid))
+        name = choose(loads, hints.avoid)
         return slots[name] if name is not None else None

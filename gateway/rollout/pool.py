@@ -1,7 +1,7 @@
-"""A model's engines as the data plane sees them: who may use which, and who waits.
+"""One model's engines and the calls that run in them or wait for one.
 
-Owns the slots and the calls that run or wait. The pool holds waiting calls itself: nothing is ever queued in an engine that is
-paused. Which engine a call goes to is the placer's choice (`placing.py`); in which state an engine is, the control program's.
+Waiting calls wait here, never in the queue of an engine that is paused. The placer (`placing.py`) chooses the engine of each
+call; the control program sets the state of each engine.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
+from gateway.rollout.call import Call
 from gateway.rollout.pace import Pace
 from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
-from gateway.rollout.slot import Slot
+from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
-
-if TYPE_CHECKING:
-    from gateway.rollout.call import Call
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 10_000
+"""Episodes whose last engine is remembered."""
 _WOKEN_AT_ONCE = 4
-"""Hundreds of calls that go on at the same moment would keep those that are running from being read."""
+"""Hundreds of calls that continue at the same moment would delay reading those that run."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """The engine of an episode's last turn."""
+    """The engine that ran an episode's last turn, and the tokens that it has cached of it."""
 
     slot: str
     generation: int
@@ -39,7 +39,7 @@ class _Cached:
 
 
 class EnginePool:
-    """Hands out open engines, and lets calls wait while none is."""
+    """Hands out open engines, and lets calls wait while none is open."""
 
     def __init__(self, model: str, queue: QueueSettings, patience_s: float, pace: Pace | None = None) -> None:
         """`pace` is shared by all pools of a process."""
@@ -57,26 +57,27 @@ class EnginePool:
         """Called when an engine that others start says that it runs another version than it should: it was started anew."""
         self._queue = queue
         self._placer: Placer = SlotPlacer(self)
-        self._seeking: dict[str, PlacementRequest] = {}
+        self._requests: dict[str, PlacementRequest] = {}
+        """By call."""
         self._changed = asyncio.Event()
         self._patients: deque[asyncio.Future[None]] = deque()
-        """Calls that wait for their own engine."""
+        """Wake calls that wait for their preferred engine."""
         self._turns: deque[Callable[[], bool]] = deque()
         """Callbacks that wake waiting calls, a few at each turn of the event loop; each returns True if it woke one."""
         self._waking = False
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
 
     async def acquire(self, call: Call) -> Slot:
-        """An open engine for a call, of a version that may sample it; waits for one. `release` is owed for it.
+        """Waits for an open engine of a version that may sample the call. The caller owes a `release`.
 
         Raises Unavailable when too many wait already (unless the call has begun), or the wait was too long.
         """
         try:
             async with asyncio.timeout(self._queue.max_wait_s):
                 while True:
-                    if call.patient_until:
-                        await self._own(call)
-                    slot = await self._seek(call)
+                    if call.hints.wait_until:
+                        await self._wait_for_preferred(call)
+                    slot = await self._place(call)
                     if slot.state == "open" and slot.version >= call.version:
                         return slot
                     self._placer.changed()  # the placer may have changed while the call was on its way
@@ -92,7 +93,7 @@ class EnginePool:
     def check_room(self, calls: int, param: str) -> None:
         """Raises BadRequest if so many calls of one request can never wait here, Unavailable if they cannot now.
 
-        So none of them is begun that the others would take down with them.
+        Checked before any of them begins, since one that is refused fails the whole request.
         """
         most = self._queue.max_waiting
         if calls > most:
@@ -102,44 +103,45 @@ class EnginePool:
             raise _queue_full()
 
     def release(self, call: Call) -> None:
-        """The call is not in the engine any more that it acquired."""
+        """The call has left the engine that it acquired."""
         self._placer.left(call)
 
-    async def _seek(self, call: Call) -> Slot:
-        seeker = self._seeking[call.call_id] = PlacementRequest(call)
+    async def _place(self, call: Call) -> Slot:
+        """Has the placer choose an engine."""
+        request = self._requests[call.call_id] = PlacementRequest(call)
         try:
-            self._placer.submit(seeker)
-            return await seeker.found
+            self._placer.submit(request)
+            return await request.found
         except asyncio.CancelledError:
-            if seeker.found.done() and not seeker.found.cancelled():
+            if request.found.done() and not request.found.cancelled():
                 self._placer.left(call)  # the call may have been given an engine at the same moment
             raise
         finally:
-            self._placer.cancel(seeker)
-            self.waiting -= seeker.waits
-            del self._seeking[call.call_id]
+            self._placer.cancel(request)
+            self.waiting -= request.waits
+            del self._requests[call.call_id]
 
-    def let_wait(self, seeker: PlacementRequest) -> bool:
-        """There is no engine for a call yet. False: too many wait, and it is refused."""
-        if self.waiting >= self._queue.max_waiting and not seeker.call.begun:
-            seeker.found.set_exception(_queue_full())
+    def let_wait(self, request: PlacementRequest) -> bool:
+        """Lets a call wait for an engine; False if too many wait, and it is refused."""
+        if self.waiting >= self._queue.max_waiting and not request.call.has_run:
+            request.found.set_exception(_queue_full())
             return False
-        if not seeker.waits:
-            seeker.waits = True
+        if not request.waits:
+            request.waits = True
             self.waiting += 1
         return True
 
-    def give(self, seeker: PlacementRequest, engine: str) -> None:
-        """An engine was chosen for a call, which goes on when its turn comes."""
+    def give(self, request: PlacementRequest, engine: str) -> None:
+        """Gives a call the engine that was chosen for it, when its turn comes."""
 
         def go_on() -> bool:
-            if seeker.found.done():
+            if request.found.done():
                 return False
             if (slot := self.slots.get(engine)) is not None:
-                seeker.found.set_result(slot)
+                request.found.set_result(slot)
                 return True
-            self._placer.left(seeker.call)
-            self._placer.submit(seeker)
+            self._placer.left(request.call)
+            self._placer.submit(request)
             return False
 
         self.in_turn(go_on)
@@ -148,20 +150,20 @@ class EnginePool:
         """Sets what chooses engines; None for this process by itself."""
         before, self._placer = self._placer, placer or SlotPlacer(self)
         self._placer.changed()
-        for seeker in before.retire():
-            if not seeker.found.done():
-                self._placer.submit(seeker)
+        for request in before.retire():
+            if not request.found.done():
+                self._placer.submit(request)
 
-    async def _own(self, call: Call) -> None:
-        """Waits until the call has waited long enough for its own engine, or need not."""
+    async def _wait_for_preferred(self, call: Call) -> None:
+        """Waits until the call's preferred engine has been updated, or the call should use another one."""
         loop = asyncio.get_running_loop()
         self.waiting += 1
         try:
-            while self._patient(call):
+            while self._should_wait(call):
                 woken: asyncio.Future[None] = loop.create_future()
                 self._patients.append(woken)
                 try:
-                    async with asyncio.timeout_at(call.patient_until):
+                    async with asyncio.timeout_at(call.hints.wait_until):
                         await woken
                 except TimeoutError:
                     return
@@ -169,7 +171,7 @@ class EnginePool:
             self.waiting -= 1
 
     async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
-        """Waits until something holds of the slots, or the time is up."""
+        """Waits until a condition on the slots holds, or the time is up."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
@@ -178,13 +180,13 @@ class EnginePool:
             return
 
     def hold(self, reason: str) -> None:
-        """No engine gets a new run: nobody says any more what may be done."""
+        """Holds every open engine, so that none gets a new run: no coordinator says what is allowed."""
         for slot in self.slots.values():
             if slot.state == "open":
                 slot.state, slot.reason = "held", reason
 
     def notify(self) -> None:
-        """Slots have changed: calls that wait look again, a few at a time."""
+        """Has waiting calls look for an engine again, a few at a time, after slots have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
         patients, self._patients = self._patients, deque()
@@ -192,18 +194,18 @@ class EnginePool:
             self._wake_in_turn(woken)
         self._placer.changed()
 
-    def shown(self) -> None:
-        """A slot may not get calls any more, or says something else of itself."""
+    def on_state_change(self) -> None:
+        """Tells the placer that a slot's state has changed; nobody who waits is woken."""
         self._placer.changed()
 
     async def turn(self) -> None:
-        """Lets a call that was given back go on, behind those that were given back before it."""
+        """Waits for the turn of a call that was given back, behind those that were given back before it."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake_in_turn(woken)
         await woken
 
     def in_turn(self, wake: Callable[[], bool]) -> None:
-        """Does what wakes a call, a few at each turn of the event loop. `wake` answers whether it woke one."""
+        """Calls `wake` when its turn comes: a few at each turn of the event loop. It returns whether it woke a call."""
         self._turns.append(wake)
         if not self._waking:
             self._waking = True
@@ -227,23 +229,23 @@ class EnginePool:
             asyncio.get_running_loop().call_soon(self._wake)
 
     def remember(self, call: Call, slot: Slot) -> None:
-        """The engine now has the call's tokens cached."""
+        """Records that the engine has the call's tokens cached."""
         self._cached[call.episode_id] = _Cached(slot.name, slot.generation, call.length)
         self._cached.move_to_end(call.episode_id)
         if len(self._cached) > _REMEMBERED:
             self._cached.popitem(last=False)
 
-    def _patient(self, call: Call) -> bool:
-        """True if the call still waits for its own engine: for a short time, and only while no other engine has less
-        than its share of work."""
-        own = self.slots.get(call.target)
-        if own is None or own.state != "held" or call.patient_until <= asyncio.get_running_loop().time():
+    def _should_wait(self, call: Call) -> bool:
+        """True if the call should still wait for its preferred engine: for a short time, and only while every other
+        engine has its share of the work."""
+        preferred, now = self.slots.get(call.hints.preferred), asyncio.get_running_loop().time()
+        if preferred is None or preferred.state != "held" or call.hints.wait_until <= now:
             return False
         share = len(self.calls) / max(len(self.slots), 1)
         return all(slot.streams >= share for slot in self.slots.values() if slot.state == "open")
 
     def cached(self, call: Call) -> tuple[str, int]:
-        """The engine that is believed to have tokens of the call cached, and how many; empty: none."""
+        """The name of the engine that has most of the call's tokens cached, and how many; empty if none has any."""
         known = self._cached.get(call.episode_id)
         slot = self.slots.get(known.slot) if known is not None else None
         if known is None or slot is None or known.generation != slot.generation:
@@ -258,30 +260,46 @@ class EnginePool:
         target = self.slots.get(engine) if engine is not None else None
         if engine is not None and (target is None or target.state != "open"):
             raise Conflict(f"engine {engine!r} is not open: {self.states()}", code="engine_not_open")
-        run = call.run
-        if run is None:
-            call.target, call.patient_until = engine or "", 0.0
-            if (seeker := self._seeking.get(call_id)) is not None and not seeker.found.done():
-                self._placer.cancel(seeker)
-                self._placer.submit(seeker)
-            self.notify()
+        run = self.run_of(call)
+        if run is not None:
+            await self._move_running(run, engine)
             return
+        call.redirect(engine or "")
+        if (request := self._requests.get(call_id)) is not None and not request.found.done():
+            self._placer.cancel(request)
+            self._placer.submit(request)
+        self.notify()
+
+    @staticmethod
+    async def _move_running(run: Run, engine: str | None) -> None:
         if run.pinned:
-            raise Conflict(
-                f"a call with {run.call.sampling.pinned} cannot leave its engine: its sampler has a state",
-                code="call_pinned",
-            )
+            message = f"a call with {run.call.pinned} cannot leave its engine: its sampler has a state"
+            raise Conflict(message, code="call_pinned")
         if engine == run.slot.name:
             return
-        call.target, call.avoid = engine or "", {run.slot.name}
+        run.call.redirect(engine or "", leaving=run.slot.name)
         # Otherwise the engine is being stopped, and the call leaves it anyway
         if run.slot.engine is not None:
             await run.slot.engine.abort([run.request_id])
 
-    def silent(self, stall_s: float) -> list[Slot]:
-        """Cuts runs that have stalled, and answers open engines that say nothing at all any more.
+    @contextmanager
+    def registered(self, call: Call) -> Iterator[None]:
+        """Lists the call among those that run or wait."""
+        self.calls[call.call_id] = call
+        try:
+            yield
+        finally:
+            self.calls.pop(call.call_id, None)
 
-        A run that has had no token yet may wait inside the engine while others run, so only a silent engine ends it.
+    def run_of(self, call: Call) -> Run | None:
+        """The call's run in an engine; None while it is in none."""
+        slot = self.slots.get(call.engine)
+        return slot.runs.get(call.request_id) if slot is not None else None
+
+    def silent(self, stall_s: float) -> list[Slot]:
+        """Cuts runs that have stalled; returns the open engines that have sent no token for `stall_s`.
+
+        A run without a first token may be queued inside the engine, so it is cut only with a silent engine.
         """
         now = asyncio.get_running_loop().time()
         dead = []
@@ -295,7 +313,7 @@ class EnginePool:
             for run in list(slot.runs.values()):
                 stalled = run.last_token_at > run.began and now - run.last_token_at > stall_s
                 if stalled and others:
-                    run.call.avoid = {slot.name}
+                    run.call.avoid_engine(slot.name)
                     run.cut(f"no token for {stall_s:g} s ([engine] stall_s)")
         return dead
 
@@ -305,7 +323,7 @@ class EnginePool:
         return any(slot.state in ("open", "held", "asleep") for slot in self.slots.values())
 
     def states(self) -> str:
-        """Every engine's state, for people."""
+        """Every engine's state in words, for error messages."""
         found = [f"{s.name} is {s.state} {s.reason}".strip() for s in self.slots.values()]
         return ", ".join(found) or f"model {self.model!r} has no engine"
 
@@ -320,9 +338,9 @@ class EnginePool:
                 "call_id": call.call_id,
                 "episode_id": call.episode_id,
                 "model": self.model,
-                "engine": call.run.slot.name if call.run else None,
+                "engine": call.engine or None,
                 "tokens": len(call.turn.ids),
-                "pinned": bool(call.sampling.pinned),
+                "pinned": bool(call.pinned),
             }
             for call in self.calls.values()
         ]

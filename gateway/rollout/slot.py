@@ -10,17 +10,17 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal
 
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.process import EngineProcess
 from gateway.errors import EngineUnreachable
-
-if TYPE_CHECKING:
-    from gateway.rollout.call import Call
+from gateway.rollout.call import Call
 
 SlotState = Literal["starting", "open", "held", "quarantined", "draining", "asleep", "dead"]
+Take = Callable[[TokenChunk, float], None]
+"""Takes a chunk of tokens, and the time of its arrival by the loop's clock."""
 
 
 class Run:
@@ -30,7 +30,7 @@ class Run:
         self.call = call
         self.slot = slot
         self.request_id = request_id
-        self.pinned = bool(call.sampling.pinned)
+        self.pinned = bool(call.pinned)
         self.began = self.last_token_at = began
         self.cut_reason = ""
         self.scope = asyncio.timeout(None)
@@ -67,6 +67,7 @@ class Slot:
         self.engine: Engine | None = None
         self.process: EngineProcess | None = None
         self.runs: dict[str, Run] = {}
+        """By request id."""
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -92,26 +93,26 @@ class Slot:
         """The requests in the engine that can go on in another one."""
         return [run.request_id for run in self.runs.values() if not run.pinned]
 
-    async def run(self, call: Call, request: GenerateRequest) -> None:
-        """One request's run, to its finish. Raises EngineUnreachable if it is cut."""
+    async def run(self, call: Call, request: GenerateRequest, take: Take) -> None:
+        """Runs a call's request to its finish; `take` gets what arrives. Raises EngineUnreachable if the run is cut."""
         assert self.engine is not None and self.state == "open"
         now = asyncio.get_running_loop().time()
         self.last_token_at = now if not self.runs else self.last_token_at
-        run = self.runs[request.request_id] = call.run = Run(call, self, request.request_id, now)
-        call.turn.begin_run(self.version)
+        run = self.runs[request.request_id] = Run(call, self, request.request_id, now)
+        call.entered(self.name, self.version, request.request_id)
         chunks = self.engine.generate(request)
         try:
             async with run.scope:
-                await self._take(run, chunks)
+                await self._read(run, chunks, take)
         except TimeoutError as error:
             raise self._cut(run) from error
         finally:
             del self.runs[request.request_id]
-            call.run = None
+            call.left()
             self._ended.set()
             await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _take(self, run: Run, chunks: AsyncIterator[TokenChunk]) -> None:
+    async def _read(self, run: Run, chunks: AsyncIterator[TokenChunk], take: Take) -> None:
         clock = asyncio.get_running_loop().time
         async for chunk in chunks:
             if not self._settled.is_set():
@@ -119,7 +120,7 @@ class Slot:
             if run.cut_reason:
                 raise self._cut(run)
             now = run.last_token_at = self.last_token_at = clock()
-            run.call.take(chunk, now)
+            take(chunk, now)
 
     def _cut(self, run: Run) -> EngineUnreachable:
         return EngineUnreachable(f"{self.name}: {run.cut_reason}", code="run_cut")
@@ -134,7 +135,7 @@ class Slot:
         self._settled.clear()
         self._crossed = True
         for run in self.runs.values():
-            run.call.turn.cross(version, stale_kv)
+            run.call.weights_changed(version, stale_kv)
 
     @property
     def settled(self) -> bool:

@@ -158,7 +158,7 @@ class EngineSteps:
     async def _launch(self, slot: Slot, weights: Weights) -> None:
         """A process of our own; or a connection, and the weights loaded, as nobody knows what an external engine ran so far."""
         slot.state, slot.given_up = "starting", False
-        await self._shown(slot)
+        await self._announce(slot)
         if slot.external_url is not None:
             await self._attach(slot, slot.external_url, weights)
         else:
@@ -167,7 +167,7 @@ class EngineSteps:
             )
             slot.engine = slot.process.engine
         slot.state = "held"
-        await self._shown(slot)
+        await self._announce(slot)
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
         """Requests may run there: of a gateway that was killed, or of other processes. Those that cannot move stay, frozen."""
@@ -200,7 +200,7 @@ class EngineSteps:
     async def _drain(self, slot: Slot, _weights: Weights) -> None:
         slot.state = "draining"
         slot.evict("it is drained while its weights change")
-        await self._shown(slot)
+        await self._announce(slot)
         while self.runs(slot)[0] and slot.engine is not None:
             await self._give_back_movable(slot)
             await self._a_moment(slot)
@@ -211,7 +211,7 @@ class EngineSteps:
         slot.state, slot.reason = "asleep", "its node is not lent"
         slot.evict("it is put to sleep while its weights change")
         self._pool.notify()
-        await self._shown(slot)
+        await self._announce(slot)
         if slot.engine is None and slot.external_url is None:
             return  # an external engine has no process
         engine = slot.engine = slot.engine or connect(
@@ -231,7 +231,7 @@ class EngineSteps:
     async def _wake(self, slot: Slot, weights: Weights) -> None:
         """The newest weights in any case: what it had may be older, or forgotten."""
         slot.state, slot.reason = "held", "it wakes"
-        await self._shown(slot)
+        await self._announce(slot)
         engine = _engine(slot)
         await (engine.pause() if self._level is None else engine.wake())
         await self._renew(engine, weights)
@@ -240,7 +240,7 @@ class EngineSteps:
 
     async def _hold(self, slot: Slot, weights: Weights) -> None:
         slot.state = "held"
-        await self._shown(slot)
+        await self._announce(slot)
         report, name = self._report(slot.name, weights.version), self._pool.model
         streams, report.pinned = self.runs(slot)
         report.streams = streams + self._pool.waiting + self._peers.waiting(name)
@@ -317,7 +317,7 @@ class EngineSteps:
             raise EngineError(f"it was lost meanwhile: {slot.reason}")
         slot.confirm(weights.version)
         self._pool.notify()
-        await self._shown(slot)
+        await self._announce(slot)
 
     def runs(self, slot: Slot) -> tuple[int, int]:
         """The number of requests in the engine, other processes' included, and how many of them cannot move."""
@@ -328,8 +328,9 @@ class EngineSteps:
         streams, pinned = self.runs(slot)
         return streams - pinned
 
-    async def _shown(self, slot: Slot) -> None:
-        self._pool.shown()
+    async def _announce(self, slot: Slot) -> None:
+        """Tells the placer and the other processes that the slot's state has changed."""
+        self._pool.on_state_change()
         await self._peers.show(self._pool.model, slot)
 
     async def _give_back_movable(self, slot: Slot) -> None:

@@ -63,7 +63,7 @@ async def test_calls_teach_what_later_ones_are_told(
     async with run_gateway(values) as gateway:
         seen = Watched(gateway, monkeypatch)
         await talk(gateway, "task", SHORT, 4, turns=2)
-        assert [(call.expected, call.tail) for call in seen.calls] == [(0, False), (4, False)]
+        assert [(call.hints.expected, call.hints.tail) for call in seen.calls] == [(0, False), (4, False)]
         first, second = (features for features, _ in seen.learnt)
         assert (first.task, first.turn, first.messages, first.most) == ("task", 0, 1, 4)
         assert (second.turn, second.messages, second.episode) == (1, 3, first.episode)
@@ -74,7 +74,7 @@ async def test_calls_teach_what_later_ones_are_told(
         await until(lambda: seen.ranker._models._trees is not None, "it has been fitted", 60)
         await gateway.services.lengths.close()  # calls go on
         await talk(gateway, "task", SHORT, 4)
-        assert 2 <= seen.calls[-1].expected <= 4
+        assert 2 <= seen.calls[-1].hints.expected <= 4
         assert (await status(gateway))["calls"] == 2
         for features, _ in list(seen.learnt) * 32:
             seen.ranker.learn(features, 4)

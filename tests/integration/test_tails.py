@@ -71,9 +71,12 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         stay = ["long", *["short-0"] * 8]
         first = asyncio.gather(*(ask(gateway, question, task, LONG) for task in stay))
         await arrived(gateway, 9)
-        short, (long,) = ([call for call in calls_of(gateway) if call.tail == tail] for tail in (False, True))
-        assert [call.expected for call in short] == [4] * 8
-        assert long.expected > 8
+        short, (long,) = (
+            [call for call in calls_of(gateway) if call.hints.tail == tail] for tail in (False, True)
+        )
+        assert [call.hints.expected for call in short] == [4] * 8
+        expected = long.hints.expected
+        assert expected > 8
         await until(lambda: len(offload(gateway)) == 1, "one is set aside", 30)
         await gateway.model.pool.move(long.call_id, None)
         (kept,) = offload(gateway)
@@ -88,7 +91,7 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
     assert len(mine) == 2, "it arrived anew when it had moved"
     sampled = mine[1]["length"] - mine[0]["length"]
     assert sampled == 2, "what it had sampled"
-    assert [call["expected"] for call in mine] == [long.expected, long.expected - sampled]
+    assert [call["expected"] for call in mine] == [expected, expected - sampled]
     assert all(call["tail"] for call in mine)
     report = replay(tmp_path / "control.jsonl", PROGRAMS["control"])
     assert report.equal

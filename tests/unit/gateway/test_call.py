@@ -11,6 +11,7 @@ import pytest
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, Unavailable
 from gateway.rollout.call import Call
+from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
@@ -52,23 +53,23 @@ class Pool(EnginePool):
             slot.engine = engine  # type: ignore[assignment]
             slot.confirm(3)
 
-    def call(self, max_failures: int = 5, **sampling: object) -> Call:
-        """A call with a prompt of two tokens."""
+    def runner(self, max_failures: int = 5, **sampling: object) -> CallRunner:
+        """Runs a call with a prompt of two tokens."""
         given = Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
-        return Call("c", np.array([7, 8], np.int32), given, self, max_failures=max_failures)
+        return CallRunner(Call("c", np.array([7, 8], np.int32), given), self, max_failures=max_failures)
 
 
-async def ended(call: Call) -> Call:
-    """The call, when it has ended."""
-    call.start(lambda: None)
+async def ended(runner: CallRunner) -> Call:
+    """Returns the call when it has ended."""
+    runner.start(lambda: None)
     async with within("the call is over"):
-        await call.wait()
-    return call
+        await runner.wait()
+    return runner.call
 
 
 async def test_a_call_that_was_given_back_asks_for_what_is_left_after_all_that_it_has() -> None:
     engine = Scripted(([1], "abort"), ([2], "abort"), ([3], "stop"))
-    call = await ended(Pool(engine).call())
+    call = await ended(Pool(engine).runner())
     assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in engine.asked] == [
         ("c.0.0", [7, 8], 4), ("c.0.1", [7, 8, 1], 3), ("c.0.2", [7, 8, 1, 2], 2)
     ]  # fmt: skip
@@ -79,14 +80,14 @@ async def test_a_call_that_was_given_back_asks_for_what_is_left_after_all_that_i
 
 async def test_a_call_that_is_given_back_with_its_last_token_is_whole() -> None:
     engine = Scripted(([1, 2, 3, 4], "abort"))
-    call = await ended(Pool(engine).call())
+    call = await ended(Pool(engine).runner())
     assert (call.finish, len(engine.asked)) == ("length", 1)
 
 
 async def test_a_call_goes_on_in_another_engine_than_the_one_that_failed_it() -> None:
     first, second = Scripted(EngineUnreachable("gone")), Scripted(([1], "stop"))
     pool = Pool(first, second)
-    await ended(pool.call())
+    await ended(pool.runner())
     assert (len(first.asked), len(second.asked), pool.troubled, pool.disputed) == (1, 1, ["a"], [])
 
 
@@ -94,46 +95,47 @@ async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> 
     engine = Scripted(EngineUnreachable("gone"), ([1], "stop"))
     pool = Pool(engine)
     pool.on_trouble = lambda slot: slot.fail("it died")
-    call = pool.call()
-    call.start(lambda: None)
+    runner = pool.runner()
+    runner.start(lambda: None)
     async with within("the call waits for an engine"):
         while not pool.waiting:
-            assert not call._over.is_set()
+            assert not runner._over.is_set()
             await turns(1)
         pool.slots["a"].confirm(3)
         pool.notify()
-        await call.wait()
+        await runner.wait()
+    call = runner.call
     assert (call.finish, call.turn.ids, len(engine.asked)) == ("stop", [1], 2)
 
 
 async def test_only_an_engine_that_could_not_be_reached_is_in_trouble() -> None:
     pool = Pool(Scripted(EngineError("an error in the middle")), Scripted(([1], "stop")))
-    await ended(pool.call())
+    await ended(pool.runner())
     assert (pool.troubled, pool.disputed) == ([], [])
 
 
 async def test_an_engine_that_was_started_anew_is_disputed() -> None:
     pool = Pool(Scripted(EngineReplaced("it has other weights")), Scripted(([1], "stop")))
-    await ended(pool.call())
+    await ended(pool.runner())
     assert (pool.troubled, pool.disputed) == ([], ["a"])
 
 
 async def test_what_no_engine_would_take_is_tried_once() -> None:
     engine = Scripted(EngineRefused("such a token does not exist"))
     with pytest.raises(EngineRefused):
-        await ended(Pool(engine, engine).call())
+        await ended(Pool(engine, engine).runner())
     assert len(engine.asked) == 1
 
 
 async def test_a_call_fails_with_the_last_of_so_many_failures() -> None:
     engine = Scripted(EngineError("first"), EngineError("second"), EngineError("third"))
     with pytest.raises(EngineError, match="second"):
-        await ended(Pool(engine).call(max_failures=2))
+        await ended(Pool(engine).runner(max_failures=2))
 
 
 async def test_the_label_is_told_to_engines_that_others_start() -> None:
     engine = Scripted(([1], "stop"))
-    await ended(Pool(engine, url="http://engine").call())
+    await ended(Pool(engine, url="http://engine").runner())
     assert [request.label for request in engine.asked] == ["3"]
 
 
@@ -142,7 +144,7 @@ async def test_a_seeded_call_is_begun_anew_while_nothing_of_it_was_delivered(
     finish: FinishReason | None,
 ) -> None:
     first, second = Scripted(([1], finish)), Scripted(([5], "stop"))
-    call = await ended(Pool(first, second).call(seed=1))
+    call = await ended(Pool(first, second).runner(seed=1))
     assert (call.turn.ids, call.restarts, call.finish) == ([5], 1, "stop")
     assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in second.asked] == [
         ("c.1.0", [7, 8], 4)
@@ -150,10 +152,10 @@ async def test_a_seeded_call_is_begun_anew_while_nothing_of_it_was_delivered(
 
 
 async def test_a_seeded_call_of_which_something_was_delivered_is_lost_with_its_engine() -> None:
-    call = Pool(Scripted(([1], "abort"))).call(seed=1)
-    call.delivered = True
+    runner = Pool(Scripted(([1], "abort"))).runner(seed=1)
+    runner.call.mark_delivered()
     with pytest.raises(EngineError, match="a seed died, and part of its reply") as lost:
-        await ended(call)
+        await ended(runner)
     assert lost.value.code == "call_lost"
 
 
@@ -166,16 +168,17 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
         if call.turn.ids == [1]:
             slot.state = "held"
 
-    call = pool.call()
+    runner = pool.runner()
+    call = runner.call
     now = asyncio.get_running_loop().time()
-    call.start(hold)
-    await until(lambda: call.patient_until > 0, "it waits for its engine", every_s=0)
+    runner.start(hold)
+    await until(lambda: call.hints.wait_until > 0, "it waits for its engine", every_s=0)
     async with within("the call ends in its own engine"):
-        assert call.target == "a"
-        assert now + 5.0 <= call.patient_until <= asyncio.get_running_loop().time() + 15.0
+        assert call.hints.preferred == "a"
+        assert now + 5.0 <= call.hints.wait_until <= asyncio.get_running_loop().time() + 15.0
         slot.confirm(4)
         pool.notify()
-        await call.wait()
+        await runner.wait()
     assert [request.cache_salt for request in engine.asked] == ["v3", "v4"]
     assert call.turn.spans == [Span(3, 1, 3), Span(4, 1, 4)]
 
@@ -183,12 +186,12 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
 async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
     pool = Pool(Scripted())
     pool.slots["a"].state = "held"
-    call = pool.call()
-    call.start(lambda: None)
-    waiting = asyncio.create_task(call.wait(), name="waiting")
+    runner = pool.runner()
+    runner.start(lambda: None)
+    waiting = asyncio.create_task(runner.wait(), name="waiting")
     await turns(1)
-    await call.stop(Unavailable("the gateway is being stopped", retry_after=1.0))
-    await call.stop(Unavailable("again", retry_after=1.0))
+    await runner.stop(Unavailable("the gateway is being stopped", retry_after=1.0))
+    await runner.stop(Unavailable("again", retry_after=1.0))
     async with within("the call that waits is refused"):
         with pytest.raises(Unavailable, match="is being stopped"):
             await waiting

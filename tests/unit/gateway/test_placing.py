@@ -13,7 +13,7 @@ import pytest
 
 from gateway.control.host import ControlHost, ModelEngines
 from gateway.control.placement import ControlPlacement
-from gateway.engines.base import Load
+from gateway.engines.base import Load, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.peers import NoPeers
@@ -44,10 +44,10 @@ def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
     return slot
 
 
-def call(pool: EnginePool, name: str, version: int = 0, **sampling: Any) -> Call:
+def call(name: str, version: int = 0, **sampling: Any) -> Call:
     """Ten tokens, in an episode of its own."""
     prompt = np.arange(10, dtype=np.int32)
-    return Call(name, prompt, Sampling(**sampling), pool, episode_id=f"of-{name}", version=version)
+    return Call(name, prompt, Sampling(**sampling), episode_id=f"of-{name}", version=version)
 
 
 def inside(slot: Slot, *calls: Call) -> None:
@@ -63,25 +63,25 @@ def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:
 async def test_a_call_goes_where_least_runs_of_what_may_sample_it(pool: EnginePool) -> None:
     old, new, held = opened(pool, "a", 1), opened(pool, "b", 2), opened(pool, "c", 2)
     held.state = "held"
-    inside(new, *(call(pool, f"r{i}") for i in range(5)))
-    assert await asks(pool, call(pool, "young", 2)) is new
-    assert await asks(pool, call(pool, "old", 1)) is old
+    inside(new, *(call(f"r{i}") for i in range(5)))
+    assert await asks(pool, call("young", 2)) is new
+    assert await asks(pool, call("old", 1)) is old
 
 
 async def test_a_call_goes_where_its_tokens_are_cached_and_not_where_it_failed(pool: EnginePool) -> None:
     opened(pool, "a")
     cached = opened(pool, "b")
-    one = call(pool, "one")
+    one = call("one")
     pool.remember(one, cached)
     assert await asks(pool, one) is cached
-    one.avoid = {"b"}
+    one.avoid_engine("b")
     assert (await asks(pool, one)).name == "a"
-    one.target = "b"
+    one.redirect("b")
     assert await asks(pool, one) is cached, "it was sent there"
 
 
 async def test_calls_that_wait_get_what_opens_in_their_order_and_each_once(pool: EnginePool) -> None:
-    tasks = [asks(pool, call(pool, name, version)) for name, version in (("new", 2), ("first", 1))]
+    tasks = [asks(pool, call(name, version)) for name, version in (("new", 2), ("first", 1))]
     await turns()
     assert pool.waiting == 2
     opened(pool, "a", 1)
@@ -97,7 +97,7 @@ async def test_calls_that_wait_get_what_opens_in_their_order_and_each_once(pool:
 
 async def test_who_waited_first_is_let_in_first(pool: EnginePool) -> None:
     order: list[str] = []
-    tasks = [asks(pool, call(pool, name)) for name in ("first", "second")]
+    tasks = [asks(pool, call(name)) for name in ("first", "second")]
     for task in tasks:
         task.add_done_callback(lambda done: order.append(done.get_name()))
     await turns()
@@ -108,13 +108,13 @@ async def test_who_waited_first_is_let_in_first(pool: EnginePool) -> None:
 
 
 async def test_who_waits_no_more_is_given_nothing_and_makes_room(pool: EnginePool) -> None:
-    gone, waits = asks(pool, call(pool, "gone")), asks(pool, call(pool, "waits"))
+    gone, waits = asks(pool, call("gone")), asks(pool, call("waits"))
     await turns()
     with pytest.raises(Unavailable, match="too many calls wait"):
-        await asks(pool, call(pool, "many"))
+        await asks(pool, call("many"))
     gone.cancel()
     await asyncio.wait({gone})
-    late = asks(pool, call(pool, "late"))
+    late = asks(pool, call("late"))
     await turns()
     assert pool.waiting == 2
     slot = opened(pool, "a")
@@ -127,10 +127,10 @@ class Nobody:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def submit(self, seeker: PlacementRequest) -> None:
-        self.asked.append(seeker.call.call_id)
+    def submit(self, request: PlacementRequest) -> None:
+        self.asked.append(request.call.call_id)
 
-    def cancel(self, seeker: PlacementRequest) -> None:
+    def cancel(self, request: PlacementRequest) -> None:
         """See `Placer`."""
 
     def left(self, call: Call) -> None:
@@ -145,7 +145,7 @@ class Nobody:
 
 async def test_who_chooses_no_more_gives_nothing(pool: EnginePool) -> None:
     """Although an engine had opened, and the call's turn was about to come."""
-    task, other = asks(pool, call(pool, "one")), Nobody()
+    task, other = asks(pool, call("one")), Nobody()
     await turns()
     opened(pool, "a")
     pool.set_placer(other)
@@ -243,7 +243,7 @@ async def test_an_engine_is_told_of_when_it_opens_changes_and_closes(coordinator
 async def test_a_call_is_told_of_once_when_it_comes_and_once_when_it_leaves(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     opened(pool, "a")
-    one, two = call(pool, "one"), call(pool, "two")
+    one, two = call("one"), call("two")
     assert (await asks(pool, one)).name == "a"
     await turns()
     assert coordinator.inside == {"one": "a"}
@@ -263,11 +263,13 @@ async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> N
     pool = coordinator.pool
     slot = opened(pool, "a", 7)
     opened(pool, "b", 7)
-    one = call(pool, "one", 7, seed=1)
-    one.expected, one.tail, one.target, one.avoid = 5, True, "a", {"b"}
+    one = call("one", 7, seed=1)
     pool.remember(one, slot)
-    one.turn.begin_run(7)
-    one.turn.ids.extend([1, 2])
+    one.entered("b", 7, "one.0.0")
+    one.take(TokenChunk([1, 2], [-0.5, -0.5]))
+    one.left()
+    one.predicted(5, tail=True)
+    one.redirect("a", leaving="b")
     assert await asks(pool, one) is slot
     (demand,) = coordinator.heard(Demand)
     assert demand.arrived == (
@@ -276,7 +278,7 @@ async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> N
 
 
 async def test_who_waits_no_more_is_forgotten(coordinator: Coordinator) -> None:
-    task = asks(coordinator.pool, call(coordinator.pool, "one"))
+    task = asks(coordinator.pool, call("one"))
     await turns()
     assert (coordinator.placement.reactor.waiting, len(coordinator.placement._waiting)) == (1, 1)
     task.cancel()
@@ -288,7 +290,7 @@ async def test_who_waits_no_more_is_forgotten(coordinator: Coordinator) -> None:
 async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     opened(pool, "a")
-    task = asks(pool, call(pool, "one"))
+    task = asks(pool, call("one"))
     await until(lambda: "one" in coordinator.inside, "an engine was chosen", every_s=0)
     assert not task.done(), "its turn has not come"
     task.cancel()
@@ -301,10 +303,10 @@ async def test_who_is_refused_because_too_many_wait_does_not_wait_in_the_program
     coordinator: Coordinator,
 ) -> None:
     pool = coordinator.pool
-    tasks = [asks(pool, call(pool, name)) for name in ("one", "two")]
+    tasks = [asks(pool, call(name)) for name in ("one", "two")]
     await turns()
     with pytest.raises(Unavailable, match="too many calls wait"):
-        await asks(pool, call(pool, "three"))
+        await asks(pool, call("three"))
     await turns()
     assert (pool.waiting, coordinator.placement.reactor.waiting) == (2, 2)
     slot = opened(pool, "a")
@@ -316,9 +318,9 @@ async def test_when_the_program_chooses_no_more_the_process_does_for_whoever_ask
     coordinator: Coordinator,
 ) -> None:
     pool = coordinator.pool
-    waits = asks(pool, call(pool, "waits"))
+    waits = asks(pool, call("waits"))
     await turns()
-    asking = asks(pool, call(pool, "asking"))
+    asking = asks(pool, call("asking"))
     await turns(1)
     await coordinator.placement.close()
     slot = opened(pool, "a")
@@ -330,13 +332,13 @@ async def test_when_the_program_has_stopped_the_process_chooses(coordinator: Coo
     assert driver is not None
     driver.cancel()
     await asyncio.wait({driver})
-    assert await asks(coordinator.pool, call(coordinator.pool, "one")) is slot
+    assert await asks(coordinator.pool, call("one")) is slot
 
 
 async def test_what_an_engine_says_counts_beside_what_the_gateways_know(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     asked, silent = opened(pool, "a"), opened(pool, "b")
-    one = call(pool, "one")
+    one = call("one")
     inside(asked, one)
     asked.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
     engine.may.set()

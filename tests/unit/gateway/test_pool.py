@@ -12,6 +12,7 @@ import pytest
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
+from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -25,11 +26,11 @@ class Wrong(SlotPlacer):
 
     answers = 0
 
-    def submit(self, seeker: PlacementRequest) -> None:
+    def submit(self, request: PlacementRequest) -> None:
         """See `Placer`."""
         self.answers += 1
         assert self.answers < 1_000_000, "nobody else gets a turn"
-        seeker.found.set_result(self._pool.slots["e"])
+        request.found.set_result(self._pool.slots["e"])
 
 
 async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> None:
@@ -38,7 +39,7 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
     wrong = Wrong(pool)
     placer: Placer = wrong
     pool.set_placer(placer)
-    call = Call("c", np.arange(3, dtype=np.int32), Sampling(), pool)
+    call = Call("c", np.arange(3, dtype=np.int32), Sampling())
     asking = asyncio.create_task(pool.acquire(call), name="asking")
     await turns(11)
     before = wrong.answers
@@ -94,15 +95,16 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
     engine = Busy()
     slot.engine = engine  # type: ignore[assignment]
     slot.confirm(0)
-    calls = [Call(f"c{n}", np.arange(3, dtype=np.int32), Sampling(), pool) for n in range(50)]
-    for call in calls:
-        call.start(lambda: None)
+    calls = [Call(f"c{n}", np.arange(3, dtype=np.int32), Sampling()) for n in range(50)]
+    runners = [CallRunner(call, pool) for call in calls]
+    for runner in runners:
+        runner.start(lambda: None)
     await until(lambda: len(engine.aborted) == len(calls), "all run")
     runs = slot.runs = Counted(slot.runs)
     assert {row["engine"] for row in pool.describe_calls()} == {"e"}
     slot.state = "held"
     async with within("every call is stopped"):
-        await asyncio.gather(*(call.stop() for call in calls))
+        await asyncio.gather(*(runner.stop() for runner in runners))
     assert runs.seen == 0
     assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was asked for its account"
     assert not pool.describe_calls() and not slot.runs

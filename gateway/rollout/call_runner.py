@@ -1,0 +1,199 @@
+"""Runs a call in engines until it is complete, across weight updates, moves and engines that die.
+
+A task of its own reads the engine at the engine's pace and reports new tokens to a listener, in the same task. Clients read what
+the listener makes of them at a pace of their own, so a slow client never holds up a weight update; what it has not read yet is at
+most the call's `max_tokens`. After an abort or an engine's death the call continues from its last token, so that nothing is
+sampled twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
+from gateway.rollout.call import Call
+from gateway.rollout.logged import LoggedCall
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+
+log = logging.getLogger(__name__)
+
+_ACCOUNT_S = 5.0
+"""The time that a stopped call waits for its engine's account of versions."""
+
+
+def _nobody() -> None:
+    """The listener of a call without one."""
+
+
+class CallRunner:
+    """Generates one call's tokens. Owns the task that does it."""
+
+    def __init__(self, call: Call, pool: EnginePool, *, interval: int = 1, max_failures: int = 5) -> None:
+        """`interval`: tokens per chunk. `max_failures`: with so many failures of engines the call fails."""
+        self.call = call
+        self._pool = pool
+        self._interval = interval
+        self._max_failures = max_failures
+        self._listener: Callable[[], None] = _nobody
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ending = False
+        """True once no more tokens are wanted: failures are ignored."""
+        self._stopped_by: GatewayError | None = None
+
+    def resume(self, logged: LoggedCall) -> None:
+        """Before `start`: replaces the call with one that another process began."""
+        self.call = self.call.resumed(logged)
+
+    def start(self, listener: Callable[[], None]) -> None:
+        """Starts to generate; after a `stop`, continues from the last token. `listener` is called at every growth and restart."""
+        self._ending, self._stopped_by, self._listener = False, None, listener
+        self._over.clear()
+        self._task = task = asyncio.create_task(self._generate(), name=f"call-{self.call.call_id}")
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if self._task is task:
+                self._over.set()
+
+        task.add_done_callback(ended)
+
+    def detach(self) -> None:
+        """Removes the listener."""
+        self._listener = _nobody
+
+    def finish_early(self) -> None:
+        """The listener needs no more tokens: `wait` returns, and the call is not retried; its run goes on until `stop`."""
+        self._ending = True
+        self._over.set()
+
+    async def wait(self) -> None:
+        """Waits until the call is over, or `finish_early`. Raises the error that ended the call."""
+        assert self._task is not None
+        await self._over.wait()
+        if self._task.done():
+            if self._stopped_by is not None:
+                raise self._stopped_by
+            if not self._task.cancelled():
+                self._task.result()
+
+    async def stop(self, reason: GatewayError | None = None) -> None:
+        """Ends the call, wherever it is; the engine stops working on it. Idempotent. `wait` raises `reason`."""
+        task = self._task
+        if task is None or task.done():
+            return
+        self._stopped_by = reason
+        if self.call.turn.crossed or self._weights_may_change():
+            await self._ask_for_account(task)
+        task.cancel()  # not `self._task`: the call may have been restarted meanwhile
+        await asyncio.wait({task})
+
+    async def _generate(self) -> None:
+        failures = 0
+        with self._pool.registered(self.call):
+            while self.call.finish is None and not self._ending:
+                slot = await self._pool.acquire(self.call)
+                version = slot.version
+                try:
+                    try:
+                        await self._run(slot)
+                    finally:
+                        self._pool.release(self.call)
+                    if self.call.finish is None and not self._ending:
+                        await self._pool.turn()
+                except EngineError as error:
+                    failures += 1
+                    self._engine_failed(slot, version, error, failures)
+                    if failures > 1:
+                        await asyncio.sleep(0.1 * 2 ** min(failures - 2, 4))
+
+    async def _run(self, slot: Slot) -> None:
+        """Runs the call in one engine: to its end, or until the engine gives it back."""
+        call = self.call
+        await slot.run(call, self._request(slot), self._take)
+        if call.turn.disputed and slot.external_url is not None:
+            self._pool.on_dispute(slot, f"it does not run version {slot.version}, by its own account")
+        self._pool.remember(call, slot)
+        if slot.state == "held" and not call.hints.preferred:
+            # Jitter, so that calls do not all give up at once
+            patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)
+            call.wait_for_engine(slot.name, asyncio.get_running_loop().time() + patience_s)
+        call.check_length()
+        if call.finish is None and call.pinned and not self._ending:
+            raise EngineError(f"{slot.name} gave a call with {call.pinned} back")
+
+    def _request(self, slot: Slot) -> GenerateRequest:
+        """The request for the tokens that are still missing."""
+        call, sampling = self.call, self.call.sampling
+        sampled = len(call.turn.ids)
+        return GenerateRequest(
+            f"{call.call_id}.{call.restarts}.{sampled}",
+            call.tokens(),
+            replace(sampling, max_tokens=sampling.max_tokens - sampled) if sampled else sampling,
+            self._interval,
+            cache_salt=f"v{slot.version}",
+            label=str(slot.version) if slot.external_url is not None else "",
+        )
+
+    def _take(self, chunk: TokenChunk, now: float) -> None:
+        """Passes on what arrived from the engine, at `now` by the loop's clock."""
+        if chunk.ids:
+            self._pool.pace.count(len(chunk.ids), now)
+        self.call.take(chunk)
+        if chunk.ids:
+            self._listener()
+        if chunk.finish is not None and self.call.turn.disputed:
+            log.error("call %s: %s reports %s, which contradicts what arrived", *self._names(), chunk.labels)
+
+    def _engine_failed(self, slot: Slot, version: int, error: EngineError, failures: int) -> None:
+        """Prepares another attempt after an engine failed. Raises if the call cannot continue."""
+        call = self.call
+        log.warning("call %s: %s failed after %d tokens: %s", *self._names(), len(call.turn.ids), error)
+        if isinstance(error, EngineUnreachable):
+            self._pool.on_trouble(slot)
+        if isinstance(error, EngineReplaced) and slot.state == "open" and version == slot.version:
+            self._pool.on_dispute(slot, error.message)
+        if self._ending:
+            return
+        if isinstance(error, EngineRefused) or failures >= self._max_failures:
+            raise error
+        call.avoid_engine(slot.name)
+        if call.pinned and call.turn.ids:
+            self._start_over(error)
+
+    def _start_over(self, error: EngineError) -> None:
+        """Begins a call again whose sampler's state is lost. Raises EngineError if part of its reply was delivered."""
+        call = self.call
+        if call.delivered:
+            message = (
+                f"the engine of a call with {call.pinned} died, and part of its reply was delivered"
+                f" ({error.message})"
+            )
+            raise EngineError(message, code="call_lost") from error
+        call.start_over()
+        self._listener()
+
+    def _weights_may_change(self) -> bool:
+        """True if the call's engine is about to get new weights, or may have got them without notice to this process."""
+        run = self._pool.run_of(self.call)
+        return run is not None and run.slot.state == "held" and run.slot.settled
+
+    async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
+        """Has the engine end the run and account for it: only the engine knows which tokens came before new weights."""
+        run = self._pool.run_of(self.call)
+        if run is None or run.slot.engine is None:
+            return
+        self._ending = True
+        try:
+            await run.slot.engine.abort([run.request_id])
+        except EngineError:
+            return
+        await asyncio.wait({task}, timeout=_ACCOUNT_S)
+
+    def _names(self) -> tuple[str, str]:
+        return self.call.call_id, self.call.turn.engine
