@@ -107,13 +107,11 @@ def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
 
 def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:
     """Forwarding to the coordinator, in a cluster."""
-    if settings.cluster.url is None:
+    if (member := settings.cluster.member) is None:
         return []
-    assert settings.cluster.key is not None
-    key = settings.cluster.key.get_secret_value()
     return [
         Middleware(
-            Forward, place=partial(_place, app), agents=agent_keys(settings), projects=Projects(settings), key=key,
+            Forward, place=partial(_place, app), agents=agent_keys(settings), projects=Projects(settings), key=member.key,
             wait_s=settings.queue.max_wait_s,
         )
     ]  # fmt: skip
@@ -127,6 +125,5 @@ async def end_calls(services: Services) -> None:
 
 
 def _place(app: FastAPI) -> Place:
-    membership = app.state.services.membership
-    assert membership is not None
+    membership: Place = app.state.services.membership
     return membership

@@ -9,6 +9,8 @@ from fastapi import APIRouter
 from gateway.api.access import Admin
 from gateway.errors import NotFound
 from gateway.peers import snapshot
+from gateway.peers.follower import Follower
+from gateway.peers.role import Leader
 
 PATH = "/admin/v1/cluster"
 
@@ -24,10 +26,10 @@ async def cluster(access: Admin) -> dict[str, Any]:
     gateway = access.gateway
     if not access.reach.everything:
         raise NotFound("there is no such route", code="not_found")
-    if (control := gateway.control) is not None:
-        role = "alone" if control.hub is None else "coordinator"
-        return {"role": role, "coordinator": {**gateway.described(control), "age_s": 0.0}}
-    assert gateway.membership is not None
-    linked = gateway.follower is not None and gateway.follower.linked.is_set()
-    known = await snapshot.last(gateway.bus)
-    return {"role": gateway.membership.role, "linked": linked, "coordinator": known}
+    match gateway.role:
+        case Leader(fence=fence):
+            known = {**gateway.described(fence), "age_s": 0.0}
+            return {"role": gateway.membership.role, "coordinator": known}
+        case Follower(linked=linked):
+            last = await snapshot.last(gateway.bus)
+            return {"role": gateway.membership.role, "linked": linked.is_set(), "coordinator": last}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, cast
 
 import orjson
@@ -13,20 +13,17 @@ from gateway.bus.base import Bus
 from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models
-from gateway.control.nodes import Nodes
-from gateway.control.placement import ControlPlacement
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
-from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import BadRequest, Unavailable
 from gateway.json_depth import TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
 from gateway.peers.callers import RemoteCallers
-from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
-from gateway.peers.membership import Membership
+from gateway.peers.membership import Alone, Membership
+from gateway.peers.role import Leader, Role
 from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
 from gateway.sections import RequestSettings
@@ -37,24 +34,9 @@ from gateway.tenancy.limits import Limits
 _CONVERSATION = ("messages", "input", "prompt", "system")
 
 
-@dataclass(slots=True)
-class Control:
-    """The parts that only the coordinator has."""
-
-    host: ControlHost
-    episodes: Episodes
-    callers: Callers
-    fence: int
-    hub: Hub | None
-    """The other gateway processes; None: it is alone."""
-    nodes: Nodes
-    placements: dict[str, ControlPlacement]
-    """By model."""
-
-
-@dataclass(slots=True)
-class Services:
-    """Everything that lives as long as the gateway process."""
+@dataclass(slots=True, kw_only=True)
+class DataPlane:
+    """The parts that every gateway process has, as long as it lives: they serve calls."""
 
     settings: Settings
     database: Database
@@ -62,56 +44,54 @@ class Services:
     replies: Replies
     metrics: Metrics
     bus: Bus
-    control: Control | None = None
-    """While this process is the coordinator."""
-    membership: Membership | None = None
-    """In a cluster, as the following."""
-    follower: Follower | None = None
-    remote: RemoteCallers | None = None
-    hub: Hub | None = None
-    """The endpoint that followers link to; it exists before all of `control` does."""
-    lengths: Lengths | None = None
-    """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
-    limits: Limits = field(init=False)
+    hub: Hub
+    """The links of other processes: while this one leads a cluster."""
+    limits: Limits
     """The usage of each key in this process."""
+    lengths: Lengths | None
+    """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
 
-    def __post_init__(self) -> None:
-        self.limits = Limits(self.settings, self.models.projects)
+    def described(self, fence: int) -> dict[str, Any]:
+        """The cluster, as the coordinator with this fence sees it."""
+        url = self.settings.cluster.url or self.settings.server.url
+        return snapshot.described(fence, url, self.hub, [model.pool for model in self.models])
+
+
+@dataclass(slots=True, kw_only=True)
+class Services(DataPlane):
+    """A gateway process: what every one has, its role, and its place among the others."""
+
+    role: Role
+    membership: Membership | Alone
+
+    @classmethod
+    def of(cls, plane: DataPlane, role: Role, membership: Membership | Alone) -> Services:
+        """A process with the same parts, in a role."""
+        parts = {part.name: getattr(plane, part.name) for part in fields(plane)}
+        return cls(**parts, role=role, membership=membership)
+
+    @property
+    def leader(self) -> Leader:
+        """The parts that only the coordinator has. Raises Unavailable in another process."""
+        if not isinstance(self.role, Leader):
+            message = "this gateway process is not the coordinator"
+            raise Unavailable(message, retry_after=1.0, code="no_coordinator")
+        return self.role
 
     @property
     def callers(self) -> Callers | RemoteCallers:
-        """Resolves keys to callers. Raises Unavailable."""
-        return self.remote if self.control is None and self.remote is not None else self.decides.callers
+        """Resolves keys to callers."""
+        return self.role.callers
 
     @property
     def host(self) -> ControlHost:
         """The control program. Raises Unavailable if it is elsewhere."""
-        return self.decides.host
+        return self.leader.host
 
     @property
     def episodes(self) -> Episodes:
         """Every open episode. Raises Unavailable if they are elsewhere."""
-        return self.decides.episodes
-
-    @property
-    def decides(self) -> Control:
-        """The coordinator's parts. Raises Unavailable in another process."""
-        if self.control is None:
-            message = "this gateway process is not the coordinator"
-            raise Unavailable(message, retry_after=1.0, code="no_coordinator")
-        return self.control
-
-    def described(self, control: Control) -> dict[str, Any]:
-        """The coordinator's view of its cluster."""
-        url = self.settings.cluster.url or self.settings.server.url
-        pools = [model.pool for model in self.models]
-        return snapshot.described(control.fence, url, control.hub, pools)
-
-    def running(self) -> list[OpenEpisode]:
-        """The episodes that may have calls in this process."""
-        if self.control is not None:
-            return self.control.episodes.live()
-        return list(self.follower.episodes.values()) if self.follower is not None else []
+        return self.leader.episodes
 
 
 async def services(request: Request) -> Services:

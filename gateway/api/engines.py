@@ -57,8 +57,7 @@ async def get_engine(name: str, access: Admin) -> dict[str, Any]:
 
 
 def _described(access: Access, model: LocalModel, slot: Slot) -> dict[str, Any]:
-    control = access.gateway.control
-    speeds = control.placements[model.name].describe() if control is not None else {}
+    speeds = access.gateway.leader.placements[model.name].describe()
     return {**slot.describe(model.name), "speed": speeds.get(slot.name)}
 
 
@@ -119,7 +118,7 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
             raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
     engine = settings.engine_of(model.name)
     if body.node is not None:
-        tags = access.gateway.decides.nodes.one(body.node).given.tags
+        tags = access.gateway.leader.nodes.one(body.node).given.tags
         if "rollout" not in tags:
             message = f"the node {body.node!r} has not the tag 'rollout' (it has {', '.join(tags)})"
             raise Conflict(message, code="node_not_for_rollout")

@@ -7,17 +7,20 @@ sums and maxima over all processes are right.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.api.context import Control, Services
+from gateway.api.context import Services
 from gateway.api.middleware.drain import Drain
 from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
+from gateway.control.placement import ControlPlacement
 from gateway.feed.ledger import StoredLedger
+from gateway.peers.follower import Follower
+from gateway.peers.role import Leader
 
 _ROLES = ("alone", "coordinator", "follower", "starting")
 Sample = tuple[tuple[str, ...], float]
@@ -38,25 +41,23 @@ class Figures(Collector):
         """Yields the metrics, for prometheus_client."""
         yield from self._process()
         yield from self._engines()
-        if self._services.control is not None:
-            models = self._services.models.decided()
-            trained = [model for model in models if isinstance(model, TrainedModel)]
-            yield from _control(self._services.control, trained)
-            yield from _nodes(self._services.control.nodes)
-            yield from _speeds(self._services.control)
-            yield from _versions(models)
-            yield from _ledgers(trained)
+        if isinstance(leader := self._services.role, Leader):
+            yield from self._leader(leader)
+            yield from _nodes(leader.nodes)
+            yield from _speeds(leader.placements)
+            yield from _versions(list(leader.models))
+            yield from _ledgers(leader.models.trained)
 
     def _process(self) -> Iterator[Metric]:
         services, database = self._services, self._services.database
-        role = _role(services)
+        role, followed = services.membership.role, services.role
         yield _gauge(
             "role",
             "What this process is in its cluster",
             ("role",),
             [((r,), r == role) for r in _ROLES],
         )
-        linked = role == "follower" and services.follower is not None and services.follower.linked.is_set()
+        linked = role == "follower" and isinstance(followed, Follower) and followed.linked.is_set()
         yield _one("linked", "Whether this process follows a coordinator and its link stands", linked)
         yield _one("stopping", "Whether this process is being stopped", self._drain.begun)
         yield _one("running_calls", "Calls that this process is answering", self._drain.running)
@@ -88,21 +89,24 @@ class Figures(Collector):
             found = [((model, slot.name), getattr(slot, value)) for model, slot in slots]
             yield _gauge(name, text, keys, found)
 
+    def _leader(self, leader: Leader) -> Iterator[Metric]:
+        yield _one("fence", "The coordinator's fence, which grows with every new one", leader.fence)
+        yield _one("open_episodes", "Open episodes", leader.episodes.open_count)
+        if self._services.membership.role != "alone":
+            followers = self._services.hub.describe()
+            yield _one("followers", "Processes that are linked to the coordinator", len(followers))
+        waiting = [
+            ((model.name,), sum(leader.episodes.waiting(model.name).values()))
+            for model in leader.models.trained
+        ]
+        yield _gauge("waiting_episodes", "Episodes that wait for a slot", ("model",), waiting)
 
-def _control(control: Control, models: Sequence[TrainedModel]) -> Iterator[Metric]:
-    yield _one("fence", "The coordinator's fence, which grows with every new one", control.fence)
-    yield _one("open_episodes", "Open episodes", control.episodes.open_count)
-    if control.hub is not None:
-        yield _one("followers", "Processes that are linked to the coordinator", len(control.hub.describe()))
-    waiting = [((model.name,), sum(control.episodes.waiting(model.name).values())) for model in models]
-    yield _gauge("waiting_episodes", "Episodes that wait for a slot", ("model",), waiting)
 
-
-def _speeds(control: Control) -> Iterator[Metric]:
+def _speeds(placements: Mapping[str, ControlPlacement]) -> Iterator[Metric]:
     """The coefficients of `scheduler.policies.throughput`: k1 per cached token, k2 per batch, k3 per call, k4 always."""
     found = [
         ((model, engine), speed)
-        for model, placement in control.placements.items()
+        for model, placement in placements.items()
         for engine, speed in placement.describe().items()
     ]
     keys = ("model", "engine")
@@ -179,12 +183,6 @@ _LENGTHS = (
     ("tail_share", "The share of calls lately that were said to be among the longest when they began"),
     ("mean_error", "Tokens by which calls lately were longer or shorter than expected, on average"),
 )
-
-
-def _role(services: Services) -> str:
-    if services.membership is None:
-        return "alone"
-    return services.membership.role
 
 
 def _one(name: str, text: str, value: float) -> Metric:

@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from gateway.api.context import Gateway
 from gateway.api.middleware.drain import stopping
 from gateway.errors import Unavailable
+from gateway.peers.role import Leader
 
 router = APIRouter(tags=["Health"])
 
@@ -34,18 +35,22 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
         raise Unavailable(
             "the database does not answer: calls wait for it", retry_after=5.0, code="store_down"
         )
-    if gateway.membership is not None:
-        gateway.membership.check()
-    if gateway.control is not None and not gateway.host.running:
-        raise Unavailable("the control program has ended", retry_after=30.0, code="control_down")
-    for decided in gateway.models.decided():
-        if decided.ledger is not None and decided.ledger.broken is not None:
-            raise Unavailable(decided.ledger.broken, retry_after=30.0, code="ledger_broken")
+    gateway.membership.check()
+    if isinstance(gateway.role, Leader):
+        _check_leader(gateway.role)
     for model in gateway.models:
         if not model.pool.ready:
             message = f"no engine is ready ({model.pool.states()})"
             raise Unavailable(message, retry_after=10.0, code="no_engine")
     return {"status": "ready"}
+
+
+def _check_leader(leader: Leader) -> None:
+    if not leader.host.running:
+        raise Unavailable("the control program has ended", retry_after=30.0, code="control_down")
+    for model in leader.models.trained:
+        if model.ledger.broken is not None:
+            raise Unavailable(model.ledger.broken, retry_after=30.0, code="ledger_broken")
 
 
 @router.get("/metrics", response_class=Response)

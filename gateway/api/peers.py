@@ -27,7 +27,7 @@ async def link(wire: WebSocket) -> None:
     if key is None or not Keyring([(key.get_secret_value(), True)]).find(given):
         await wire.close(_NOT_ALLOWED, "the key of [cluster] key is needed")
         return
-    if services.hub is None:
+    if not services.hub.leads:
         await wire.close(_NOT_COORDINATOR, "this process is not the coordinator")
         return
     with contextlib.suppress(WebSocketDisconnect):

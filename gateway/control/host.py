@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.errors import EngineError, Unavailable
-from gateway.rollout.peers import NoPeers, Peers
+from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
@@ -67,13 +67,13 @@ class ControlHost:
         self,
         settings: Settings,
         models: dict[str, ModelEngines],
-        peers: Peers | None = None,
-        check_leadership: CheckLeadership | None = None,
+        peers: Peers,
+        check_leadership: CheckLeadership,
     ) -> None:
         """`check_leadership` is asked before every step, and raises if this process may not be the coordinator any more."""
         self.models = models
-        self._check_leadership = check_leadership or _check_leadership
-        self._peers = peers or NoPeers()
+        self._check_leadership = check_leadership
+        self._peers = peers
         described = {name: program_settings(settings, name) for name in models}
         whole = {"models": described, "lending": lending_settings(settings)}
         self.program = ControlProgram(whole)
@@ -294,10 +294,6 @@ class ControlHost:
         pinned = model.steps.runs(slot)[1] if slot is not None and do.step == "hold" else 0
         reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
         self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned))
-
-
-async def _check_leadership() -> None:
-    """Nobody else could be the coordinator."""
 
 
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:

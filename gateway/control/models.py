@@ -6,11 +6,12 @@ Calls to a model that is not the episode's own are recorded and never trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.control.versions import Versions
-from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.errors import BadRequest, NotFound
 from gateway.feed.batches import Batches
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
@@ -28,6 +29,7 @@ class ServedModel:
     """A model on engines, as every gateway process has it."""
 
     name: str
+    path: Path
     settings: ModelSettings
     renderer: ChatRenderer
     pool: EnginePool
@@ -45,10 +47,6 @@ class LocalModel(ServedModel):
     """The same with what is decided about it, as the coordinator has it."""
 
     versions: Versions
-    ledger: StoredLedger | None
-    """None: the model is frozen."""
-    leases: Leases | None
-    batches: Batches | None
 
 
 @dataclass(slots=True)
@@ -66,6 +64,7 @@ class Models:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.local: dict[str, ServedModel] = {}
+        """Those on engines."""
         self.upstream: dict[str, Upstream] = {}
         self._names = {
             alias: name for name, model in settings.models.items() for alias in (name, *(model.aliases or ()))
@@ -74,11 +73,6 @@ class Models:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.local.values())
-
-    @property
-    def default(self) -> TrainedModel:
-        """The first trained model."""
-        return self.trained(None)
 
     def resolve(self, name: str, own: str) -> ServedModel | Upstream:
         """The model that an agent means by `name` in an episode of the model `own`. Raises NotFound.
@@ -94,34 +88,6 @@ class Models:
             raise NotFound(f"the model {name!r} does not exist", code="model_not_found", param="model")
         return self.upstream.get(found) or self.local[found]
 
-    def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:
-        """A model on engines of this gateway; without a name the first trained one. Raises NotFound.
-
-        `reach`: within that of an admin key; beyond it there is none.
-        """
-        reach = reach or self.projects.root
-        model = self.local.get(name or self.first(reach))
-        if model is None or not reach.has(model.name):
-            known = ", ".join(known for known in self.local if reach.has(known))
-            raise NotFound(f"no model {name!r} has engines here; there are: {known}", code="model_not_found")
-        if not isinstance(model, LocalModel):
-            raise Unavailable(
-                "this gateway process is not the coordinator", retry_after=1.0, code="no_coordinator"
-            )
-        return model
-
-    def decided(self) -> list[LocalModel]:
-        """Every model, as the coordinator has it; none in another process."""
-        return [model for model in self if isinstance(model, LocalModel)]
-
-    def trained(self, name: str | None, reach: Reach | None = None) -> TrainedModel:
-        """A trained model; without a name the first. `reach`: see `one`. Raises NotFound or BadRequest."""
-        model = self.one(name, reach)
-        if not isinstance(model, TrainedModel):
-            message = f"the model {model.name!r} is frozen ([models.{model.name}] train = false)"
-            raise BadRequest(message, code="model_frozen", param="model")
-        return model
-
     def first(self, reach: Reach) -> str:
         """The first trained model within reach; empty: none."""
         return next((name for name in reach.models if self._settings.models[name].train), "")
@@ -129,3 +95,39 @@ class Models:
     def names(self, seen: Callable[[str], bool] = lambda _model: True) -> list[str]:
         """Every name and alias of the models that are seen, `*` apart."""
         return [name for name, model in self._names.items() if name != "*" and seen(model)]
+
+
+class LeaderModels:
+    """Every model on engines, by name, with what is decided about it."""
+
+    def __init__(self, models: Models, found: Iterable[LocalModel]) -> None:
+        self._models = models
+        self._local = {model.name: model for model in found}
+
+    def __iter__(self) -> Iterator[LocalModel]:
+        return iter(self._local.values())
+
+    @property
+    def trained(self) -> list[TrainedModel]:
+        """Those with a trainer."""
+        return [model for model in self if isinstance(model, TrainedModel)]
+
+    def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:
+        """A model; without a name the first trained one. Raises NotFound.
+
+        `reach`: within that of an admin key; beyond it there is none.
+        """
+        reach = reach or self._models.projects.root
+        model = self._local.get(name or self._models.first(reach))
+        if model is None or not reach.has(model.name):
+            known = ", ".join(known for known in self._local if reach.has(known))
+            raise NotFound(f"no model {name!r} has engines here; there are: {known}", code="model_not_found")
+        return model
+
+    def one_trained(self, name: str | None = None, reach: Reach | None = None) -> TrainedModel:
+        """A trained model; without a name the first. `reach`: see `one`. Raises NotFound or BadRequest."""
+        model = self.one(name, reach)
+        if not isinstance(model, TrainedModel):
+            message = f"the model {model.name!r} is frozen ([models.{model.name}] train = false)"
+            raise BadRequest(message, code="model_frozen", param="model")
+        return model

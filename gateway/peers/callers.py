@@ -7,14 +7,16 @@ Calls under agents' keys (`[agents]`) open episodes and are told apart by the co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.keys import key_hash
-from gateway.peers.follower import Follower
 from gateway.rollout.replies import RequestKey
+
+if TYPE_CHECKING:
+    from gateway.peers.follower import Follower
 
 
 class RemoteCallers:

@@ -23,6 +23,7 @@ import aiohttp
 from gateway.engines.process import connect
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import EngineError, GatewayError, Unavailable
+from gateway.peers.callers import RemoteCallers
 from gateway.peers.messages import Message, error_from_json, pack, runs_to_json, unpack
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -40,9 +41,16 @@ class Follower:
     """One process's link to whoever is the coordinator."""
 
     def __init__(
-        self, name: str, url: str, key: str, pools: Mapping[str, EnginePool], recorders: Collection[Recorder]
+        self,
+        name: str,
+        url: str,
+        key: str,
+        pools: Mapping[str, EnginePool],
+        recorders: Collection[Recorder],
+        wait_s: float,
     ) -> None:
-        """`name` and `url`: of this process. `recorders`: of every model."""
+        """`name` and `url`: of this process. `recorders`: of every model. `wait_s`: how long a call waits for a coordinator."""
+        self.callers = RemoteCallers(self, wait_s)
         self.episodes: dict[str, OpenEpisode] = {}
         """The episodes that have called here since the link was made, or have calls."""
         self.linked = asyncio.Event()

@@ -92,13 +92,14 @@ class _Link:
 
 
 class Hub:
-    """Every link of the coordinator. See `gateway.rollout.peers.Peers`."""
+    """Every link of the coordinator; a process that is alone, or follows, has none. See `gateway.rollout.peers.Peers`."""
 
-    def __init__(
-        self, fence: int, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float
-    ) -> None:
+    def __init__(self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float) -> None:
         """`apis`: what each model's engines speak."""
-        self.fence = fence
+        self.fence = 0
+        """The coordinator's, which followers are told."""
+        self.leads = False
+        """True while followers may link: already while the coordinator's parts are opened."""
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
         self.on_trouble: Callable[[str, Slot, str], None] = lambda _model, _slot, _reason: None
         """Called when a follower could not reach an engine, or found something wrong with it."""
@@ -107,6 +108,10 @@ class Hub:
         self._ask_s = ask_s
         self._links: dict[str, _Link] = {}
         self._leaving = False
+
+    def lead(self, fence: int) -> None:
+        """From now on followers may link."""
+        self.fence, self.leads = fence, True
 
     def opened(self, episodes: Episodes) -> None:
         """From now on followers are told whose calls they have."""
@@ -181,7 +186,8 @@ class Hub:
         self._leaving = True
 
     def close(self) -> None:
-        """Lets every follower look for another coordinator."""
+        """Lets every follower look for another coordinator. For good: a process leads once at most."""
+        self.leads = False
         self.leave()
         for link in list(self._links.values()):
             self._drop(link)

@@ -20,31 +20,46 @@ from gateway.peers.follower import Follower
 
 log = logging.getLogger(__name__)
 
-Role = Literal["starting", "follower", "coordinator"]
+RoleName = Literal["alone", "starting", "follower", "coordinator"]
 Lead = Callable[[int], AbstractAsyncContextManager[None]]
-"""Opens what only the coordinator has, under its fence."""
+"""Makes this process the coordinator, under its fence, until it is left."""
+
+
+class Alone:
+    """A process without a cluster: it decides from its start to its end."""
+
+    role: RoleName = "alone"
+    url = ""
+
+    async def coordinator(self) -> str | None:
+        return None
+
+    def check(self) -> None:
+        """Returns: this process has its place."""
+
+    async def check_leadership(self) -> None:
+        """Returns: nobody else could be the coordinator."""
 
 
 class Membership:
     """One process of a cluster."""
 
-    def __init__(self, election: Election, follower: Follower, lead: Lead, bus: Bus, wait_s: float) -> None:
+    def __init__(self, election: Election, follower: Follower, bus: Bus, wait_s: float) -> None:
         """`wait_s`: how long a request waits for a coordinator."""
         self._bus = bus
         self._listener: asyncio.Task[None] | None = None
-        self.role: Role = "starting"
+        self.role: RoleName = "starting"
         self.fence = 0
         """The fence of this process, while it is the coordinator."""
         self.url = ""
         """The coordinator's, while this process follows."""
         self._election = election
         self._follower = follower
-        self._lead = lead
         self._wait_s = wait_s
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, lost: Callable[[BaseException], None]) -> None:
+    def start(self, lead: Lead, lost: Callable[[BaseException], None]) -> None:
         """Looks for its place. `lost` is called with what ended it: the process cannot go on."""
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -58,7 +73,7 @@ class Membership:
 
         self._listener = asyncio.create_task(self._listen(), name="membership-news")
         self._listener.add_done_callback(ended)
-        self._task = asyncio.create_task(self._run(), name="membership")
+        self._task = asyncio.create_task(self._run(lead), name="membership")
         self._task.add_done_callback(ended)
 
     async def close(self) -> None:
@@ -92,11 +107,15 @@ class Membership:
         if self.role == "starting" or (self.role == "follower" and not self._follower.linked.is_set()):
             raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
 
-    async def _run(self) -> None:
+    async def check_leadership(self) -> None:
+        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if nobody can tell."""
+        await self._election.check_leadership(self.fence)
+
+    async def _run(self, lead: Lead) -> None:
         while True:
             found = await self._election.decide()
             if isinstance(found, int):
-                return await self._coordinate(found)
+                return await self._coordinate(lead, found)
             self.url = found.url
             self._set("follower")
             following = asyncio.create_task(self._follower.follow(found.url), name="follow")
@@ -115,11 +134,11 @@ class Membership:
         await self._follower.linked.wait()
         self._set("follower")
 
-    async def _coordinate(self, fence: int) -> None:
+    async def _coordinate(self, lead: Lead, fence: int) -> None:
         log.warning("this process is the coordinator now (fence %d)", fence)
         self.fence = fence
         holding = asyncio.create_task(self._election.hold(fence), name="hold-the-lease")
-        leading = asyncio.create_task(self._open(fence), name="lead")
+        leading = asyncio.create_task(self._open(lead, fence), name="lead")
         try:
             await asyncio.wait({holding, leading}, return_when=asyncio.FIRST_COMPLETED)
             for task in (holding, leading):
@@ -136,13 +155,13 @@ class Membership:
             except (Unavailable, TimeoutError) as error:
                 log.warning("the next coordinator has to wait for the lease's end: %s", error)
 
-    async def _open(self, fence: int) -> None:
-        async with self._lead(fence):
+    async def _open(self, lead: Lead, fence: int) -> None:
+        async with lead(fence):
             self._set("coordinator")
             await snapshot.wake(self._bus)
             await asyncio.Event().wait()
 
-    def _set(self, role: Role) -> None:
+    def _set(self, role: RoleName) -> None:
         self.role = role
         self._changed.set()
         self._changed = asyncio.Event()

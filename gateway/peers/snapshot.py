@@ -23,15 +23,14 @@ EVERY_S = 1.0
 _KEY, _KEPT_S = "coordinator", 3600.0
 
 
-def described(fence: int, url: str, hub: Hub | None, pools: Iterable[EnginePool]) -> dict[str, Any]:
+def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> dict[str, Any]:
     """The coordinator's view, as a JSON object."""
     engines = []
     for pool in pools:
         for engine in pool.describe():
-            elsewhere, _ = hub.runs(pool.model, engine["name"]) if hub is not None else (0, 0)
+            elsewhere, _ = hub.runs(pool.model, engine["name"])
             engines.append({**engine, "streams": engine["streams"] + elsewhere})
-    followers = hub.describe() if hub is not None else []
-    return {"fence": fence, "url": url, "at": time.time(), "followers": followers, "engines": engines}
+    return {"fence": fence, "url": url, "at": time.time(), "followers": hub.describe(), "engines": engines}
 
 
 async def keep(bus: Bus, values: dict[str, Any]) -> None:

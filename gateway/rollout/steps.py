@@ -18,7 +18,7 @@ from typing import Any
 from gateway.engines.base import Engine, Level
 from gateway.engines.process import EngineProcess, connect
 from gateway.errors import EngineError, ProbeFailed
-from gateway.rollout.peers import NoPeers, Peers
+from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import Weights
@@ -73,19 +73,20 @@ class EngineSteps:
         model: ModelSettings,
         engine: EngineSettings,
         update: UpdateSettings,
-        peers: Peers | None = None,
-        check_leadership: Callable[[], Awaitable[None]] | None = None,
-        pinned_s: float = 5.0,
+        peers: Peers,
+        check_leadership: Callable[[], Awaitable[None]],
+        pinned_s: float,
+        patient: bool,
     ) -> None:
-        """`peers`: the other gateway processes; an external engine may then come later than the gateway.
+        """`peers`: the other gateway processes. `patient`: an external engine may come later than the gateway.
 
         `check_leadership` raises if this process may not be the coordinator any more; steps of several commands ask in between.
         `pinned_s`: how long requests that cannot move may go on in an engine that is put to sleep.
         """
-        self._check_leadership = check_leadership or _check_leadership
+        self._check_leadership = check_leadership
         self._pool = pool
-        self._patient = peers is not None
-        self._peers = peers or NoPeers()
+        self._patient = patient
+        self._peers = peers
         self._model = model
         self._settings = engine
         self._level = _LEVELS.get(engine.sleep)
@@ -345,10 +346,6 @@ class EngineSteps:
                 await slot.ended()
         except TimeoutError:
             return
-
-
-async def _check_leadership() -> None:
-    """Nobody else could be the coordinator."""
 
 
 def _engine(slot: Slot) -> Engine:

@@ -36,6 +36,7 @@ from gateway.sections.scheduling import (
 )
 from gateway.sections.server import (
     BusSettings,
+    ClusterMember,
     ClusterSettings,
     RetentionSettings,
     ServerSettings,
@@ -48,6 +49,7 @@ __all__ = [
     "Bounds",
     "BusSettings",
     "CallSettings",
+    "ClusterMember",
     "ClusterSettings",
     "ControlSettings",
     "Days",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -59,6 +60,14 @@ class RetentionSettings(Section):
     """How often it is looked for old episodes."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterMember:
+    """Where a process of a cluster is reached, and the cluster's key."""
+
+    url: str
+    key: str = field(repr=False)
+
+
 class ClusterSettings(Section):
     """`[cluster]`: several gateway processes on one store, of which one at a time decides (docs/cluster.md)."""
 
@@ -71,6 +80,11 @@ class ClusterSettings(Section):
     """How long the coordinator may be silent before another process takes its place."""
     ask_s: Seconds = 10.0
     """How long a process may take to do what the coordinator asks of it, before it counts as gone."""
+
+    @property
+    def member(self) -> ClusterMember | None:
+        """This process's place in its cluster; None: it is alone."""
+        return ClusterMember(self.url, self.key.get_secret_value()) if self.url and self.key else None
 
 
 class BusSettings(Section):

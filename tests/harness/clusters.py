@@ -13,6 +13,7 @@ import httpx
 from gateway.app import create_app
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.peers.role import Leader
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.expiry import LEASE_S
@@ -123,9 +124,9 @@ def placed(member: Member) -> bool:
     """Whether it decides with all engines open, or follows."""
     services = member.services
     if member.role == "follower":
-        return bool(services.follower.linked.is_set())
+        return bool(services.role.linked.is_set())
     slots = [slot for model in services.models for slot in model.pool.slots.values()]
-    return services.control is not None and all(slot.state == "open" for slot in slots)
+    return isinstance(services.role, Leader) and all(slot.state == "open" for slot in slots)
 
 
 @asynccontextmanager

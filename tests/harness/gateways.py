@@ -39,7 +39,7 @@ class RunningGateway:
     @property
     def model(self) -> Any:
         """The trained model."""
-        return self.services.models.default
+        return self.services.leader.models.one_trained()
 
     @property
     def slot(self) -> Any:

@@ -144,7 +144,7 @@ async def test_a_call_that_is_sent_on_ends_with_its_client(
         engine, limits = cluster.engines[0], cluster.coordinator.services.limits
         engine.hold_after(1)
         call = asyncio.create_task(cluster.followers[0].chat(key))
-        running = cluster.coordinator.services.running
+        running = cluster.coordinator.services.episodes.live
         await until(lambda: any(c.call.turn.ids for live in running() for c in live.calls), "a token is here")
         assert (engine.running, engine.held) == (1, 1)
         assert limits.running == 1

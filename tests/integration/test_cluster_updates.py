@@ -210,7 +210,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     await result_of(crossing.wait(), "the hub was asked to tell of the crossing", LIMIT_S)
     async with httpx.AsyncClient(timeout=LIMIT_S) as http:
         for _ in range(20):  # more than what it still wants of the engine would take
-            await http.get(f"{first.services.models.default.pool.slots['demo-0'].url}/is_paused")
+            await http.get(f"{first.services.models.local['demo'].pool.slots['demo-0'].url}/is_paused")
     ending.set()
     await stopping
     assert loading.paused, "it was told nothing any more"

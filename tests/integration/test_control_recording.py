@@ -34,7 +34,7 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
         lease = await gateway.admin.lease("trainer")
         await gateway.admin.ack(lease, "checkpoint")
         await gateway.admin.reward(first, 0.0)
-        kept = gateway.services.models.local["demo"].ledger.rule
+        kept = gateway.model.ledger.rule
         stored = await gateway.services.database.read(lambda c: list(c.execute(_EVENTS)))
     again = rules.create("staleflow", kept.settings)
     for event, commands in stored[1:]:

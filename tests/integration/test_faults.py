@@ -18,14 +18,16 @@ from sqlalchemy import text
 from gateway.api.generation import WHOLE_INTERVAL
 from gateway.app import open_services
 from gateway.client import GatewayClient
+from gateway.errors import EngineError
 from gateway.settings import ConfigError, Settings
+from processes.ports import free_port
 from tests.harness.agents import finished, sdk, start_agents
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, faults, run_gateway, settings_for
 from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
 from tests.harness.retries import drop, lasting, taken
 from tests.harness.scripted import USER
-from tests.harness.waiting import until
+from tests.harness.waiting import until, within
 from tests.harness.weights import fake_weights, publish
 
 
@@ -188,6 +190,17 @@ async def test_the_ledger_is_not_continued_under_other_settings(tiny_model: Path
     values["staleness"]["batch"] = 3
     with pytest.raises(ConfigError, match=r"batch = 2 \(now 3\)"):
         async with open_services(Settings.parse(values)):
+            pytest.fail("it started")
+
+
+async def test_a_gateway_that_is_alone_does_not_wait_for_an_external_engine_that_is_not_there(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """One of a cluster does: its engines may come later."""
+    external = {"launch": "external", "url": f"http://127.0.0.1:{free_port()}", "max_restarts": 0}
+    values = settings_for(tiny_model, tmp_path, engine={**external, "start_s": 3600.0})
+    with pytest.raises(EngineError, match="demo-0 cannot be used"):
+        async with within("the start is given up"), open_services(Settings.parse(values)):
             pytest.fail("it started")
 
 

@@ -41,7 +41,7 @@ def calls_of(gateway: RunningGateway) -> list[Any]:
 
 def offload(gateway: RunningGateway) -> set[str]:
     """The engines that are set aside."""
-    program = gateway.services.control.host.program
+    program = gateway.services.leader.host.program
     return {engine.name for engine in program.placements["demo"]._engines.open.values() if engine.aside}
 
 

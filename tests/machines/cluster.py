@@ -255,7 +255,7 @@ class Cluster:
             self.loop.settle()
 
     async def _publish(self, leader: Process) -> None:
-        versions = leader.services.models.local[MODEL].versions  # type: ignore[attr-defined]
+        versions = leader.services.leader.models.one(MODEL).versions
         assert isinstance(versions, Versions)
         newest = leader.database.look(lambda c: statements.newest_version(c, MODEL))
         assert newest is not None

@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gateway.api.context import Control, Services
+from gateway.api.context import DataPlane, Services
 from gateway.api.generation import _completion
 from gateway.bus.base import Bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import GatewayError
+from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
+from gateway.peers.membership import Membership
+from gateway.peers.role import Leader
 from gateway.render.segmenter import Piece
 from gateway.rollout.completion import Completion
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies, RequestKey
 from gateway.rollout.reply import Choices, Reader
-from gateway.services import _joined
+from gateway.sections import ClusterMember
+from gateway.services import hub_of, joined
+from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Sampling
@@ -178,24 +183,36 @@ class Process:
         self.context.run(HERE.set, name)
         self.database = ProcessDatabase(cluster)
         self.pool = EnginePool(MODEL, cluster.settings.queue, cluster.settings.update.patience_s)
-        self.services = self._services(cluster.bus)
+        self._services: Services | None = None
+        """None: the process has just been started."""
         self._stop = asyncio.Event()
         self.task = cluster.spawn(self._live(), self.context)
 
-    def _services(self, bus: Bus) -> Services:
+    def _plane(self, bus: Bus) -> DataPlane:
         settings = self.cluster.settings
         models = Models(settings)
         recorder = WatchedRecorder(self)
         given = settings.models[MODEL]
-        models.local[MODEL] = ServedModel(MODEL, given, cast(Any, None), self.pool, recorder)
-        replies = Replies(self.database)
-        return Services(settings, self.database, models, replies, self.cluster.metrics, bus)
+        assert given.path is not None
+        models.local[MODEL] = ServedModel(MODEL, given.path, given, cast(Any, None), self.pool, recorder)
+        return DataPlane(
+            settings=settings,
+            database=self.database,
+            models=models,
+            replies=Replies(self.database),
+            metrics=self.cluster.metrics,
+            bus=bus,
+            hub=hub_of(settings, models),
+            limits=Limits(settings, models.projects),
+            lengths=None,
+        )
 
     async def _live(self) -> None:
         """As `gateway.services.open_services`."""
-        async with _joined(self.services, self.url, self._lost):
+        plane = self._plane(self.cluster.bus)
+        async with joined(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
             await self._stop.wait()
-        await self.services.replies.close()
+        await plane.replies.close()
         self.database.die()
 
     def _lost(self, error: BaseException) -> None:
@@ -225,24 +242,33 @@ class Process:
         return self.cluster.spawn(work, self.context)
 
     @property
+    def services(self) -> Services:
+        """What it is made of."""
+        assert self._services is not None
+        return self._services
+
+    @property
     def hub(self) -> Hub | None:
         """What others link to."""
-        return None if self.dead else self.services.hub
+        links = None if self.dead or self._services is None else self._services.hub
+        return links if links is not None and links.leads else None
 
     @property
-    def control(self) -> Control | None:
+    def control(self) -> Leader | None:
         """What only the coordinator has."""
-        return None if self.dead else self.services.control
+        role = None if self.dead or self._services is None else self._services.role
+        return role if isinstance(role, Leader) else None
 
     @property
-    def follower(self) -> Any:
+    def follower(self) -> Follower:
         """The link to whoever is the coordinator."""
-        return self.services.follower
+        assert isinstance(self.services.role, Follower)
+        return self.services.role
 
     @property
     def fence(self) -> int:
         """The fence under which it coordinates."""
-        assert self.services.membership is not None
+        assert isinstance(self.services.membership, Membership)
         return self.services.membership.fence
 
     def runs(self) -> int:

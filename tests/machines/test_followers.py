@@ -292,7 +292,7 @@ class Silent:
 
 
 async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
-    hub = Hub(1, {}, {}, 0.05)
+    hub = Hub({}, {}, 0.05)
     serving = asyncio.create_task(hub.serve(Silent()))
     await until(lambda: bool(hub.describe()), "the follower is known", every_s=0)
     await hub.forget("m", "e")

@@ -53,7 +53,7 @@ async def test_what_a_follower_does_beside_its_link_is_told_when_it_fails(
     async def fail() -> None:
         raise RuntimeError("it failed")
 
-    follower = Follower("p", "http://p", "key", {}, [])
+    follower = Follower("p", "http://p", "key", {}, [], 60.0)
     follower._begin(fail(), "end-ep-1")
     (task,) = follower._ending
     await asyncio.wait({task})

@@ -38,7 +38,7 @@ class Link:
 
     def __init__(self) -> None:
         self.trees = Trees()
-        self.follower = Follower("p", "http://p", "key", {}, [self.trees])
+        self.follower = Follower("p", "http://p", "key", {}, [self.trees], 60.0)
 
     async def shows(self, episode_id: str) -> OpenEpisode:
         """A request asks whose it is, and the coordinator answers; then its prompt is made."""

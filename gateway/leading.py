@@ -1,0 +1,209 @@
+"""Opens what only the process that leads has: control program, versions, episodes, leases; and keeps its periodic duties.
+
+All of it works under the fence that SQL gave the process, beside the parts that every process has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from gateway.api.context import DataPlane
+from gateway.control.host import CheckLeadership, ControlHost, ModelEngines
+from gateway.control.models import LeaderModels, LocalModel, ServedModel, TrainedModel
+from gateway.control.nodes import Nodes
+from gateway.control.placement import ControlPlacement
+from gateway.control.versions import Versions
+from gateway.episodes import retention
+from gateway.episodes.auto_open import AutoOpen
+from gateway.episodes.callers import Callers
+from gateway.episodes.conversations import Conversations
+from gateway.episodes.episodes import Episodes
+from gateway.errors import Fenced
+from gateway.feed.batches import Batches
+from gateway.feed.groups import GroupReader
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import StoredLedger
+from gateway.grading.grading import Grading
+from gateway.peers import snapshot
+from gateway.peers.role import Leader
+from gateway.rollout.slot import Slot
+from gateway.rollout.steps import EngineSteps
+from gateway.settings import Settings
+from gateway.store.database import Database
+from scheduler.policies.throughput import EngineModel
+
+log = logging.getLogger(__name__)
+
+TEND_EVERY_S = 1.0
+"""The interval of most duties."""
+Duty = Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def open_leader(
+    plane: DataPlane, fence: int, check_leadership: CheckLeadership, *, alone: bool
+) -> AsyncIterator[Leader]:
+    """`check_leadership` is asked before each step of an engine.
+
+    `alone`: waits until every engine is open, or raises EngineError. In a cluster engines may come later.
+    """
+    settings, database = plane.settings, plane.database.fenced(fence)
+    async with AsyncExitStack() as stack:
+        ledgers = await _ledgers(plane, database)
+        host = ControlHost(settings, _engines(plane, check_leadership, alone), plane.hub, check_leadership)
+        stack.push_async_callback(host.close)
+        nodes = Nodes(settings, host, ledgers, plane.hub)
+        placements = _placements(plane, host)
+        host.start()
+        for placement in placements.values():
+            placement.begin()
+            stack.push_async_callback(placement.close)
+        nodes.begin()
+        plane.hub.on_trouble = partial(_look_into, host)
+        opened = [
+            await _open_model(settings, model, database, host, ledgers.get(model.name))
+            for model in plane.models
+        ]
+        episodes = await _episodes(stack, plane, database, ledgers)
+        await _start_engines(stack, settings, opened, nodes, alone)
+        openings = AutoOpen(settings, database, episodes, ledgers)
+        callers = Callers(settings, episodes, Conversations(database), openings)
+        models = LeaderModels(plane.models, opened)
+        leader = Leader(fence, host, models, episodes, callers, nodes, placements)
+        log.info("ready: %s", settings.server.url)
+        # Close the host first: the engines belong to another coordinator by then
+        stack.push_async_callback(host.close)
+        await stack.enter_async_context(_tended(plane, leader, database))
+        yield leader
+
+
+async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedger]:
+    """The ledger of every trained model, as stored."""
+    settings, trained = plane.settings, [model.name for model in plane.models if model.settings.train]
+    return {name: await StoredLedger.load(database, settings.staleness_of(name), name) for name in trained}
+
+
+def _engines(plane: DataPlane, check_leadership: CheckLeadership, alone: bool) -> dict[str, ModelEngines]:
+    settings, found = plane.settings, {}
+    for model in plane.models:
+        engine = settings.engine_of(model.name)
+        steps = EngineSteps(
+            model.pool,
+            model.settings,
+            engine,
+            settings.update,
+            plane.hub,
+            check_leadership,
+            settings.lending.grace_s,
+            patient=not alone,
+        )
+        found[model.name] = ModelEngines(model.pool, steps, engine)
+    return found
+
+
+def _placements(plane: DataPlane, host: ControlHost) -> dict[str, ControlPlacement]:
+    routing = plane.settings.routing
+    prior = EngineModel(routing.k1, routing.k2, routing.k3, routing.k4)
+    return {
+        model.name: ControlPlacement(host, model.name, model.pool, plane.hub, prior) for model in plane.models
+    }
+
+
+async def _open_model(
+    settings: Settings,
+    served: ServedModel,
+    database: Database,
+    host: ControlHost,
+    ledger: StoredLedger | None,
+) -> LocalModel:
+    name = served.name
+    parts = name, served.path, served.settings, served.renderer, served.pool, served.recorder
+    versions = Versions(name, served.path, database, host, ledger)
+    if ledger is None:
+        return LocalModel(*parts, versions)
+    dropped = versions if settings.update.orphans == "drop" else None
+    orphans = (lambda: dropped.orphans) if dropped else frozenset
+    reader = GroupReader(name, settings.staleness_of(name), orphans)
+    leases = await Leases.load(database, ledger, settings.feed, reader)
+    return TrainedModel(*parts, versions, ledger, leases, Batches(database, reader))
+
+
+async def _episodes(
+    stack: AsyncExitStack, plane: DataPlane, database: Database, ledgers: Mapping[str, StoredLedger]
+) -> Episodes:
+    settings, renderers = plane.settings, {model.name: model.renderer for model in plane.models}
+    grading = await Grading.open(settings.graders, database, renderers, settings.rewards)
+    stack.push_async_callback(grading.close)
+    recorders = [model.recorder for model in plane.models]
+    episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub)
+    stack.push_async_callback(episodes.close)
+    await episodes.load()
+    return episodes
+
+
+async def _start_engines(
+    stack: AsyncExitStack, settings: Settings, models: list[LocalModel], nodes: Nodes, wait: bool
+) -> None:
+    for model in models:
+        stack.push_async_callback(model.versions.close)
+    await asyncio.gather(
+        *(
+            m.versions.start(settings.engine_of(m.name), wait=wait, on_nodes=nodes.slots(m.name))
+            for m in models
+        )
+    )
+
+
+@asynccontextmanager
+async def _tended(plane: DataPlane, leader: Leader, database: Database) -> AsyncIterator[None]:
+    """The coordinator's periodic duties."""
+    settings = plane.settings
+    old = partial(retention.tend, database, settings.retention)
+    health_s = min(settings.engine_of(model.name).health_s for model in plane.models)
+    duties: list[tuple[str, Duty, float]] = [
+        ("tend-snapshot", partial(_show, plane, leader), snapshot.EVERY_S),
+        ("tend-episodes", leader.episodes.sweep, TEND_EVERY_S),
+        ("tend-engines", leader.host.tend, TEND_EVERY_S),
+        ("tend-nodes", leader.nodes.tend, TEND_EVERY_S),
+        *(("tend-placement", placement.look, TEND_EVERY_S) for placement in leader.placements.values()),
+        ("check-health", leader.host.check_health, health_s),
+        ("tend-retention", old, settings.retention.every_s),
+    ]
+    tenders = [asyncio.create_task(tend(duty, every_s), name=name) for name, duty, every_s in duties]
+    try:
+        yield
+    finally:
+        for tender in tenders:
+            tender.cancel()
+        await asyncio.wait(tenders)
+
+
+async def _show(plane: DataPlane, leader: Leader) -> None:
+    if plane.bus.shared:
+        await snapshot.keep(plane.bus, plane.described(leader.fence))
+
+
+async def tend(duty: Duty, every_s: float) -> None:
+    """Repeats a duty, such as keeping deadlines or looking after engines."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await duty()
+        except Fenced as error:
+            log.warning("%s: %s", getattr(duty, "__qualname__", duty), error)
+        except Exception:
+            log.exception("%s failed; it is tried again", getattr(duty, "__qualname__", duty))
+
+
+def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
+    """A follower has trouble with an engine: it could not reach it (no reason), or it knows what is wrong."""
+    if reason and slot.state == "open":
+        host.lose(model, slot.name, reason)
+    elif reason:
+        return  # reported already
+    else:
+        host.suspect(model, slot)

@@ -1,0 +1,33 @@
+"""The role of a gateway process: it leads (it is the coordinator), or it follows. One value, replaced whole when that changes.
+
+What every process has, whatever its role, is in `gateway.api.context.DataPlane`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.control.host import ControlHost
+from gateway.control.models import LeaderModels
+from gateway.control.nodes import Nodes
+from gateway.control.placement import ControlPlacement
+from gateway.episodes.callers import Callers
+from gateway.episodes.episodes import Episodes
+from gateway.peers.follower import Follower
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The parts that only the coordinator has."""
+
+    fence: int
+    host: ControlHost
+    models: LeaderModels
+    episodes: Episodes
+    callers: Callers
+    nodes: Nodes
+    placements: dict[str, ControlPlacement]
+    """By model."""
+
+
+Role = Leader | Follower
