@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
 
 from gateway.control.host import ControlHost
-from gateway.errors import Conflict, EngineError, NotFound, Unprocessable
+from gateway.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
 from gateway.feed.ledger import StoredLedger
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import MANIFEST, Weights, read_weights
@@ -148,7 +149,7 @@ class Versions:
         over = row is not None and (row["state"] == "live" or row["bad"])
         if not over and version not in self._updates:
             task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
-            task.add_done_callback(lambda _: self._updates.pop(version, None))
+            task.add_done_callback(partial(self._over, self._updates, version))
             self._updates[version] = task
 
     async def _insert(self, weights: Weights) -> None:
@@ -210,7 +211,7 @@ class Versions:
         if number not in self._late_ends:
             task = asyncio.create_task(self._end_late(ended), name=f"{self.model}-ends-{number}")
             self._late_ends[number] = task
-            task.add_done_callback(lambda _: self._late_ends.pop(number, None))
+            task.add_done_callback(partial(self._over, self._late_ends, number))
 
     async def _end_late(self, ended: Ended) -> None:
         number = ended.version
@@ -225,6 +226,16 @@ class Versions:
         elif weights := self._engines.steps.weights(number):
             log.warning("version %d of %s is live after all", number, self.model)
             await self._set_live(weights, row["report"])
+
+    def _over(self, tasks: dict[int, asyncio.Task[None]], number: int, task: asyncio.Task[None]) -> None:
+        """A task has ended. If it failed, the version is as it was, and is tried anew when its trainer publishes it again."""
+        tasks.pop(number, None)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, Fenced):
+            log.warning("version %d of %s is another coordinator's affair: %s", number, self.model, error)
+        else:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
     async def _set_failed(self, number: int, report: list[dict[str, Any]], bad: str) -> None:
         values = self.model, number, "failed", report, bad

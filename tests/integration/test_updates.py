@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.store import coordination
 from tests.harness.agents import finished, start_agents
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import faults, run_gateway, settings_for
@@ -176,3 +178,24 @@ async def test_more_calls_than_may_wait_are_refused_early(tiny_model: Path, tmp_
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
         gateway.let_in()
         assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+
+
+async def test_how_an_update_ended_is_the_next_coordinators_affair(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process is succeeded while an engine loads: it stores nothing of that and says so, and no task's error gets lost."""
+    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
+        await faults(gateway, hold_load=True)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=0)
+        assert record["state"] == "updating"
+        await gateway.services.database.submit(
+            lambda c: coordination.claim(c, "another", "http://another", 600.0, None)
+        )
+        running = gateway.model.versions._updates
+        assert list(running) == [1]
+        await faults(gateway, hold_load=False)
+        await until(lambda: not running, "the update is over")
+        gc.collect()  # a task tells of an error that nobody asked for when it goes
+        assert (await gateway.model.versions.version(1))["state"] == "updating"
+    assert "version 1 of demo is another coordinator's affair" in caplog.text
+    assert "never retrieved" not in caplog.text
