@@ -25,8 +25,9 @@ from typing import Protocol
 import httpx
 
 from gateway.engines.process import connect, launch, spoken
+from gateway.sections.environment import ENGINE_URLS
 from gateway.server import bound
-from gateway.settings import ENGINE_URLS, ConfigError, Settings
+from gateway.settings import ConfigError, Settings
 from processes.child import ChildDied, LocalProcess
 from processes.ports import free_port
 

@@ -147,7 +147,8 @@ def engine(
     """
     from gateway.engines.process import command
     from gateway.sections import is_public, public_engine
-    from gateway.settings import SECRETS, ConfigError, Settings
+    from gateway.sections.environment import SECRETS
+    from gateway.settings import ConfigError, Settings
 
     try:
         settings = Settings.load(config, only=("models", "engine"))

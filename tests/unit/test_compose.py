@@ -15,7 +15,8 @@ import yaml
 
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
-from gateway.settings import ENVIRONMENT, Settings
+from gateway.sections.environment import ENVIRONMENT
+from gateway.settings import Settings
 from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,58 @@
+"""Keys of the configuration that may stand in the environment instead of the file. What the file says goes before it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+ENVIRONMENT = {
+    "HEADGATE_PUBLIC_URL": ("server", "public_url"),
+    "HEADGATE_ADMIN_KEY": ("admin", "key"),
+    "HEADGATE_STORE_URL": ("store", "url"),
+    "HEADGATE_BUS_URL": ("bus", "url"),
+    "HEADGATE_CLUSTER_URL": ("cluster", "url"),
+    "HEADGATE_CLUSTER_KEY": ("cluster", "key"),
+}
+"""For each variable: the key that it stands in for."""
+SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")
+"""Prefixes of variables that engines must not see."""
+ENGINE_URLS = "HEADGATE_ENGINE_URLS"
+"""JSON, `{model: [url, ...]}`: these models' engines are running already, whatever `launch` says."""
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a file's values with what the environment has of the rest."""
+    for variable, (section, key) in ENVIRONMENT.items():
+        if (given := os.environ.get(variable)) and isinstance(table := values.get(section, {}), dict):
+            values = {**values, section: {key: given, **table}}
+    if urls := os.environ.get(ENGINE_URLS):
+        values = _with_engines(values, json.loads(urls))
+    for section, kind in (("agents", "AGENT"), ("projects", "PROJECT")):
+        if isinstance(holders := values.get(section), dict):
+            values = {
+                **values,
+                section: {name: _with_key(name, given, kind) for name, given in holders.items()},
+            }
+    return values
+
+
+def key_variable(name: str, kind: str = "AGENT") -> str:
+    """The variable for the key of an agent or a project."""
+    return f"HEADGATE_{kind}_KEY_{name.upper().replace('-', '_')}"
+
+
+def _with_key(name: str, values: Any, kind: str) -> Any:
+    key = os.environ.get(key_variable(str(name), kind))
+    return {"key": key, **values} if key and isinstance(values, dict) else values
+
+
+def _with_engines(values: dict[str, Any], urls: dict[str, list[str]]) -> dict[str, Any]:
+    models = dict(values["models"])
+    for name, places in urls.items():
+        engine = dict(models[name].get("engine", values.get("engine", {})))
+        engine.pop("count", None)
+        if engine.get("launch", "vllm") == "vllm":
+            engine["api"] = "vllm"
+        models[name] = {**models[name], "engine": {**engine, "launch": "external", "urls": places}}
+    return {**values, "models": models}
