@@ -1,4 +1,4 @@
-"""What the control program costs at many engines and open calls: its share of one core.
+"""Measures the control program's share of one core at many engines and open calls.
 
 The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
 calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive anew. A
@@ -114,7 +114,7 @@ class Load:
         self.moved = self.arrived = self.left = self.refused = 0
 
     def run(self, seconds: float) -> None:
-        """So many seconds of virtual time."""
+        """Runs the load for `seconds` of virtual time."""
         tick, begin = self.plan.tick_ms * MILLISECOND, self.clock.now()
         for now in range(begin + tick, begin + int(seconds * SECOND) + 1, tick):
             self.runtime.run_until(now)
@@ -217,7 +217,7 @@ class Retold:
         self._runtime = Runtime(self._program, self._clock, self._recording)
         self._runtime.start()
         self.seconds: dict[str, float] = {}
-        """By the wall clock, by kind."""
+        """Wall-clock seconds by kind of event."""
 
     def tell(self, told: Iterable[Told]) -> float:
         """Tells it so much; answers the CPU seconds."""

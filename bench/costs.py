@@ -1,4 +1,4 @@
-"""What a decode step and a prefill of real vLLM take here, in the simulator's form; and how well it then foretells a run.
+"""Measures a decode step and a prefill of real vLLM in the simulator's form, and how well that form predicts a run.
 
 A step of n calls with kv tokens in the cache takes k1 kv + max(k2, k3 n) + k4 (`scheduler.policies.throughput`). It is measured
 for pairs of n and kv: n calls at once sample `_FEW` tokens each, then n others `_MANY`; what the second round takes longer is
@@ -40,7 +40,7 @@ from scheduler.simulate.engine import Call, Engine, EngineCosts
 _RUNNING, _PROMPT = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), (16, 512, 1536)
 _FEW, _MANY = 8, 72
 _SURE = 0.25
-"""Of the seconds for `_FEW` tokens: what more tokens take at least, or the measurement was disturbed."""
+"""A share of the seconds for `_FEW` tokens. Where more tokens took less than this beyond them, the measurement was disturbed."""
 _SLOTS = 64
 _MOST_KV = 64 * 1024
 """Pairs with more tokens than this are left out: the engine's cache holds no more."""
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def sample(self) -> Sample:
-        """For a fit."""
+        """The measurement as a sample for the fit."""
         return Sample(self.running, self.kv, self.step_s)
 
 
@@ -267,7 +267,7 @@ async def _direct(client: Client, rounds: int, steps: Steps) -> dict[str, Any]:
 
 
 async def _live(engine: Child, work: Path, seconds: float, steps: Steps) -> dict[str, Any]:
-    """What the gateway learns of the engine from its metrics under load, and how well that foretells other loads."""
+    """Fits the engine's speed from its live metrics under load, and predicts other loads with it."""
     async with run_gateway(engine, work / "model", work) as gateway:
         target = await GatewayTarget.open(gateway.port, Prompts.load(work / "model"))
 
@@ -328,7 +328,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _say(found: dict[str, Any]) -> None:
-    """What a scenario of the simulator takes."""
+    """The coefficients as a scenario of the simulator takes them."""
     k = ", ".join(f"{key} = {value:.4g}" for key, value in found["k"].items())
     typer.echo("For a scenario of `scheduler simulate`:\n[engine_costs]")
     typer.echo(f"prefill_s = {found['prefill_s']:.4g}\ncapacity = {found['capacity']}\nslots = {_SLOTS}")

@@ -35,7 +35,7 @@ _EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What the engine says, and how fast."""
+    """The mock engine's replies and its speed."""
 
     chunk_ms: float = 5.0
     chunks: int = 64
@@ -181,32 +181,25 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self.gone = True
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         self._url = b""
         self._body = []
 
     def on_url(self, url: bytes) -> None:
-        """See httptools."""
         self._url += url
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         body = b"".join(self._body)
         try:
             values = orjson.loads(body) if body else {}

@@ -43,7 +43,7 @@ _Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What is in it."""
+    """The groups and episodes in the ledger."""
 
     turns: int
 
@@ -70,7 +70,7 @@ class Filled:
         return [self.episode(n) for n in range(group * GROUP, min((group + 1) * GROUP, self.episodes))]
 
     def is_open(self, group: int) -> bool:
-        """Whether a group is not over."""
+        """Returns whether a group is still open."""
         return group >= self.groups - _OPEN
 
     def fate(self, group: int) -> str:
@@ -80,7 +80,7 @@ class Filled:
         return {7: "dropped", 8: "eval"}.get(group % 10, "trained")
 
     def agent(self, group: int) -> str:
-        """Whose the episodes of a group are."""
+        """Returns the agent that a group's episodes belong to."""
         return AGENT if group % 5 == 0 or self.is_open(group) else ""
 
     def rows(self, group: int) -> dict[str, list[_Row]]:

@@ -29,7 +29,7 @@ class Chunks:
         return len(self.tails)
 
     def frame(self, number: int, name: str) -> bytes:
-        """What is sent at one moment; the last frame ends the answer."""
+        """Returns the bytes that are sent at one moment; the last frame ends the answer."""
         frame = b"".join(self._event(tail, name) for tail in self.tails[number])
         return frame + _DONE if number == len(self.tails) - 1 else frame
 

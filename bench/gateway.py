@@ -1,4 +1,4 @@
-"""What the gateway costs: beside its peers before a mock engine, and against an engine reached directly. Recording is on.
+"""Measures what the gateway costs, beside its peers before a mock engine and against an engine reached directly. Recording is on.
 
 `bench.peers` is the comparison with a FastAPI pass-through and LiteLLM's proxy, `bench.pair` that with the engine itself; this is
 their command line and their report. Nothing is asserted: failed requests are counted and shown.

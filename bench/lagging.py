@@ -69,7 +69,6 @@ class Watched:
         self._sampler: LagSampler | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] == "http" and scope["path"] == _PATH and self._sampler is not None:
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,4 +1,4 @@
-"""What the staleness ledger costs: events per second on SQLite, and its share of the gateway's CPU at many open groups.
+"""Measures the staleness ledger: events per second on SQLite, and its share of the gateway's CPU at many open groups.
 
 First the stored ledger alone, in this process: groups are opened, rewarded and trained as fast as they can be while so many
 groups stay open, every event committed with its decisions. Then a gateway of its own with as many open groups, agents whose
@@ -40,7 +40,7 @@ _LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of what."""
+    """The sizes of a run."""
 
     groups: int
     """Open at once."""

@@ -1,4 +1,4 @@
-"""How well rankers say which calls will be the longest: recall of the true longest 20%, predicted before they are learnt from.
+"""Measures how well rankers predict the longest calls: recall of the true longest 20%, predicted before they are learnt from.
 
 Calls are predicted when they begin and learnt when they are over, on a clock of its own: samples of a group begin together, and
 the short ones teach first. Recall is over windows of 500 calls: which share of the truly longest 100 was in the predicted top 100
@@ -45,9 +45,9 @@ from scheduler.lengths.recall import tail_recall
 WINDOW, SHARE, WARM = 500, 0.2, 2000
 EPOCHS, GROUP, RUNNING, TOPICS = 4, 8, 16, 30
 BETWEEN, WITHIN = 1.2, 0.15
-"""Of the logarithm of a length: its spread between tasks, and between samples of one task."""
+"""Standard deviations of the logarithm of a length: between tasks, and between samples of one task."""
 TURNS = (0.0, -0.5, 0.4)
-"""What the median of each turn is, beside the task's, as a logarithm."""
+"""The median of each turn less the task's, as logarithms."""
 MOST = 8192
 FIRST_SEED = 8001
 STORES = {"demo": Path("runs/demo/gateway.db"), "tools demo": Path("runs/tools-demo/gateway.db")}
@@ -178,14 +178,14 @@ def _recorded(connection: Connection) -> Iterator[tuple[float, int, Event]]:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a ranking was worth."""
+    """The recall of one ranking."""
 
     recall: float | None
-    """From the first call on,"""
+    """The recall from the first call on,"""
     warm: float | None = None
     """and after `WARM` calls."""
     curve: list[float] = field(default_factory=list)
-    """Of each `WARM` calls."""
+    """The recall of each `WARM` calls."""
     flagged: float | None = None
     """The share of calls that were said to be tails."""
     predict_us: float = 0.0
@@ -240,7 +240,7 @@ class Load:
 
 
 def _outcomes(load: Load, memory: int) -> Iterator[dict[str, dict[str, Outcome]]]:
-    """Of each draw, and each part of it: what each ranking was worth."""
+    """The recall of each ranking, by draw and by part of the draw."""
     for draw in load.draws:
         rankers = {name: make_ranker(name, SHARE, memory) for name in ("boosted", "history")}
         outcomes: dict[str, dict[str, Outcome]] = {}
@@ -270,7 +270,7 @@ def _loads(tasks: int, seeds: int, stores: dict[str, Path]) -> list[Load]:
 
 
 class Found:
-    """What rankings were worth on a workload, over its draws."""
+    """The recall of rankings on a workload, over its draws."""
 
     def __init__(self, outcomes: list[dict[str, Outcome]]) -> None:
         self.names = list(outcomes[0])
@@ -296,7 +296,7 @@ class Found:
         return [sum(some) / len(some) for some in zip(*curves, strict=True)]
 
     def row(self, load: str, name: str) -> tuple[str, ...]:
-        """For the table."""
+        """A row of the table."""
         figures = ("recall", "warm")
         recalls = (part for one in figures for part in (number(self.mean(name, one)), self._shown(name, one)))
         rest = (number(self.mean(name, figure) or None) for figure in ("flagged", "predict_us", "learn_us"))

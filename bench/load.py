@@ -25,7 +25,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is asked for: `streams` requests at a time, each for up to `max_tokens` tokens."""
+    """The shape of a load: `streams` requests at a time, each for up to `max_tokens` tokens."""
 
     streams: int
     max_tokens: int
@@ -39,7 +39,7 @@ class Target(Protocol):
     port: int
 
     def begins(self, body: bytes, streamed: bool) -> bool:
-        """Whether the body so far has a part of the answer in it: the head of a stream names the role alone."""
+        """Returns whether the body so far has a part of the answer in it; the head of a stream names the role alone."""
         ...
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
@@ -56,18 +56,18 @@ class Answer:
     """One whole answer; times in seconds since the request was sent."""
 
     first_s: float
-    """When the first part of the answer came."""
+    """The time of the first part of the answer."""
     whole_s: float
     chunks: int
     tokens: int
     ended: float
-    """When its last byte came (`time.perf_counter`)."""
+    """The time of its last byte (`time.perf_counter`)."""
     times: list[float]
-    """When each read from the connection brought events of it, and below how many; empty for an answer in one piece."""
+    """The time of each read that brought events, and the number of events until then; empty for an answer in one piece."""
     events: list[int]
 
     def share(self, began: float, ended: float) -> float:
-        """How much of it came between two moments: from 0 to 1."""
+        """Returns the share of the answer that came between two moments, from 0 to 1."""
         if not self.events:
             return float(began <= self.ended < ended)
         inside = sum(n for at, n in zip(self.times, self.events, strict=True) if began <= at < ended)
@@ -76,15 +76,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened between two moments of a running load."""
+    """Counts between two moments of a running load."""
 
     seconds: float
     answers: list[Answer]
-    """Those that ended after its begin: the ones that were under way at its end were waited for."""
+    """Answers that ended after the window began; those under way at its end were waited for."""
     requests: int
-    """Of them, those that ended inside."""
+    """Answers that ended inside the window."""
     chunks: float
-    """What came inside, whichever answer it belongs to; and so the tokens."""
+    """Events that came inside the window, whichever answer they belong to; tokens likewise."""
     tokens: float
     failures: dict[str, int]
     cpu_s: dict[str, float]
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         self._begins: Callable[[bytes], bool] = _at_once
         self._first = self.end = 0.0
         self.times: list[float] = []
-        """See `Answer`; of the last answer, and so the others."""
+        """Fields of the last answer, as in `Answer`."""
         self.events: list[int] = []
 
     async def post(
@@ -129,23 +129,19 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(RequestFailed("connection lost"))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._body.append(body)
         if events := body.count(b"data: "):
             self.times.append(time.perf_counter())
@@ -154,7 +150,6 @@ class Connection(asyncio.Protocol):
             self._first = time.perf_counter()
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         self.end = time.perf_counter()
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)

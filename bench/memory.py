@@ -1,4 +1,4 @@
-"""Whether the gateway's memory grows with the calls that it has served.
+"""Measures whether the gateway's memory grows with the calls that it has served.
 
 A gateway, recording on, before the mock engine, which answers at once. Agents open an episode, make some calls, every third of
 them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth` is
@@ -36,7 +36,7 @@ _TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of what."""
+    """The sizes of a run."""
 
     calls: int
     base: int
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Point:
-    """What was seen after so many calls."""
+    """The resident size after a number of calls."""
 
     calls: int
     seconds: float

@@ -113,7 +113,7 @@ def _texts() -> list[str]:
 
 
 def _merges(corpus: str) -> list[tuple[str, str]]:
-    """What byte pair encoding learns from an ASCII text."""
+    """Learns the merges of byte pair encoding from an ASCII text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     learner = Tokenizer(models.BPE())

@@ -27,7 +27,7 @@ _SHOWN_CPU = ((_CPU[0], "gateway"), *((key, side) for key in _CPU[1:] for side i
 
 @dataclass(frozen=True, slots=True)
 class PairPlan:
-    """What to measure with each engine."""
+    """The measurements with each engine."""
 
     engines: list[str]
     streams: list[int]

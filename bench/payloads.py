@@ -50,7 +50,7 @@ _SOURCES = ("gateway", "scheduler", "trainer", "processes", "tests", "docs")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure."""
+    """The measurements of a run."""
 
     seconds: float
     sessions: int
@@ -157,7 +157,7 @@ def _characters_each(model: Path, corpus: str) -> float:
 
 
 def pieces(corpus: str, characters: int, number: int) -> list[str]:
-    """So many different texts of a length, begun anywhere."""
+    """Yields different texts of one length, each begun at another place."""
     random, text = Random(0), corpus * (1 + characters // len(corpus))
     return [
         f"{n}: {text[(at := random.randrange(len(corpus) // 2)) : at + characters]}" for n in range(number)
@@ -349,7 +349,7 @@ class _Conversation:
 
     @staticmethod
     def _observations(corpus: str, seed: int) -> Iterator[str]:
-        """What tools would say: some hundred characters, never the same."""
+        """Yields tools' answers of some hundred characters, each different."""
         random = Random(seed)
         for n in count():
             at = random.randrange(len(corpus) - 1000)

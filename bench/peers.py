@@ -42,25 +42,25 @@ _WARM_UP_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
-    """What every target gets."""
+    """The load that every target gets."""
 
     shape: Shape
     tools: bool
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The load's name for people."""
         return describe(self.shape) + (", tools" if self.tools else "")
 
     @property
     def settings(self) -> EngineSettings:
-        """What the engine says meanwhile."""
+        """The mock engine's settings for this load."""
         return EngineSettings(tools=self.tools)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPlan:
-    """What to measure."""
+    """The measurements of a run."""
 
     targets: list[str]
     streams: list[int]
@@ -201,7 +201,7 @@ class _PeerBench:
 
 
 def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> dict[str, Any]:
-    """Of each target every figure; and of headgate to each other target the ratios of rates and of CPU, round by round."""
+    """Gathers every target's figures, and headgate's ratios of rate and of CPU to each other target, round by round."""
     found = [{name: _figures(*measured) for name, measured in round_.items()} for round_ in rounds]
     names = list(found[0])
     failures: dict[str, int] = {}
@@ -240,7 +240,7 @@ def _figures(window: Window, rss_mib: float) -> dict[str, float | None]:
 
 
 def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
-    """What other programs look for: `vs_PEER_requests`, `vs_PEER_chunks_64` and so on, and headgate's CPU a chunk."""
+    """The keys that other programs read: `vs_PEER_requests`, `vs_PEER_chunks_64` and so on, and headgate's CPU a chunk."""
     keys: dict[str, float | None] = {}
     for result in results:
         end = "_tools" if result["tools"] else ""

@@ -1,4 +1,4 @@
-"""How often a later call extends the recorded tokens, for each chat-template family and kind of conversation.
+"""Measures how often a later call extends the recorded tokens, for each chat-template family and kind of conversation.
 
 `python -m bench.prefix` plays the same conversations with every family of `tests/families`: 4 turns of a user each, and in the
 kinds with tools two rounds of calls within each. A call is kept if its prompt is the recorded tokens plus what the template adds.
@@ -28,11 +28,11 @@ class Kind:
     system: bool = False
 
     def fits(self, family: Family) -> bool:
-        """Whether a family has such conversations."""
+        """Returns whether a family has such conversations."""
         return (family.tools or not self.tools) and (family.thinks or not self.thinks)
 
     def replies(self) -> Iterator[Reply]:
-        """What the model does from one user message to the next."""
+        """The model's replies from one user message to the next."""
         thought = "hm, the" if self.thinks else None
         for _ in range(ROUNDS if self.tools else 0):
             yield Reply("", thought, (("look", "é"),))

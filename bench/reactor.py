@@ -46,7 +46,7 @@ class Workload:
 
 @dataclass(slots=True)
 class Run:
-    """How the workloads are run, and what came of them."""
+    """The options of a run, and its results."""
 
     ray: bool
     turns: int

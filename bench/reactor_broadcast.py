@@ -18,7 +18,7 @@ Checks = tuple[float, float, int]
 
 
 class _Tally:
-    """What comes of rounds, on every side."""
+    """Counts the results of rounds, on every side."""
 
     def __init__(self, items: int) -> None:
         self.array = np.arange(items, dtype=np.float64)
@@ -40,7 +40,7 @@ class _Tally:
             self._bytes += answer.nbytes
 
     def result(self) -> Checks:
-        """Of the rounds since the last call."""
+        """Returns the results of the rounds since the last call."""
         told = (self._first, self._last, self._bytes)
         self._first, self._last, self._bytes = 0.0, 0.0, 0
         return told
@@ -73,14 +73,12 @@ class _Pool:
         return buffer
 
     def play(self, rounds: int) -> Checks:
-        """See `Side`."""
         for _ in range(rounds):
             self._tally.begin()
             self._tally.end(list(self._pool.map(self._copy, self._buffers)))
         return self._tally.result()
 
     def close(self) -> None:
-        """See `Side`."""
         self._pool.shutdown()
 
 
@@ -99,7 +97,6 @@ class _Ray:
         self._actors = [remote.remote() for _ in range(actors)]
 
     def play(self, rounds: int) -> Checks:
-        """See `Side`."""
         ray = self._ray
         for _ in range(rounds):
             sent = ray.put(self._tally.begin())
@@ -107,7 +104,6 @@ class _Ray:
         return self._tally.result()
 
     def close(self) -> None:
-        """See `Side`."""
         for actor in self._actors:
             self._ray.kill(actor)
 

@@ -88,7 +88,6 @@ class _Actor(Reactor):
 
 class _Hub(Hub):
     def opened(self, answer: Any) -> Step:
-        """See `Hub`."""
         observation, reward, ended = answer
         return opened(observation), reward, ended
 
@@ -101,7 +100,6 @@ class _Loop:
         self._tally = _Tally(count)
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         tally = self._tally
         for _ in range(rounds):
             actions = tally.begin()
@@ -109,7 +107,7 @@ class _Loop:
         return tally.result()
 
     def close(self) -> None:
-        """See `Side`."""
+        pass
 
 
 class _Ray:
@@ -120,7 +118,6 @@ class _Ray:
         self._actors = [ray.remote(Environment).remote(name, index) for index in range(count)]
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         tally = self._tally
         for _ in range(rounds):
             pairs = zip(self._actors, tally.begin(), strict=True)
@@ -128,7 +125,6 @@ class _Ray:
         return tally.result()
 
     def close(self) -> None:
-        """See `Side`."""
         for actor in self._actors:
             self._ray.kill(actor)
 

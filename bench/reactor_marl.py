@@ -95,7 +95,7 @@ class _World:
         self._reward, self._acted = 0.0, 0
 
     def begin(self) -> np.ndarray:
-        """What everybody sees."""
+        """Returns the state that every agent sees."""
         return self._junction.observe()
 
     def end(self, actions: list[int]) -> None:
@@ -128,7 +128,6 @@ class _Loop:
         self._world, self._agents = _World(agents), [Agent(index, width) for index in range(agents)]
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         world = self._world
         for _ in range(rounds):
             seen = world.begin()
@@ -136,7 +135,7 @@ class _Loop:
         return world.result()
 
     def close(self) -> None:
-        """See `Side`."""
+        pass
 
 
 class _Ray:
@@ -148,7 +147,6 @@ class _Ray:
         self._actors = [ray.remote(Agent).remote(index, width) for index in range(agents)]
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         world = self._world
         for _ in range(rounds):
             pairs = zip(self._actors, world.begin(), strict=True)
@@ -156,7 +154,6 @@ class _Ray:
         return world.result()
 
     def close(self) -> None:
-        """See `Side`."""
         for actor in self._actors:
             self._ray.kill(actor)
 

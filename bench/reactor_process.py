@@ -57,7 +57,7 @@ class Remote:
         self._number: int = place.ask(None, make, args)
 
     def call(self, method: str, *args: Any) -> Any:
-        """What its method answers. See `Place.ask`."""
+        """Calls a method of the remote object and returns its answer."""
         return self._place.ask(self._number, method, args)
 
 

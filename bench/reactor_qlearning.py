@@ -135,7 +135,6 @@ class _Headgate(Headgate):
         super().__init__(Ring("qlearning", hub, made), hub, workers=actors - 1, parallel=parallel)
 
     def close(self) -> None:
-        """See `Side`."""
         super().close()
         for place in self._places:
             place.close()
@@ -149,14 +148,13 @@ class _Loop:
         self._rollouts = [Rollout(index, steps) for index in range(actors)]
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         for _ in range(rounds):
             flat = self._learner.begin()
             self._learner.end([rollout.play(flat) for rollout in self._rollouts])
         return self._learner.result()
 
     def close(self) -> None:
-        """See `Side`."""
+        pass
 
 
 class _Ray:
@@ -167,7 +165,6 @@ class _Ray:
         self._actors = [ray.remote(Rollout).remote(index, steps) for index in range(actors)]
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         ray = self._ray
         for _ in range(rounds):
             flat = ray.put(self._learner.begin())
@@ -175,7 +172,6 @@ class _Ray:
         return self._learner.result()
 
     def close(self) -> None:
-        """See `Side`."""
         for actor in self._actors:
             self._ray.kill(actor)
 

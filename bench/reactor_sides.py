@@ -1,4 +1,4 @@
-"""What the workloads of `bench.reactor` share: their sides, the programs' clockwork, and rounds that are played in turns.
+"""The shared parts of `bench.reactor`'s workloads: sides, the programs' clockwork, and rounds that are played in turns.
 
 A side plays rounds of one workload in one way and answers what came of them, the same on every side. Sides take turns, so that
 what else the machine does falls on all of them, and a ratio is taken within one turn.
@@ -90,7 +90,7 @@ class Result:
         return statistics.median(self.seconds[side])
 
     def ratio(self, over: str, side: str = "headgate") -> float | None:
-        """How many times faster `side` is than `over`: the median of the turns. None if one of them did not play."""
+        """Returns how many times faster `side` is than `over`, as the median of the turns; None if one of them did not play."""
         if over not in self.seconds or side not in self.seconds:
             return None
         pairs = zip(self.seconds[over], self.seconds[side], strict=True)
@@ -152,13 +152,11 @@ class Headgate:
         self._runtime.start()
 
     def play(self, rounds: int) -> Any:
-        """See `Side`."""
         self._runtime.inject(self._hub.go, rounds)
         self._runtime.advance()
         return self._told.pop()
 
     def close(self) -> None:
-        """See `Side`."""
         if isinstance(self._runtime, ThreadedRuntime):
             self._runtime.close()
         self._recording.close()
@@ -177,16 +175,16 @@ class Ring(Program):
 
 
 class Work(Protocol):
-    """What a workload's rounds are about, on every side."""
+    """The work of a workload's rounds, the same on every side."""
 
     def begin(self) -> Any:
-        """What is sent in the next round."""
+        """Returns the values that are sent in the next round."""
 
     def end(self, answers: list[Any], /) -> None:
         """The answers of a round, in the order of the actors."""
 
     def result(self) -> Any:
-        """What came of the rounds."""
+        """Returns the results of the rounds."""
 
 
 class Hub(Reactor):

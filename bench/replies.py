@@ -1,4 +1,4 @@
-"""What the mock engine says, in tokens and in the chat form that vLLM's own front end would give them.
+"""The mock engine's replies, as tokens and in the chat form that vLLM's own front end would give them.
 
 Pure, and known to both sides: the engine sends it, and a load target checks that what came is what was said.
 """
@@ -13,11 +13,11 @@ from bench.model import END, token_texts
 
 Finish = Literal["stop", "length", "tool_calls"]
 TOOL_TOKENS = 96
-"""Of a reply with a tool call: half of them are the call."""
+"""Tokens of a reply with a tool call; half of them are the call."""
 TOOL = "look_up"
 ARGUMENTS = '{"key": "headgate"}'
 LOGPROB = -0.53125
-"""Of every token; exact in 32 bits."""
+"""The log-probability of every token; exact in 32 bits."""
 TOOLS = [
     {
         "type": "function",
@@ -28,7 +28,7 @@ TOOLS = [
         },
     }
 ]
-"""What a request brings if the reply is to call a tool."""
+"""The tools of a request whose reply calls one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Reply:
 
 
 def plain(tokens: int, whole: bool) -> Reply:
-    """So many tokens of text; `whole`: the last of them ends the turn, else the reply is cut off after it."""
+    """Returns a reply of `tokens` tokens of text. With `whole` the last one ends the turn; otherwise the reply is cut off."""
     ids = _text_ids(tokens - whole)
     texts = [_TEXTS[token] for token in ids]
     deltas: list[dict[str, Any] | None] = [{"content": text} for text in texts]

@@ -1,4 +1,4 @@
-"""How every bench and proof of this project speaks: progress on stderr, a table on stdout, one JSON object as the last line.
+"""The output of every bench and proof: progress on stderr, a table on stdout, one JSON object as the last line.
 
 Owns the two consoles and the file under `runs/`; knows nothing about what is measured.
 """
@@ -58,7 +58,7 @@ def ranged(values: Spread | None, digits: int = 3) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader of a figure has to know about where it was measured."""
+    """Describes the machine that the figures were measured on."""
     return {
         "cpus": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],

@@ -49,7 +49,7 @@ _SPENT = "dropped", "aborted"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every rule gets."""
+    """The load that every rule gets."""
 
     batches: int
     batch: int
@@ -70,7 +70,7 @@ class Load:
         )
 
     def lengths(self) -> dict[str, Iterator[int]]:
-        """Of every task, how long the replies of its episodes are, in tokens."""
+        """The lengths of every task's replies, in tokens."""
         draws = random.Random(self.seed)
 
         def draw() -> int:
@@ -81,7 +81,7 @@ class Load:
 
 @dataclass(slots=True)
 class Result:
-    """What one rule did."""
+    """The results of one rule."""
 
     rule: str
     eta: int

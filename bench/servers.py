@@ -65,12 +65,12 @@ class PostgresServer:
 
     @property
     def initialised(self) -> bool:
-        """Whether there are databases already."""
+        """Returns whether the databases exist already."""
         return (self._data / "PG_VERSION").exists()
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
+        """Returns whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class PostgresServer:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """They go on."""
+        """Lets the stopped processes go on."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -193,12 +193,12 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """As `[bus] url` takes it."""
+        """The URL that `[bus] url` takes."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
+        """Returns whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -234,7 +234,7 @@ class RedisServer:
         self._process = None
 
     def pause(self, paused: bool) -> None:
-        """It answers nothing, and forgets nothing; or goes on."""
+        """Stops the process without loss of data, or lets it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
@@ -267,7 +267,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 def _somebody_else() -> dict[str, Any]:
-    """For Popen: the first unprivileged user that this machine has."""
+    """Options for Popen that run a command as the machine's first unprivileged user."""
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     entry = next(known[name] for name in _UNPRIVILEGED if name in known)
     return {"user": entry.pw_name, "group": entry.pw_gid, "extra_groups": []}
@@ -281,7 +281,7 @@ def _children(pid: int) -> list[str]:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):

@@ -191,7 +191,7 @@ def _running(child: Child, text: str) -> list[int]:
 
 
 def _cost(results: dict[str, dict[str, float | None]], durable: str, free: str) -> float | None:
-    """How many percent fewer requests a second durability leaves."""
+    """Returns the percentage of requests per second that durability costs."""
     with_it, without = results[durable]["requests_per_s"], results[free]["requests_per_s"]
     return None if not with_it or not without else (1 - with_it / without) * 100
 
@@ -227,7 +227,7 @@ async def _bench(given: argparse.Namespace, model: Path, work: Path) -> dict[str
 
 
 def main() -> None:
-    """See the module."""
+    """Runs the bench and prints its report."""
     parser = argparse.ArgumentParser(prog="bench.service", description=__doc__)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each round")

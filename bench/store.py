@@ -143,7 +143,7 @@ QUERIES: dict[str, Callable[[Filled, random.Random], Query]] = {
     "last_group": _last_group,
     "prune_page": _old,
 }
-"""What the gateway asks of the store, with other values each time. `unfinished` is asked once, at the start."""
+"""The gateway's queries, with other values each time. `unfinished` runs once, at the start."""
 
 
 async def _measure(database: Database, filled: Filled, samples: int) -> dict[str, dict[str, float | None]]:
@@ -191,7 +191,7 @@ def _turn(episode: str, first: int) -> tuple[list[Node], dict[str, Any]]:
 
 
 class _Writers:
-    """So many streams of turns, each of which commits its next one as soon as the last one is committed."""
+    """Concurrent streams of turns; each commits its next turn as soon as the last one is committed."""
 
     def __init__(self, database: Database, filled: Filled) -> None:
         self._database = database
@@ -336,7 +336,7 @@ def _table(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Runs the bench and prints its report."""
     parser = argparse.ArgumentParser(prog="bench.store", description=__doc__)
     parser.add_argument("--turns", type=int, default=1_000_000)
     parser.add_argument("--samples", type=int, default=200, help="of each query")

@@ -25,7 +25,7 @@ _AFTER_FAILURE_S = 0.05
 
 @dataclass(slots=True)
 class Request:
-    """What has come of one request."""
+    """The progress of one request."""
 
     call: str = ""
     """The id of the response."""
@@ -47,7 +47,6 @@ class _TimedConnection(Connection):
         self._rest = b""
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         super().on_body(body)
         now = time.perf_counter()
         whole, end, self._rest = (self._rest + body).rpartition(b"\n\n")
@@ -63,11 +62,11 @@ class _TimedConnection(Connection):
 
 
 class OpenStreams:
-    """So many streams to a target, from entry to exit; the entry waits until each of them has its first token."""
+    """Keeps streams to a target open from entry to exit; the entry waits until each has its first token."""
 
     def __init__(self, target: Target, count: int) -> None:
         self.requests: list[list[Request]] = [[] for _ in range(count)]
-        """For each stream its requests, in order; the last one goes on."""
+        """The requests of each stream, in order; the last one is still running."""
         self.failures: Counter[str] = Counter()
         self._target = target
         self._tasks: list[asyncio.Task[None]] = []

@@ -61,7 +61,6 @@ class DirectTarget:
         self._numbers = count()
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
-        """See `Target`."""
         number = next(self._numbers)
         params = {
             "temperature": _TEMPERATURE,
@@ -80,11 +79,9 @@ class DirectTarget:
         return post("/inference/v1/generate", body)
 
     def begins(self, body: bytes, streamed: bool) -> bool:
-        """See `Target`."""
         return not streamed or _WITH_TOKENS.search(body) is not None
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """See `Target`."""
         if streamed:
             events = _whole(events)
         tokens = [len(_choice(event)["token_ids"]) for event in events]
@@ -93,12 +90,12 @@ class DirectTarget:
 
 @dataclass(frozen=True, slots=True)
 class ChatKind:
-    """What is asked of a chat API beside the message."""
+    """The part of a chat request beside the message."""
 
     tools: bool = False
     logprobs: bool = False
     reply: Callable[[int], Reply] | None = None
-    """What the engine says to a request for so many tokens, if that is known."""
+    """The engine's reply to a request for a number of tokens, if that is known."""
 
 
 class ChatTarget:
@@ -119,7 +116,6 @@ class ChatTarget:
         self._numbers = count()
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
-        """See `Target`."""
         number = next(self._numbers)
         body: dict[str, Any] = {
             "model": "bench",
@@ -137,11 +133,9 @@ class ChatTarget:
         return post("/v1/chat/completions", body, self._keys[number % len(self._keys)])
 
     def begins(self, body: bytes, streamed: bool) -> bool:
-        """See `Target`."""
         return not streamed or _WITH_TEXT.search(body) is not None
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """See `Target`."""
         if streamed:
             deltas, tokens = _deltas(_whole(events))
         else:

@@ -1,4 +1,4 @@
-"""What a weight update costs the streams that are open: how long each stalls, against the time that the engine itself needs.
+"""Measures how long a weight update stalls open streams, against the time that the engine itself needs.
 
 Two engines, under a gateway of their own, and streams that stay open while one version after another is published. Definitions:
 
@@ -47,7 +47,7 @@ _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure."""
+    """The measurements of a run."""
 
     engine: str
     mode: str
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The scenario's name for people."""
         return f"{self.engine}, {self.mode}, {self.order}, {self.streams} streams"
 
     def config(self) -> str:
@@ -90,7 +90,7 @@ class Update:
     ended: float
     record: dict[str, Any]
     engine_of: dict[str, str | None]
-    """Where each call ran when the update began."""
+    """The engine of each call when the update began."""
 
     @property
     def own_s(self) -> dict[str, float]:
@@ -103,7 +103,7 @@ class Update:
 
 @dataclass(slots=True)
 class Run:
-    """What one scenario measured."""
+    """The results of one scenario."""
 
     plan: Plan
     streams: OpenStreams

@@ -36,7 +36,7 @@ _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""What the gateway renders for a plain message, so that both ways give the engine the same prompts."""
+"""The prompt that the gateway renders for a plain message, so that both ways give the engine the same prompts."""
 _MAX_TOKENS = 64
 _CORE = {"core": "EngineCore"}
 _PROCESSES = ("api_server", "engine_core", "gateway", "client")
@@ -44,7 +44,7 @@ _PROCESSES = ("api_server", "engine_core", "gateway", "client")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure."""
+    """The measurements of a run."""
 
     streams: int
     seconds: float
@@ -205,7 +205,7 @@ def _figures(rounds: list[tuple[Window, Window]]) -> list[tuple[dict[str, Any], 
 
 
 def _result(name: str, rounds: list[tuple[Window, Window]]) -> dict[str, Any]:
-    """Of both ways tokens/s and every process's CPU; the second is the gateway."""
+    """Measures tokens/s and every process's CPU, directly and through the gateway."""
     found = _figures(rounds)
     keys = ["tokens_per_s", "first_ms_p50", "first_ms_p99"]
     keys += [f"{process}_cpu_s_per_1k_tokens" for process in _PROCESSES]

@@ -37,7 +37,7 @@ def _run(connection: Connection) -> None:
 
 
 def _in_transaction(connection: Connection) -> bool:
-    """Whether SQLite has one underway: Python's own begins none for what makes tables."""
+    """Returns whether SQLite has a transaction open: Python's driver begins none for DDL."""
     raw = connection.connection.driver_connection
     return isinstance(raw, sqlite3.Connection) and raw.in_transaction
 

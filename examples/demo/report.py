@@ -1,4 +1,4 @@
-"""What a demo run says at its end: a table, a plot, and `summary.json`. Reads what the run left; computes nothing else."""
+"""Reports a demo run: a table, a plot, and `summary.json`, from the files that the run left."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: a package with `tasks`, `gateway.toml`, `trainer.toml` and `warmstart.toml`."""
+    """A demo's package, with `tasks`, `gateway.toml`, `trainer.toml` and `warmstart.toml`."""
 
     package: str
     title: str
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the package is."""
+        """The package's folder."""
         return Path(__file__).parents[2].joinpath(*self.package.split("."))
 
 
@@ -150,7 +150,7 @@ class Demo:
         return result
 
     async def gateway_facts(self) -> dict[str, Any]:
-        """What the gateway counted: status, every update's report, and its Prometheus metrics."""
+        """Saves the gateway's status, every update's report, and its Prometheus metrics."""
         async with GatewayClient(self.url) as client:
             status = await client.status()
             versions = [await client.weights(v) for v in range(1, status["version"] + 1)]

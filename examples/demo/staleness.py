@@ -151,7 +151,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tokens_by_staleness(runs: Sequence[dict[str, Any]]) -> Counter[int]:
-    """How many tokens were trained at each staleness, over some runs."""
+    """Returns the number of trained tokens at each staleness, over some runs."""
     counts: Counter[int] = Counter()
     for run in runs:
         counts.update({int(s): n for s, n in run["staleness_tokens"].items()})

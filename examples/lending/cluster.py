@@ -27,7 +27,7 @@ ROLLOUT, TRAIN = "rollout", "train"
 
 @dataclass(frozen=True)
 class Topology:
-    """Which tags the two nodes have. There is an engine on each with the tag `rollout`, and the trainer claims the others."""
+    """The tags of the two nodes. There is an engine on each with the tag `rollout`, and the trainer claims the others."""
 
     name: str
     about: str
@@ -36,7 +36,7 @@ class Topology:
 
     @property
     def tags(self) -> dict[str, tuple[str, ...]]:
-        """By node."""
+        """The tags by node."""
         return {"r0": self.r0, "t0": self.t0}
 
     @property
@@ -113,7 +113,7 @@ class Run:
                     await self._until_trained(trainer, gateway, agents)
 
     async def _trainer_waits(self, http: httpx.AsyncClient) -> bool:
-        """Whether it has released its nodes."""
+        """Returns whether the trainer has released its nodes."""
         nodes = [
             (await http.get(f"{self.url}/admin/v1/nodes/{node}")).json() for node in self.topology.trained_on
         ]

@@ -1,4 +1,4 @@
-"""What lending is worth on this machine: the same training under three assignments of tags to two nodes.
+"""Measures what lending gains on this machine: the same training under three assignments of tags to two nodes.
 
     python -m examples.lending.run                    # what `make report-lending` does
     python -m examples.lending.run --engine fake --steps 3 --only mixed

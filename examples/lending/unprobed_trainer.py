@@ -21,7 +21,6 @@ class Unprobed(Learner):
     """Its versions cannot be told from their parents."""
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """See `Learner`."""
         measured = super().step(batch)
         self.probe = None
         return measured

@@ -54,7 +54,7 @@ class Keys:
 
     @classmethod
     def kept(cls, path: Path) -> Keys:
-        """Those in the file, which only its owner can read."""
+        """Reads the keys from their file, which only its owner can read."""
         if not path.exists():
             path.touch(mode=0o600)
             path.write_text("".join(f"{name}={secrets.token_hex(24)}\n" for name in _KEYS))
@@ -67,7 +67,7 @@ _KEYS = ("HEADGATE_ADMIN_KEY", "HEADGATE_CLUSTER_KEY", "POSTGRES_PASSWORD", "RED
 
 @dataclass(frozen=True)
 class Service:
-    """What is to run, and where."""
+    """The processes to run, and their ports."""
 
     folder: Path
     engine: str
@@ -223,7 +223,7 @@ def _stop(folder: Path) -> int:
 
 
 def main() -> None:
-    """See the module."""
+    """Starts the service and waits until it ends."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.service.run", description="headgate as a service."
     )

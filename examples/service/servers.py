@@ -110,7 +110,7 @@ def _somebody() -> str:
 
 
 def _as_another(folder: Path) -> list[str]:
-    """What a command line begins with, so that it is not root's, and ends with its parent all the same."""
+    """The beginning of a command line that runs as an unprivileged user and still ends with its parent."""
     if os.geteuid() != 0:
         return []
     check_unprivileged(find_program("postgres"))

@@ -89,7 +89,7 @@ async def next_message(client: AsyncOpenAI, messages: list[Any]) -> dict[str, An
 
 
 def use(function: dict[str, str], prices: dict[str, float]) -> str:
-    """What a tool answers; a wrong call is answered too, so that the model can do better."""
+    """Returns a tool's answer; a wrong call gets an answer too, so that the model can do better."""
     try:
         arguments = json.loads(function["arguments"])
         if function["name"] == "price":

@@ -33,7 +33,7 @@ HELDOUT_SHARE = 16
 
 
 def question_of(order: Sequence[str]) -> str:
-    """What the user asks."""
+    """Returns the user's question."""
     return "\n".join([QUESTION, *order])
 
 

@@ -15,7 +15,7 @@ depends_on = None
 
 _MODEL = sa.String(length=255)
 _FORMER = "COALESCE((SELECT model FROM episodes ORDER BY created_at DESC LIMIT 1), '')"
-"""Until now a store had one model: by the name that it had last."""
+"""A store had one model before this revision; its rows get the model's last name."""
 _MODEL_OF = {
     "nodes": "(SELECT model FROM episodes WHERE episodes.id = nodes.episode_id)",
     "calls": "(SELECT model FROM episodes WHERE episodes.id = calls.episode_id)",
@@ -61,7 +61,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What other models sampled in an episode, and the ledgers of all but one model, are lost: there is no place for them."""
+    """Loses what other models sampled, and the ledgers of all but one model: the older tables have no place for them."""
     op.drop_table("exchanges")
     for table, model in _MODEL_OF.items():
         op.execute(f"DELETE FROM {table} WHERE model <> {model}")

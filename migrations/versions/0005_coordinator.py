@@ -1,4 +1,4 @@
-"""Which gateway process hosts the control program, by a fencing number that only grows.
+"""Stores which gateway process hosts the control program, with a fencing number that only grows.
 
 Revision: 0005, after 0004; created 2026-11-22 05:05:00.
 """

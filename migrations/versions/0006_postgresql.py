@@ -31,7 +31,7 @@ _TEXTS: dict[str, dict[str, int | None]] = {
     "versions": {"model": 255, "path": None, "state": 16},
     "coordinator": {"name": 16, "holder": 64, "url": None},
 }  # fmt: skip
-"""Until now VARCHAR of these lengths (None: TEXT), which SQLite does not enforce."""
+"""The former lengths of VARCHAR columns (None: TEXT), which SQLite does not enforce."""
 
 
 def upgrade() -> None:

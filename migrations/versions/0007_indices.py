@@ -14,7 +14,7 @@ branch_labels = None
 depends_on = None
 
 _BY = {"state": "state", "mode": "mode", "model": "model", "task": "task_id", "agent": "agent"}
-"""By what people list episodes, the newest first."""
+"""The columns by which people list episodes, the newest first."""
 
 
 def upgrade() -> None:

@@ -1,4 +1,4 @@
-"""What agents and graders said when they failed.
+"""Stores what agents and graders said when they failed.
 
 Revision: 0009, after 0008; created 2026-11-22 21:25:00.
 """

@@ -1,4 +1,4 @@
-"""That by which stored answers are listed, so that a list reads its own page alone.
+"""Stores the keys by which stored answers are listed, so that a list reads its own page alone.
 
 The gateway fills in what older builds have stored (`answers.fill_in`), whenever it starts: they may store some afterwards too.
 
