@@ -26,7 +26,6 @@ import typer
 from bench.report import Steps, finish, machine, number, show
 from scheduler.policies import rules
 from scheduler.policies.placement import Rule
-from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import (
     BufferReady,
     Consume,
@@ -37,6 +36,7 @@ from scheduler.policies.staleness_events import (
     Refuse,
     Reward,
 )
+from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program import ControlProgram
 from scheduler.program.calls import Arrived, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
 from scheduler.program.nodes import Filling

@@ -39,7 +39,7 @@ from gateway.types import Group
 from tests.harness.weights import publish
 
 RULES = {"synchronous": 0, "one_step": 1, "verl": 1, "areal": 2, "roll": 2, "slime": 2, "staleflow": 2}
-"""Each rule with the eta that it is given; what eta means to it is in `scheduler.policies.rules`."""
+"""Each rule with the eta that it is given; what eta means to it is in `scheduler.comparison`."""
 _LONGEST = 1500
 _TASKS = 4000
 _BLOCK = {"first": 10, "size": 64}

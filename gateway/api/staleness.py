@@ -15,7 +15,7 @@ from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
 from gateway.feed.explain import because, tell, verdict
 from gateway.store import decisions, episodes, turns
-from scheduler.policies.staleness import GroupRow
+from scheduler.policies.staleness_state import GroupRow
 
 router = APIRouter(prefix="/admin/v1", tags=["Staleness"], dependencies=[Depends(admin)])
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 from gateway.feed.ledger import StoredLedger
 from gateway.settings import Settings
-from scheduler.policies.staleness import Ledger
 from scheduler.policies.staleness_events import CloseGroup, Unstick
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,6 @@ class GroupDeadlines:
         given, rule = self._settings.staleness_of(model), self._ledgers[model].rule
         if given.stuck == "wait":
             return
-        assert isinstance(rule, Ledger)  # settings allow `stuck` only with staleflow
         groups = rule.stuck(given.stuck) if rule.leased else ()
         seen, since = self._stuck.get(model, ((), now))
         if not groups or groups != seen:

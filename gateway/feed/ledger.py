@@ -1,6 +1,6 @@
 """The staleness ledger, made durable: every event that changes it is stored, and a restart replays them.
 
-The pure rule decides (scheduler/policies/rules). An event is applied and submitted to the store in one step without an await
+The pure rule decides (scheduler/policies/rules.py). An event is applied and submitted to the store in one step without an await
 between, so the stored order is the applied order; `apply` returns, and the control program is told (`on_batch`), once the event
 is committed. The same transaction stores what was decided about whom (`decision_log`), and ends leases of buffers that are passed
 over.
@@ -25,12 +25,6 @@ from gateway.store import ledger as statements
 from gateway.store.database import Database
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
-from scheduler.policies.staleness import (
-    LedgerSettings,
-    command_to_json,
-    event_from_json,
-    event_to_json,
-)
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     BufferReady,
@@ -41,7 +35,11 @@ from scheduler.policies.staleness_events import (
     Leased,
     Refuse,
     Skipped,
+    command_to_json,
+    event_from_json,
+    event_to_json,
 )
+from scheduler.policies.staleness_state import LedgerSettings
 
 _SETTINGS = "Settings"
 _BOUND = {"rule", *(field.name for field in fields(LedgerSettings))}

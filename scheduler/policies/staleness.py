@@ -37,142 +37,53 @@ training would never reach it. `Skipped` passes it over: its occupied groups are
 `late = "mask"` they get the earliest empty entry beyond it, up to the newest version's eta, if there is one; so do groups that
 had occupied a skipped buffer. `Late` tells this, and then the bound holds for what is not masked. Otherwise nothing is ever
 trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
-
-Memory: a group that occupied is forgotten when its buffer is consumed or skipped, a dropped one when `DROPPED_KEPT` newer ones
-were dropped. After that a `Join` with its id starts a new group and its episodes are unknown.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Self, assert_never
-
 from scheduler.policies.staleness_events import (
     AbortEpisode,
-    Admit,
-    CloseGroup,
     Command,
-    Consume,
     Consumed,
-    Drop,
-    Event,
-    Finish,
-    Grading,
-    GroupDropped,
     Join,
     Late,
-    Leased,
     MemberDropped,
     Moved,
-    Publish,
     Refuse,
-    Reward,
     Skipped,
     StuckAction,
-    Unstick,
 )
-from scheduler.policies.staleness_events import BufferReady as BufferReady
-from scheduler.policies.staleness_events import Occupied as Occupied
-from scheduler.policies.staleness_events import command_from_json as command_from_json
-from scheduler.policies.staleness_events import command_to_json as command_to_json
-from scheduler.policies.staleness_events import event_from_json as event_from_json
-from scheduler.policies.staleness_events import event_to_json as event_to_json
+from scheduler.policies.staleness_rule import StalenessRule
 from scheduler.policies.staleness_state import Buffer, BufferRow, Entries, GroupRow, LedgerSettings
-from scheduler.policies.staleness_state import BufferState as BufferState
-from scheduler.policies.staleness_state import GroupState as GroupState
-from scheduler.policies.staleness_state import MemberState as MemberState
-
-DROPPED_KEPT = 1024
 
 
-class Ledger:
-    """The reservations of all groups. `version`: the newest published; `consumed`: the next buffer to train."""
+class Ledger(StalenessRule[GroupRow]):
+    """The reservations of all groups."""
 
     def __init__(self, settings: LedgerSettings) -> None:
-        self.settings = settings
-        self.version = 0
-        self.consumed = 0
-        self.leased = False
+        super().__init__(settings, settings.spare_members)
         self._entries = Entries(settings)
-        self._groups: dict[str, GroupRow] = {}
-        self._dropped: list[str] = []
-        self._group_of: dict[str, str] = {}
-
-    def apply(self, event: Event) -> list[Command]:
-        """Changes the state by `event`. Raises ValueError, and changes nothing, if the event is impossible."""
-        match event:
-            case Join():
-                return self._join(event)
-            case Finish() | Reward() | Drop():
-                return self._settle(event)
-            case CloseGroup(group_id):
-                return self._close(group_id)
-            case Leased(buffer):
-                return self._lease(buffer)
-            case Consume(buffer):
-                return self._consume(buffer)
-            case Publish(version):
-                return self._publish(version)
-            case Unstick(buffer, action):
-                return self._unstick(buffer, action)
-            case _:
-                assert_never(event)
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole state and the settings."""
-        return {
-            "settings": asdict(self.settings),
-            "version": self.version,
-            "consumed": self.consumed,
-            "leased": self.leased,
-            "buffers": self._entries.to_json(),
-            "groups": [asdict(group) for group in self._groups.values()],
-            "dropped": list(self._dropped),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        ledger = cls(LedgerSettings(**value["settings"]))
-        ledger.version, ledger.consumed = value["version"], value["consumed"]
-        ledger.leased = value["leased"]
-        ledger._groups = {group["group_id"]: GroupRow(**group) for group in value["groups"]}
-        ledger._entries.load(value["buffers"], ledger._groups)
-        ledger._dropped = list(value["dropped"])
-        ledger._group_of = {e: g.group_id for g in ledger._groups.values() for e in g.members}
-        return ledger
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and self.to_json() == other.to_json()
 
     # Queries
 
     def buffers(self) -> list[BufferRow]:
-        """Every buffer that is not consumed and can hold something, in order."""
         last = max(self.version + self.settings.eta, self._entries.last())
         return [
             self._entries.row(b, leased=self.leased and b == self.consumed)
             for b in range(self.consumed, last + 1)
         ]
 
-    def groups(self) -> list[GroupRow]:
-        """Every group that is not forgotten, in order of reservation. To be read only."""
-        return list(self._groups.values())
-
     def entries(self, buffer: int) -> tuple[str, ...]:
         """The groups that occupy `buffer`, in order of entry; none once it is consumed."""
         return tuple(self._entries.at(buffer).occupied)
 
     def complete(self, buffer: int) -> bool:
-        """True if the buffer gets no more groups and can be trained."""
         return self._entries.complete(buffer)
 
     def free_slots(self) -> int:
-        """How many new groups could start now."""
         return sum(self._entries.empty(b) for b in self._window())
 
     def stuck(self, action: StuckAction = "retry") -> tuple[str, ...]:
-        """The groups that `Unstick` would give up now; none if it would be refused."""
         first = self.consumed
         at = self._entries.at(first)
         full = not self.complete(first) and not self._entries.empty(first)
@@ -182,46 +93,18 @@ class Ledger:
 
     # Reserve
 
-    def _join(self, event: Join) -> list[Command]:
-        if event.size < 1:
-            raise ValueError(f"a group of {event.size} members: {event.group_id}")
-        if event.episode_id in self._group_of:
-            raise ValueError(f"episode {event.episode_id} has joined before")
-        group = self._groups.get(event.group_id)
-        if group is None:
-            buffer = next((b for b in reversed(self._window()) if self._entries.empty(b)), None)
-            if buffer is None:
-                return [Refuse(event.episode_id, "no_slot")]
-            group = GroupRow(event.group_id, event.size, self.version, buffer)
-            self._groups[event.group_id] = group
-            self._entries.reserve(group, buffer)
-        elif reason := group.join_refusal(event.size, self.settings.spare_members):
-            return [Refuse(event.episode_id, reason)]
-        group.members[event.episode_id] = "open"
-        self._group_of[event.episode_id] = event.group_id
-        return [Admit(event.episode_id, event.group_id, group.buffer, group.version)]
+    def _start(self, event: Join) -> GroupRow | None:
+        buffer = next((b for b in reversed(self._window()) if self._entries.empty(b)), None)
+        if buffer is None:
+            return None
+        group = GroupRow(event.group_id, event.size, self.version, buffer)
+        self._entries.reserve(group, buffer)
+        return group
 
     # Occupy
 
-    def _settle(self, event: Finish | Reward | Drop) -> list[Command]:
-        if event.episode_id not in self._group_of:
-            raise ValueError(f"no episode {event.episode_id}")
-        group = self._groups[self._group_of[event.episode_id]]
-        told = group.take(event)
-        over = not any(isinstance(command, Refuse | Grading) for command in told)
-        return told + self._finish(group) if over else told
-
-    def _close(self, group_id: str) -> list[Command]:
-        if group_id not in self._groups:
-            raise ValueError(f"no group {group_id}")
-        group = self._groups[group_id]
-        if group.state != "reserved":
-            return []
-        group.closed = True
-        return self._finish(group)
-
     def _finish(self, group: GroupRow) -> list[Command]:
-        if not group.settled(self.settings.spare_members):
+        if not group.settled(self._spare_members):
             return []
         commands: list[Command] = []
         for episode_id in group.running():
@@ -267,15 +150,7 @@ class Ledger:
     def _give_up(self, group: GroupRow, reason: str, abort: bool = True) -> list[Command]:
         """The group is over and its entry free, for the caller to fill."""
         self._entries.leave(group)
-        group.state = "dropped"
-        self._dropped.append(group.group_id)
-        if len(self._dropped) > DROPPED_KEPT:
-            self._forget(self._dropped.pop(0))
-        running = group.running() if abort else []
-        return [
-            GroupDropped(group.group_id, reason),
-            *(AbortEpisode(episode_id, reason) for episode_id in running),
-        ]
+        return self._mark_dropped(group, reason, abort)
 
     def _no_room(self) -> list[Command]:
         """StaleFlow's abort rule, for when a buffer has become complete: the versions in ascending order."""
@@ -304,17 +179,7 @@ class Ledger:
 
     # Consume
 
-    def _lease(self, buffer: int) -> list[Command]:
-        if buffer != self.consumed:
-            raise ValueError(f"lease of buffer {buffer}: the next to train is {self.consumed}")
-        self.leased = True
-        return []
-
-    def _consume(self, buffer: int) -> list[Command]:
-        if buffer != self.consumed:
-            raise ValueError(f"buffer {buffer} trained: the next to train is {self.consumed}")
-        if not self.complete(buffer):
-            raise ValueError(f"buffer {buffer} trained: it is not ready")
+    def _trained(self, buffer: int) -> list[Command]:
         group_ids = self.entries(buffer)
         racing = list(self._entries.at(buffer).reserved.values())
         self._pass(buffer + 1)
@@ -322,15 +187,9 @@ class Ledger:
             self._forget(group_id)
         # By the third invariant no buffer of their windows has an empty entry for those that raced here.
         surplus = [command for group in racing for command in self._give_up(group, "surplus")]
-        return [Consumed(buffer, group_ids), *surplus, *self._skip()]
+        return [Consumed(buffer, group_ids), *surplus, *self._published()]
 
-    def _publish(self, version: int) -> list[Command]:
-        if version <= self.version:
-            raise ValueError(f"version {version} published after version {self.version}")
-        self.version = version
-        return self._skip()
-
-    def _skip(self) -> list[Command]:
+    def _published(self) -> list[Command]:
         """Passes over the buffers before `version`, unless the first of them waits for its `Consume`."""
         first = self.consumed
         if first >= self.version or (self.leased and self.complete(first)):
@@ -360,10 +219,6 @@ class Ledger:
     def _pass(self, first: int) -> list[Buffer]:
         self.consumed, self.leased = first, False
         return self._entries.forget_before(first)
-
-    def _forget(self, group_id: str) -> None:
-        for episode_id in self._groups.pop(group_id).members:
-            del self._group_of[episode_id]
 
     def _window(self) -> range:
         return range(max(self.version, self.consumed), self.version + self.settings.eta + 1)

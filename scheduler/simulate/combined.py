@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
-from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
 from scheduler.program.events import Added, Begun, Do, Done, Published
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs

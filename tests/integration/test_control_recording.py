@@ -10,12 +10,13 @@ from sqlalchemy import select
 
 from gateway.store.models import LedgerEventRow
 from scheduler.policies import rules
-from scheduler.policies.staleness import command_to_json, event_from_json
+from scheduler.policies.staleness_events import command_to_json, event_from_json
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Event, Run
 from scheduler.timeline.recorded import timeline_of
 from tests.harness.gateways import run_gateway, settings_for
+from tests.harness.states import state_of
 
 _EVENTS = select(LedgerEventRow.event, LedgerEventRow.commands).order_by(LedgerEventRow.seq)
 
@@ -40,7 +41,7 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
     for event, commands in stored[1:]:
         decided = [command_to_json(command) for command in again.apply(event_from_json(event))]
         assert json.loads(json.dumps(decided)) == commands
-    assert again.to_json() == kept.to_json()
+    assert state_of(again) == state_of(kept)
     assert [[command["type"] for command in commands] for _, commands in stored[1:]] == [
         ["Admit"],
         ["Admit"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -22,8 +21,9 @@ from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
 from gateway.types import EpisodeAsked, EpisodeOpened
 from scheduler.policies import rules
-from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
+from scheduler.policies.staleness_state import LedgerSettings
+from tests.harness.states import state_of
 from tests.machines.stores import sqlite_store
 from tests.machines.succession import Coordinator, SuccessionMachine
 
@@ -201,7 +201,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
         for value in self.events():
             pure.apply(event_from_json(value))
-        assert json.dumps(pure.to_json()) == json.dumps(self.now.ledger.rule.to_json())
+        assert state_of(pure) == state_of(self.now.ledger.rule)
         stored = {row.id for row in self.rows() if row.state == "open"}
         assert stored == {live.id for live in self.now.episodes.live()}
 

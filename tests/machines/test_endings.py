@@ -23,8 +23,8 @@ from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow
 from gateway.types import EpisodeAsked
 from scheduler.policies import rules
-from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import event_from_json
+from scheduler.policies.staleness_state import LedgerSettings
 from tests.machines.ledgers import LIMITS, RULE, SETTINGS
 from tests.machines.stores import HandDatabase, open_store, sqlite_store
 from tests.machines.virtual import Clock, VirtualLoop

@@ -1,6 +1,6 @@
 """AReaL: generation never stops; what may be in flight is bounded, and running calls go on with new weights.
 
-Source: AReaL (arXiv 2505.24298); inclusionAI/AReaL, areal/infra. Admission is its budget (`policies/rules/areal.py`):
+Source: AReaL (arXiv 2505.24298); inclusionAI/AReaL, areal/infra. Admission is its budget (`scheduler/comparison/areal.py`):
 live groups, not ages, are bounded. At an update the engines are interrupted, load, compute the cache of their calls anew,
 and go on ("interruptible generation"). The trainer computes proximal log-probabilities once more (decoupled PPO), so
 `recompute` is True.

@@ -1,7 +1,7 @@
 """ROLL Flash: each sample is scheduled by itself, and a budget of (1 + alpha) batches may be underway.
 
 Source: ROLL Flash (arXiv 2510.11345); alibaba/ROLL, roll/distributed/scheduler/generate_scheduler.py. Admission and order
-are `policies/rules/roll.py`: batches are made of the oldest versions first, so staleness is bounded, and all wait for a
+are `scheduler/comparison/roll.py`: batches are made of the oldest versions first, so staleness is bounded, and all wait for a
 long group. Samples of a group go to engines one by one ("queue scheduling", "prompt replication"), where least is
 running. At an update generation is suspended, the weights are loaded, and calls go on.
 

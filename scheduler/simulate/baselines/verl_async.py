@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scheduler.comparison.verl import Verl
 from scheduler.policies.rules import StalenessRule
-from scheduler.policies.rules.verl import Verl
 from scheduler.policies.staleness import LedgerSettings
 from scheduler.simulate.baselines.plain import Plain
 

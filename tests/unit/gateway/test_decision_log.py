@@ -12,7 +12,6 @@ from gateway.feed.decision_log import DecisionLog
 from gateway.feed.explain import tell, verdict
 from gateway.store.decisions import Decision
 from scheduler.policies.rules import RULES, create
-from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import (
     CloseGroup,
     Consume,
@@ -29,6 +28,7 @@ from scheduler.policies.staleness_events import (
     Skipped,
     Unstick,
 )
+from scheduler.policies.staleness_state import LedgerSettings
 
 groups = st.integers(0, 5).map(lambda n: f"g{n}")
 episodes = st.integers(0, 3)

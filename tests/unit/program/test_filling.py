@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduler.policies import rules
-from scheduler.policies.staleness import LedgerSettings
 from scheduler.policies.staleness_events import Admit, Consume, Join, Leased, Publish, Reward, Unstick
+from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.node_state import Batches
 from scheduler.program.nodes import Filling
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.policies.staleness import (
-    AbortEpisode,
-    Command,
-    Event,
-    GroupDropped,
-    Join,
-    Ledger,
-    LedgerSettings,
-    Refuse,
-)
+from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleness_events import AbortEpisode, Command, Event, GroupDropped, Join, Refuse
+from scheduler.policies.staleness_state import LedgerSettings
 
 
 def play(limits: LedgerSettings, *events: Event) -> Ledger:

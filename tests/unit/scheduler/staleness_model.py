@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler.policies.staleness import (
+from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
     BufferReady,
@@ -20,7 +20,6 @@ from scheduler.policies.staleness import (
     Grading,
     GroupDropped,
     Late,
-    LedgerSettings,
     MemberDropped,
     Moved,
     Occupied,
@@ -28,6 +27,7 @@ from scheduler.policies.staleness import (
     Skipped,
     Unstick,
 )
+from scheduler.policies.staleness_state import LedgerSettings
 
 
 @dataclass

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policies import rules
-from scheduler.policies.rules.base import StalenessRule
-from scheduler.policies.staleness import DROPPED_KEPT, BufferRow, LedgerSettings
+from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
@@ -35,6 +34,9 @@ from scheduler.policies.staleness_events import (
     Reward,
     Skipped,
 )
+from scheduler.policies.staleness_rule import DROPPED_KEPT
+from scheduler.policies.staleness_state import BufferRow, LedgerSettings
+from tests.harness.states import state_of
 
 Trace = list[tuple[Event, list[Command]]]
 COMPETITORS = ["synchronous", "one_step", "verl", "areal", "roll", "slime"]
@@ -365,7 +367,7 @@ def test_members_of_a_group(name: str) -> None:
 def test_a_finished_group_that_waits_cannot_be_changed() -> None:
     rule = new("areal", eta=1)
     follow(rule, [starts("a", 0, 0), (Reward("a"), [])])
-    before = rule.to_json()
+    before = state_of(rule)
     follow(
         rule,
         [
@@ -374,7 +376,7 @@ def test_a_finished_group_that_waits_cannot_be_changed() -> None:
             (CloseGroup("a", "end"), [Refuse("", "group_finished")]),
         ],
     )
-    assert rule.to_json() == before
+    assert state_of(rule) == before
 
 
 def test_buffers_are_shown_as_if_groups_entered_in_turn() -> None:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.policies import rules
-from scheduler.policies.rules.base import StalenessRule
-from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
@@ -41,6 +40,8 @@ from scheduler.policies.staleness_events import (
     event_from_json,
     event_to_json,
 )
+from scheduler.policies.staleness_state import LedgerSettings
+from tests.harness.states import state_of
 
 
 def staleness_bound(name: str, eta: int) -> int | None:
@@ -187,19 +188,12 @@ class RuleMachine(RuleBasedStateMachine):
         self.names += 1
         return f"n{self.names}"
 
-    @rule()
-    def restart(self) -> None:
-        """Goes on from what the state tells in JSON."""
-        again = rules.restore(self.name, json.loads(json.dumps(self.rule.to_json())))
-        assert again.free_slots() == self.rule.free_slots()
-        self.rule = again
-
     def apply(self, event: Event) -> list[Command]:
-        before = self.rule.to_json()
+        before = state_of(self.rule)
         commands = self.rule.apply(event)
         if any(isinstance(command, Refuse) for command in commands):
             assert len(commands) == 1
-            assert self.rule.to_json() == before
+            assert state_of(self.rule) == before
             return commands
         self.events.append(event)
         if isinstance(event, Leased):
@@ -293,7 +287,7 @@ class RuleMachine(RuleBasedStateMachine):
 
     @rule(ahead=st.integers(1, 3))
     def impossible(self, ahead: int) -> None:
-        before = self.rule.to_json()
+        before = state_of(self.rule)
         other = self.model.consumed + ahead
         known = next(iter(self.running()), "?")
         for event in (
@@ -309,7 +303,7 @@ class RuleMachine(RuleBasedStateMachine):
         ):
             with pytest.raises(ValueError, match=r"\w"):
                 self.rule.apply(event)
-        assert self.rule.to_json() == before
+        assert state_of(self.rule) == before
 
     @invariant()
     def the_model_agrees(self) -> None:
@@ -353,7 +347,7 @@ class RuleMachine(RuleBasedStateMachine):
         replayed = rules.create(self.name, self.limits)
         for value in json.loads(json.dumps([event_to_json(event) for event in self.events])):
             replayed.apply(event_from_json(value))
-        assert replayed.to_json() == self.rule.to_json()
+        assert state_of(replayed) == state_of(self.rule)
 
     def drain(self) -> None:
         """Fills batch `consumed` and trains it."""

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from scheduler.policies.staleness import (
-    DROPPED_KEPT,
+from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
     BufferReady,
@@ -20,8 +20,6 @@ from scheduler.policies.staleness import (
     GroupDropped,
     Join,
     Leased,
-    Ledger,
-    LedgerSettings,
     MemberDropped,
     Moved,
     Occupied,
@@ -32,6 +30,9 @@ from scheduler.policies.staleness import (
     event_from_json,
     event_to_json,
 )
+from scheduler.policies.staleness_rule import DROPPED_KEPT
+from scheduler.policies.staleness_state import LedgerSettings
+from tests.harness.states import state_of
 
 
 def ledger(eta: int, batch: int, *events: Event, min_members: int = 2) -> Ledger:
@@ -98,7 +99,7 @@ def test_a_group_does_not_move_out_of_its_window() -> None:
     assert [(g.group_id, g.buffer) for g in book.groups()] == [("b", 1), ("c", 2)]
     assert book.apply(Reward("c")) == [Occupied("c", 2, 0), BufferReady(2)]
     assert [(r.buffer, r.state) for r in book.buffers()] == [(1, "STUCK"), (2, "READY")]
-    with pytest.raises(ValueError, match="buffer 1 trained: it is not ready"):
+    with pytest.raises(ValueError, match="buffer 1 trained: it is not complete"):
         book.apply(Consume(1))
     assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BufferReady(1)]
 
@@ -179,9 +180,9 @@ def test_refusals_change_nothing(event: Event, refusal: Command) -> None:
     start = [solo("done"), Reward("done"), solo("gone"), Drop("gone", "x")]
     full = [Join("full", "f1", 2), Join("full", "f2", 2), Reward("f1")]
     book = ledger(0, 3, *start, *full, Join("open", "o1", 2))
-    before = book.to_json()
+    before = state_of(book)
     assert book.apply(event) == [refusal]
-    assert book.to_json() == before
+    assert state_of(book) == before
 
 
 @pytest.mark.parametrize(
@@ -200,10 +201,10 @@ def test_refusals_change_nothing(event: Event, refusal: Command) -> None:
 )
 def test_impossible_events_raise_and_change_nothing(event: Event) -> None:
     book = ledger(1, 2, Join("g", "a", 2))
-    before = book.to_json()
+    before = state_of(book)
     with pytest.raises(ValueError, match=r"\w"):
         book.apply(event)
-    assert book.to_json() == before
+    assert state_of(book) == before
 
 
 def test_a_trained_buffer_waits_for_its_consume_across_the_publish() -> None:
@@ -295,18 +296,11 @@ def test_json_that_is_no_event_is_refused(value: dict[str, object]) -> None:
         event_from_json(value)
 
 
-def test_events_and_state_survive_json() -> None:
+def test_events_survive_json() -> None:
     events: list[Event] = [*solos("abc"), Reward("b"), Drop("a", "x"), Leased(0), Publish(3)]
     events += [Join("g", "g1", 2), CloseGroup("g", "y")]
     text = json.dumps([event_to_json(event) for event in events])
     assert [event_from_json(value) for value in json.loads(text)] == events
-    book = ledger(2, 2, *events)
-    copy = Ledger.from_json(json.loads(json.dumps(book.to_json())))
-    assert copy == book
-    assert copy.apply(Reward("g1")) == book.apply(Reward("g1"))
-    assert copy == book
-    copy.apply(Publish(4))
-    assert copy != book
 
 
 @pytest.mark.parametrize(("eta", "batch", "members"), [(-1, 1, 1), (0, 0, 1), (0, 1, 0)])

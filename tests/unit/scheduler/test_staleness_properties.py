@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from random import Random
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from scheduler.policies.staleness import (
+from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleness_events import (
     Admit,
     CloseGroup,
     Command,
@@ -23,8 +25,6 @@ from scheduler.policies.staleness import (
     Grading,
     Join,
     Leased,
-    Ledger,
-    LedgerSettings,
     Occupied,
     Publish,
     Refuse,
@@ -36,6 +36,8 @@ from scheduler.policies.staleness import (
     event_from_json,
     event_to_json,
 )
+from scheduler.policies.staleness_state import LedgerSettings
+from tests.harness.states import state_of
 from tests.unit.scheduler.staleness_model import Model, Run
 
 PLAIN = st.builds(LedgerSettings, st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
@@ -83,13 +85,13 @@ class LedgerMachine(RuleBasedStateMachine):
         return f"n{self.names}"
 
     def apply(self, event: Event) -> list[Command]:
-        before = self.ledger.to_json()
+        before = state_of(self.ledger)
         commands = self.ledger.apply(event)
         for command in commands:
             assert command_from_json(json.loads(json.dumps(command_to_json(command)))) == command
         if any(isinstance(command, Refuse) for command in commands):
             assert len(commands) == 1
-            assert self.ledger.to_json() == before
+            assert state_of(self.ledger) == before
             return commands
         self.events.append(event)
         if isinstance(event, Leased):
@@ -192,7 +194,7 @@ class LedgerMachine(RuleBasedStateMachine):
         order = rng.choice(["publish first", "consume first", "consume first", "consume only"])
         buffer = self.model.consumed
         if not self.model.complete(buffer):
-            with pytest.raises(ValueError, match="not ready"):
+            with pytest.raises(ValueError, match="not complete"):
                 self.ledger.apply(Consume(buffer))
             return
         self.apply(Leased(buffer))
@@ -227,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.model.empty(buffer) == (action == "retry")
 
     def impossible(self, rng: Random) -> None:
-        before = self.ledger.to_json()
+        before = state_of(self.ledger)
         other = self.model.consumed + rng.randint(1, 4)
         named: list[Event] = [
             Reward("?"),
@@ -245,7 +247,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ):
             with pytest.raises(ValueError, match=r"\w"):
                 self.ledger.apply(event)
-        assert self.ledger.to_json() == before
+        assert state_of(self.ledger) == before
 
     def the_model_agrees(self) -> None:
         ledger, model = self.ledger, self.model
@@ -290,13 +292,13 @@ class LedgerMachine(RuleBasedStateMachine):
             and buffer <= self.model.version + self.limits.eta
         ):
             assert self.ledger.free_slots() > 0
-            trial = Ledger.from_json(self.ledger.to_json())
+            trial = copy.deepcopy(self.ledger)
             assert isinstance(trial.apply(Join("trial", "trial", 1))[0], Admit)
             assert Occupied("trial", buffer, self.model.occupants(buffer)) in trial.apply(Reward("trial"))
 
     def the_next_batch_gets_complete(self, rng: Random) -> None:
         """From here on every engine and grader does its work, in any order, and groups start wherever they may."""
-        trial = Ledger.from_json(self.ledger.to_json())
+        trial = copy.deepcopy(self.ledger)
         if trial.consumed > trial.version + self.limits.eta:
             trial.apply(Publish(trial.consumed))
         buffer = trial.consumed
@@ -325,8 +327,7 @@ class LedgerMachine(RuleBasedStateMachine):
         replayed = Ledger(self.limits)
         for value in json.loads(json.dumps([event_to_json(event) for event in self.events])):
             replayed.apply(event_from_json(value))
-        assert replayed == self.ledger
-        assert Ledger.from_json(json.loads(json.dumps(self.ledger.to_json()))) == self.ledger
+        assert state_of(replayed) == state_of(self.ledger)
 
 
 # Without shrinking: it would take minutes, and could not shorten what a seed leads to.

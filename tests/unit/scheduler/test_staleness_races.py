@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.policies.staleness import (
+from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
     BufferReady,
@@ -18,8 +19,6 @@ from scheduler.policies.staleness import (
     GroupDropped,
     Join,
     Leased,
-    Ledger,
-    LedgerSettings,
     MemberDropped,
     Moved,
     Occupied,
@@ -28,6 +27,7 @@ from scheduler.policies.staleness import (
     Reward,
     Skipped,
 )
+from scheduler.policies.staleness_state import LedgerSettings
 from tests.unit.scheduler.races import lost, play, solos, table
 
 # Members

@@ -6,11 +6,13 @@ import pytest
 
 from scheduler.simulate import frozen
 
-FROZEN = "f4fb0d9f300b3a2cf79c811f4ebd463fbcce92a68e9d222cc482980824d63f16"
+FROZEN = "116229d4f1b36674a3d597412538abd5735f3e8c26fad258073546b64415ff2c"
 """Changed since the freeze; a change is written down here, with its reason and what it did to the figures:
 
 1. `baselines/plain.py` has three hooks more (`on_left`, `on_opened`, `on_asleep`), with empty bodies: headgate's own policy needs
    to be told. No figure changed, to the bit (`test_world.py` holds what the baselines did before).
+2. The rules for comparison moved to `scheduler/comparison`: an import in `baselines/verl_async.py` and two names of files in
+   docstrings follow. No figure changed, to the bit.
 """
 
 

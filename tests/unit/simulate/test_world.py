@@ -28,7 +28,7 @@ BOUND: dict[str, Callable[[int], float]] = {
     "verl_async": lambda eta: math.inf,
     "seamlessflow": lambda eta: math.inf,
 }
-"""The most that a trained group's version may be behind, as scheduler/policies/rules states it."""
+"""The most that a trained group's version may be behind, as scheduler/comparison states it."""
 LIVE: dict[str, Callable[[int], int]] = {
     **{name: lambda eta: eta + 1 for name in BASELINES},
     "sync_colocated": lambda eta: 1,

@@ -35,6 +35,7 @@ from scheduler.policies.staleness_events import (
     Reward,
 )
 from tests.harness import stores
+from tests.harness.states import state_of
 from tests.harness.waiting import turns as loop_turns
 from tests.unit.store.conftest import NewStore
 from tests.unit.store.rows import MINE, call, episode, leases_of
@@ -227,7 +228,7 @@ class Running:
             for g, e in self.ledger.decision_log._entries.items()
         }
         batches = self.ledger.leased, self.ledger.trained
-        return self.ledger.rule.to_json(), entries, held, self.leases._fence, batches
+        return state_of(self.ledger.rule), entries, held, self.leases._fence, batches
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -296,7 +297,7 @@ async def test_a_ledger_reads_no_more_than_its_own_models_events(database: Datab
     await one.apply(Reward("e", 1.0))
     other = await StoredLedger.load(database, MINE, "n")
     assert other.rule.groups() == []
-    with pytest.raises(ValueError, match="not ready"):
+    with pytest.raises(ValueError, match="not complete"):
         await one.apply(Consume(0))
 
 

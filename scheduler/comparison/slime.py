@@ -21,11 +21,9 @@ Bounds: staleness, to eta. Like one step off, it waits for the last group of a b
 
 from __future__ import annotations
 
-from typing import Any, Self
-
-from scheduler.policies.rules.queue import GroupQueue
-from scheduler.policies.staleness import LedgerSettings
+from scheduler.comparison.queue import GroupQueue
 from scheduler.policies.staleness_events import Command
+from scheduler.policies.staleness_state import LedgerSettings
 
 
 class Slime(GroupQueue):
@@ -55,14 +53,3 @@ class Slime(GroupQueue):
             return []
         self.failed = 0
         return self.give_up(self.running_groups(), "surplus")
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole state and the settings."""
-        return {**super().to_json(), "failed": self.failed}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        rule = super().from_json(value)
-        rule.failed = value["failed"]
-        return rule

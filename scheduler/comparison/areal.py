@@ -20,7 +20,7 @@ however old.
 
 from __future__ import annotations
 
-from scheduler.policies.rules.queue import GroupQueue, QueuedGroup
+from scheduler.comparison.queue import GroupQueue, QueuedGroup
 
 
 class Areal(GroupQueue):

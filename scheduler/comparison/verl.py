@@ -18,7 +18,7 @@ Bounds: live groups, to (1 + eta) * B. No group's age, and fast groups are alway
 
 from __future__ import annotations
 
-from scheduler.policies.rules.queue import GroupQueue
+from scheduler.comparison.queue import GroupQueue
 
 
 class Verl(GroupQueue):

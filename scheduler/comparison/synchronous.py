@@ -12,7 +12,7 @@ alone.
 
 from __future__ import annotations
 
-from scheduler.policies.rules.queue import GroupQueue
+from scheduler.comparison.queue import GroupQueue
 
 
 class Synchronous(GroupQueue):

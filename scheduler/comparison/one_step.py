@@ -15,7 +15,7 @@ Bounds: staleness 1. It does not hide the longest group of a batch: nothing else
 
 from __future__ import annotations
 
-from scheduler.policies.rules.queue import GroupQueue
+from scheduler.comparison.queue import GroupQueue
 
 
 class OneStep(GroupQueue):

@@ -17,8 +17,8 @@ Bounds: live groups, to (eta + 1) * B, and staleness, to eta. The price is that 
 
 from __future__ import annotations
 
-from scheduler.policies.rules.queue import GroupQueue, QueuedGroup
-from scheduler.policies.staleness import LedgerSettings
+from scheduler.comparison.queue import GroupQueue, QueuedGroup
+from scheduler.policies.staleness_state import LedgerSettings
 
 
 class Roll(GroupQueue):

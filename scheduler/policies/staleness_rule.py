@@ -1,0 +1,195 @@
+"""The seam of staleness rules: which groups may start, which batch they are trained in, and the part that all rules share.
+
+A rule gets events and answers commands (`staleness_events.py`); it does nothing else. The answers depend on the settings and the
+events so far alone. Batches are numbered from 0; batch b makes version b + 1 out of version b, and is trained once, in order.
+
+Memory: a group that was trained is forgotten with its batch, a dropped one when `DROPPED_KEPT` newer ones were dropped. After
+that a `Join` with its id starts a new group and its episodes are unknown.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar, assert_never
+
+from scheduler.policies.staleness_events import (
+    AbortEpisode,
+    Admit,
+    CloseGroup,
+    Command,
+    Consume,
+    Drop,
+    Event,
+    Finish,
+    Grading,
+    GroupDropped,
+    Join,
+    Leased,
+    Publish,
+    Refuse,
+    Reward,
+    StuckAction,
+    Unstick,
+)
+from scheduler.policies.staleness_state import BufferRow, GroupRow, LedgerSettings
+
+G = TypeVar("G", bound=GroupRow)
+DROPPED_KEPT = 1024
+
+
+class StalenessRule(ABC, Generic[G]):
+    """The groups of one model, and one way to decide about them. Register it in `rules.py`.
+
+    `version` is the newest published version, `consumed` the next batch to train, `leased` whether a trainer has it.
+    """
+
+    def __init__(self, settings: LedgerSettings, spare_members: int = 0) -> None:
+        self.settings = settings
+        self.version = 0
+        self.consumed = 0
+        self.leased = False
+        self._spare_members = spare_members
+        self._groups: dict[str, G] = {}
+        self._group_of: dict[str, str] = {}
+        self._dropped: list[str] = []
+
+    def apply(self, event: Event) -> list[Command]:
+        """Changes the state by `event`. Raises ValueError, and changes nothing, if the event is impossible.
+
+        The answer [Refuse(...)] alone changes nothing either, and such an event need not be stored.
+        """
+        match event:
+            case Join():
+                return self._join(event)
+            case Finish() | Reward() | Drop():
+                return self._settle(event)
+            case CloseGroup(group_id):
+                return self._close(group_id)
+            case Leased(buffer):
+                return self._lease(buffer)
+            case Consume(buffer):
+                return self._consume(buffer)
+            case Publish(version):
+                return self._publish(version)
+            case Unstick(buffer, action):
+                return self._unstick(buffer, action)
+            case _:
+                assert_never(event)
+
+    # Queries
+
+    def groups(self) -> list[GroupRow]:
+        """Every group that is not forgotten, in order of start. To be read only."""
+        return list(self._groups.values())
+
+    @abstractmethod
+    def entries(self, buffer: int) -> tuple[str, ...]:
+        """The groups of batch `consumed` (others: as far as they are known), in order: it only grows, until it is `complete`."""
+
+    @abstractmethod
+    def complete(self, buffer: int) -> bool:
+        """True if the batch gets no more groups and can be trained."""
+
+    @abstractmethod
+    def buffers(self) -> list[BufferRow]:
+        """Every batch that is not consumed and can hold something, in order."""
+
+    @abstractmethod
+    def free_slots(self) -> int:
+        """How many new groups could start now."""
+
+    def stuck(self, action: StuckAction = "retry") -> tuple[str, ...]:
+        """The groups that `Unstick` would give up now; none if it would be refused."""
+        return ()
+
+    # A rule's decisions
+
+    @abstractmethod
+    def _start(self, event: Join) -> G | None:
+        """The group that begins with this episode, or None if no group may start."""
+
+    @abstractmethod
+    def _finish(self, group: G) -> list[Command]:
+        """The commands for a group one of whose members has settled, or that was closed."""
+
+    @abstractmethod
+    def _trained(self, buffer: int) -> list[Command]:
+        """The commands when batch `consumed` was trained."""
+
+    @abstractmethod
+    def _published(self) -> list[Command]:
+        """The commands when `version` is new."""
+
+    def _unstick(self, buffer: int, action: StuckAction) -> list[Command]:
+        raise ValueError("only the rule `staleflow` gives up groups of a batch that is stuck")
+
+    # Groups
+
+    def _join(self, event: Join) -> list[Command]:
+        if event.size < 1:
+            raise ValueError(f"a group of {event.size} members: {event.group_id}")
+        if event.episode_id in self._group_of:
+            raise ValueError(f"episode {event.episode_id} has joined before")
+        group = self._groups.get(event.group_id)
+        if group is None:
+            group = self._start(event)
+            if group is None:
+                return [Refuse(event.episode_id, "no_slot")]
+            self._groups[event.group_id] = group
+        elif reason := group.join_refusal(event.size, self._spare_members):
+            return [Refuse(event.episode_id, reason)]
+        group.members[event.episode_id] = "open"
+        self._group_of[event.episode_id] = event.group_id
+        return [Admit(event.episode_id, event.group_id, group.buffer, group.version)]
+
+    def _settle(self, event: Finish | Reward | Drop) -> list[Command]:
+        if event.episode_id not in self._group_of:
+            raise ValueError(f"no episode {event.episode_id}")
+        group = self._groups[self._group_of[event.episode_id]]
+        told = group.take(event)
+        over = not any(isinstance(command, Refuse | Grading) for command in told)
+        return told + self._finish(group) if over else told
+
+    def _close(self, group_id: str) -> list[Command]:
+        if group_id not in self._groups:
+            raise ValueError(f"no group {group_id}")
+        group = self._groups[group_id]
+        if group.state != "reserved":
+            return []
+        if group.settled(self._spare_members):
+            return [Refuse("", "group_finished")]
+        group.closed = True
+        return self._finish(group)
+
+    def _mark_dropped(self, group: G, reason: str, abort: bool = True) -> list[Command]:
+        group.state = "dropped"
+        self._dropped.append(group.group_id)
+        if len(self._dropped) > DROPPED_KEPT:
+            self._forget(self._dropped.pop(0))
+        running = group.running() if abort else []
+        return [GroupDropped(group.group_id, reason), *(AbortEpisode(e, reason) for e in running)]
+
+    def _forget(self, group_id: str) -> None:
+        for episode_id in self._groups.pop(group_id).members:
+            del self._group_of[episode_id]
+
+    # Batches
+
+    def _lease(self, buffer: int) -> list[Command]:
+        if buffer != self.consumed:
+            raise ValueError(f"lease of buffer {buffer}: the next to train is {self.consumed}")
+        self.leased = True
+        return []
+
+    def _consume(self, buffer: int) -> list[Command]:
+        if buffer != self.consumed:
+            raise ValueError(f"buffer {buffer} trained: the next to train is {self.consumed}")
+        if not self.complete(buffer):
+            raise ValueError(f"buffer {buffer} trained: it is not complete")
+        return self._trained(buffer)
+
+    def _publish(self, version: int) -> list[Command]:
+        if version <= self.version:
+            raise ValueError(f"version {version} published after version {self.version}")
+        self.version = version
+        return self._published()

@@ -1,0 +1,1 @@
+"""Engines, trainers and policies in simulated time (docs/simulation.md)."""

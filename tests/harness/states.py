@@ -1,0 +1,19 @@
+"""The whole state of an object as a value that can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def state_of(thing: Any) -> Any:
+    """A copy of everything in `thing`, in order; equal for two objects if and only if all of it is."""
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return type(thing).__name__, [(f.name, state_of(getattr(thing, f.name))) for f in fields(thing)]
+    if isinstance(thing, dict):
+        return [(key, state_of(value)) for key, value in thing.items()]
+    if isinstance(thing, list | tuple):
+        return [state_of(item) for item in thing]
+    if hasattr(thing, "__dict__"):
+        return type(thing).__name__, state_of(vars(thing))
+    return thing
