@@ -6,14 +6,20 @@ from collections.abc import Callable
 
 from gateway.bus.base import Bus
 from gateway.bus.memory import MemoryBus
-from gateway.bus.redis import RedisBus
 from gateway.sections import BusSettings
+
+
+def _redis(settings: BusSettings) -> Bus:
+    from gateway.bus.redis import RedisBus  # a process without Redis needs no client of it
+
+    return RedisBus(settings)
+
 
 _SCHEMES: dict[str, Callable[[BusSettings], Bus]] = {
     "memory": MemoryBus,
-    "redis": RedisBus,
-    "rediss": RedisBus,
-    "unix": RedisBus,
+    "redis": _redis,
+    "rediss": _redis,
+    "unix": _redis,
 }
 
 

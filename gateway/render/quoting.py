@@ -25,13 +25,26 @@ class Quoted(str):
 
 def quoted(value: Any, control: ControlTokens) -> Any:
     """A JSON value with every text in it, keys too, that spells a control token as `Quoted`; of the same types (`yielding`)."""
+
+    def change(text: str) -> str:
+        found = control.cut_up(text)
+        return Quoted(found, control) if found != text else text
+
+    return _changed(value, change)
+
+
+def cut(value: Any, control: ControlTokens) -> Any:
+    """A JSON value with every text in it, keys too, cut where it spells a control token; of the same types (`yielding`)."""
+    return _changed(value, control.cut_up)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        cut = control.cut_up(value)
-        return Quoted(cut, control) if cut != value else value
+        return change(value)
     if isinstance(value, dict):
-        return type(value)({quoted(key, control): quoted(item, control) for key, item in value.items()})
+        return type(value)({_changed(key, change): _changed(item, change) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return type(value)([quoted(item, control) for item in value])
+        return type(value)([_changed(item, change) for item in value])
     return value
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -18,6 +19,7 @@ from gateway.errors import BadRequest
 from gateway.json_depth import MAX_SAMPLED_DEPTH, loads, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
+from gateway.render.checkpoint import Checkpoint, has_images
 from gateway.render.control import ControlTokens
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.pieces import TokenTexts
@@ -105,7 +107,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Checkpoint,
         renderer: Any | None,
         control: ControlTokens,
         *,
@@ -141,11 +143,9 @@ class ChatRenderer:
     @classmethod
     def load(cls, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
         """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that is not known here."""
-        from transformers import AutoTokenizer
-
         check_family(model)
         assert model.path is not None
-        tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
+        tokenizer = Checkpoint.read(model.path)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
         renderer, keeping = _library(tokenizer, control, model)
         made = cls(
@@ -206,7 +206,7 @@ class ChatRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, marks included."""
-        return cast(str, self.backend.decode(list(ids), skip_special_tokens=False))
+        return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:
         """A token's own bytes, which may be a part of a character."""
@@ -230,7 +230,7 @@ class ChatRenderer:
             self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
         )
 
-    def _varied(self, switches: Switches, tokenizer: Any, model: ModelSettings) -> ChatRenderer | None:
+    def _varied(self, switches: Switches, tokenizer: Checkpoint, model: ModelSettings) -> ChatRenderer | None:
         """The same with some switches; None if they change no prompt, or the template refuses them."""
         variant, keeping = copy(self), None
         try:
@@ -264,7 +264,7 @@ class ChatRenderer:
         return self._token_id(token) is not None
 
     def _token_id(self, token: str) -> int | None:
-        return cast("int | None", self.backend.token_to_id(token))
+        return self.backend.token_to_id(token)
 
     @property
     def forced_form(self) -> ToolForm | None:
@@ -316,7 +316,8 @@ class ChatRenderer:
         """The library's, or: the tokenizer's end of sequence, and the tokens with which the template closes a reply."""
         if self._renderer is not None:
             return frozenset(self._renderer.get_stop_token_ids())
-        stop = {self._tokenizer.eos_token_id} - {None}
+        end = self._tokenizer.eos_token_id
+        stop = set() if end is None else {end}
         for role in ("user", "tool"):
             stop |= self._closing_token(role)
         return frozenset(stop)
@@ -363,20 +364,22 @@ _TALKS: list[list[Message]] = [
 
 
 def _library(
-    tokenizer: Any, control: ControlTokens, model: ModelSettings, switches: dict[str, Any] | None = None
+    tokenizer: Checkpoint,
+    control: ControlTokens,
+    model: ModelSettings,
+    switches: dict[str, Any] | None = None,
 ) -> tuple[Any | None, Any | None]:
     """The library's renderer for a family, and the same told to keep thinking, where it can be told; else None.
 
     Raises ValueError for switches that the family does not know.
     """
-    import renderers
-
     if model.family == "template":
         return None, None
+    import renderers
+
     bare = BareTokenizer(tokenizer, control)
     if model.family == "auto":
-        renderer = renderers.create_renderer(bare)
-        return (None, None) if isinstance(renderer, renderers.DefaultRenderer) else (renderer, None)
+        return _registered(bare), None
     config = renderers.config_from_name(model.family)
     assert config is not None
     values = {"enable_thinking": model.thinking} if "enable_thinking" in type(config).model_fields else {}
@@ -387,6 +390,20 @@ def _library(
     except ValueError:  # the family's own settings contradict this one
         keeping = None
     return renderers.create_renderer(bare, config), keeping
+
+
+def _registered(bare: BareTokenizer) -> Any | None:
+    """The library's renderer of a model that it knows by its name at Hugging Face; else None: the template counts."""
+    import renderers
+    from renderers.base import MODEL_RENDERER_MAP
+
+    if bare.name_or_path in MODEL_RENDERER_MAP:
+        return renderers.create_renderer(bare)
+    if has_images(Path(bare.name_or_path)):
+        raise ValueError(
+            "its model sees images, which a template cannot render: set `family`, or say 'template' for texts"
+        )
+    return None
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Template
 
+from gateway.render.checkpoint import Checkpoint
 from gateway.render.control import ControlTokens
+from gateway.render.environment import environment
 from gateway.render.marking import marked
-from gateway.render.quoting import quoted
+from gateway.render.quoting import cut
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -21,11 +23,12 @@ Tool = dict[str, Any]
 class ChatTemplate:
     """The jinja template that came with a tokenizer. Safe to use from several threads: what it caches never changes."""
 
-    def __init__(self, tokenizer: Any, control: ControlTokens, *, thinking: bool) -> None:
-        """Raises ValueError if the tokenizer has no template. `thinking`: passed on as `enable_thinking`."""
-        if not tokenizer.chat_template:
-            raise ValueError("the checkpoint has no chat template: set `family` to one of the known families")
-        self._tokenizer = tokenizer
+    def __init__(self, checkpoint: Checkpoint, control: ControlTokens, *, thinking: bool) -> None:
+        """Raises ValueError if the checkpoint has no template. `thinking`: passed on as `enable_thinking`."""
+        self._checkpoint = checkpoint
+        self._compiled = {
+            tools: environment().from_string(checkpoint.template(tools)) for tools in (False, True)
+        }
         self._control = control
         self._variables: dict[str, Any] = {"enable_thinking": thinking}
         self._as_text = not self._takes_objects()
@@ -34,16 +37,7 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation: bool = True) -> str:
         """Messages as text, with the beginning of a reply if `generation`. Raises what the template raises."""
-        return cast(
-            str,
-            self._tokenizer.apply_chat_template(
-                self._given(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=generation,
-                **self._variables,
-                tokenize=False,
-            ),
-        )
+        return self._rendered(self._compiled[bool(tools)], messages, tools, generation, str)
 
     def switched(self, variables: dict[str, Any]) -> ChatTemplate:
         """Returns the same template with other variables."""
@@ -69,29 +63,38 @@ class ChatTemplate:
 
     def _uncut(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Guards by cutting what the template is given: for templates that do not build their tokens from literals alone."""
-        given = quoted(list(messages), self._control), quoted(list(tools), self._control)
+        given = cut(list(messages), self._control), cut(list(tools), self._control)
         return self._control.guard_uncut(self.text(*given))
 
     def _given(self, messages: Sequence[Message]) -> list[Message]:
         return [_arguments_as_text(m) for m in messages] if self._as_text else list(messages)
 
     def _guarded(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        written: dict[str, Any] = self._tokenizer.special_tokens_map
-        rendered = self._marked(bool(tools)).render(
+        rendered = self._rendered(self._marked(bool(tools)), messages, tools, True, self._control.mark)
+        return self._control.assemble(rendered)
+
+    def _rendered(
+        self,
+        template: Template,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        generation: bool,
+        written: Callable[[str], str],
+    ) -> str:
+        """`written`: how the template is given the special tokens that have names."""
+        if not messages:
+            raise ValueError("there are no messages")
+        special = {name: written(text) for name, text in self._checkpoint.special_tokens_map.items()}
+        return template.render(
             messages=[_aliased(message) for message in self._given(messages)],
             tools=list(tools) or None,
             documents=None,
-            add_generation_prompt=True,
-            **self._variables,
-            **{n: self._control.mark(text) if isinstance(text, str) else text for n, text in written.items()},
+            add_generation_prompt=generation,
+            **{**special, **self._variables},
         )
-        return self._control.assemble(rendered)
 
     def _mark(self, tools: bool) -> Template:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        source = self._tokenizer.get_chat_template(tools=[_TOOL] if tools else None)
-        return marked(_compile_jinja_template(source).environment, source, self._control.mark)
+        return marked(environment(), self._checkpoint.template(tools), self._control.mark)
 
     def _checked(self) -> dict[bool, bool]:
         """With tools and without."""
@@ -99,7 +102,7 @@ class ChatTemplate:
 
     def _check(self, tools: bool) -> bool:
         """Returns whether the template's control tokens are all guarded in conversations that spell none."""
-        control, backend = self._control, self._tokenizer.backend_tokenizer
+        control, backend = self._control, self._checkpoint.backend_tokenizer
         given = [_TOOL] if tools else []
         for messages in _samples():
             try:
@@ -156,7 +159,7 @@ def _samples() -> Iterator[list[Message]]:
 
 
 def _aliased(message: Message) -> Message:
-    """A message as `apply_chat_template` hands it on."""
+    """A message as transformers hands it to a template."""
     message = {key: value for key, value in message.items() if value is not None}
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if name in message), None)

@@ -9,6 +9,7 @@ from gateway.errors import BadRequest
 from gateway.sections.models import MAX_CONTEXT
 
 if TYPE_CHECKING:
+    from gateway.render.checkpoint import Checkpoint
     from gateway.render.control import ControlTokens
 
 _LONG = 16
@@ -42,7 +43,7 @@ class BareTokenizer:
     more than the rendering itself. Control tokens that were cut up (`quoting`) are encoded as text.
     """
 
-    def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
+    def __init__(self, tokenizer: Checkpoint, control: ControlTokens) -> None:
         self._wrapped = tokenizer
         self._control = control
         self._known = lru_cache(_KNOWN)(self._encode)

@@ -27,7 +27,6 @@ from gateway.sections import StoreSettings
 from gateway.store import coordination
 from gateway.store.commits import Committer, Outcome, Write
 from gateway.store.connections import begin_reading, connect, delays, is_again, is_away, refusal
-from gateway.store.schema import bring_up_to_date
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,10 @@ class Database:
     @classmethod
     async def open(cls, settings: StoreSettings) -> Database:
         """Connects, brings the schema to its newest form, and starts the writer. Raises ConfigError."""
+        from gateway.store.schema import (
+            bring_up_to_date,  # Alembic takes 0.1 s to import, and only this needs it
+        )
+
         engine = connect(settings.url, _READERS + 1)
         try:
             await asyncio.to_thread(bring_up_to_date, engine, settings)

@@ -170,6 +170,16 @@ def renderer(name: str) -> ChatRenderer:
         return ChatRenderer.load(settings)
 
 
+@cache
+def reference(name: str) -> Any:
+    """A family's tokenizer as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory() as directory:
+        save(named(name), Path(directory))
+        return AutoTokenizer.from_pretrained(directory)
+
+
 def named(name: str) -> Family:
     """The family of that name."""
     return next(family for family in FAMILIES if family.name == name)

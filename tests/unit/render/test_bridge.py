@@ -163,11 +163,11 @@ class Counting:
 
 @contextmanager
 def counted(chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
-    """The characters that are given to the tokenizer, by the library's way (through transformers) and by ours."""
+    """The characters that are given to the tokenizer, by the library's way and by ours."""
     counting = Counting(chat.backend)
     with monkeypatch.context() as patch:
         patch.setattr(chat, "backend", counting)
-        patch.setattr(chat._tokenizer, "_tokenizer", counting)
+        patch.setattr(chat._tokenizer, "backend_tokenizer", counting)
         yield counting
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.families.conversation import TOOLS, Episode, Reply, results
-from tests.families.family import FAMILIES, Family, named, renderer
+from tests.families.family import FAMILIES, Family, named, reference, renderer
 
 LETTERS = "ab he.ll\n\"'{}é日🙂"
 words = st.text(alphabet=LETTERS, min_size=1, max_size=12).map(lambda s: f"w{s}w")
@@ -105,10 +105,9 @@ def test_a_rendering_is_what_the_checkpoints_template_renders(name: str) -> None
         messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]
         messages += [{"role": "tool", "content": "found", "tool_call_id": "call00000"}]
     tools = TOOLS if family.tools else []
-    tokenizer = chat._tokenizer
     if family.template == "deepseek_v3":
         messages = messages[:2]
-    rendered = tokenizer.apply_chat_template(
+    rendered = reference(name).apply_chat_template(
         messages,
         tools=tools or None,
         add_generation_prompt=True,
