@@ -1,4 +1,4 @@
-# The gateway, and the fake engine: everything of headgate but what the trainer alone needs (torch).
+# The gateway, and the fake engine: headgate without extras, and so without torch.
 FROM python:3.11.13-slim-bookworm
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -7,7 +7,7 @@ RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create
 
 WORKDIR /src
 COPY pyproject.toml README.md deploy/requirements.py ./
-RUN python requirements.py pyproject.toml torch tensorboard > requirements.txt && pip install -r requirements.txt
+RUN python requirements.py pyproject.toml > requirements.txt && pip install -r requirements.txt
 COPY gateway gateway
 COPY processes processes
 COPY scheduler scheduler

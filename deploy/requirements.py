@@ -1,11 +1,10 @@
-"""Prints a project's dependencies, one a line, but for those that are named: `requirements.py pyproject.toml torch`."""
+"""Prints a project's dependencies, one a line, with those of extras: `requirements.py pyproject.toml trainer`."""
 
-import re
 import sys
 import tomllib
 from pathlib import Path
 
-project, *without = sys.argv[1:]
-for line in tomllib.loads(Path(project).read_text())["project"]["dependencies"]:
-    if re.split(r"[^\w.-]", line, maxsplit=1)[0] not in without:
-        sys.stdout.write(f"{line}\n")
+path, *extras = sys.argv[1:]
+project = tomllib.loads(Path(path).read_text())["project"]
+for some in (project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)):
+    sys.stdout.write("".join(f"{line}\n" for line in some))

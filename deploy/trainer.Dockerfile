@@ -7,7 +7,7 @@ RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create
 
 WORKDIR /src
 COPY pyproject.toml README.md deploy/requirements.py ./
-RUN python requirements.py pyproject.toml > requirements.txt && pip install -r requirements.txt
+RUN python requirements.py pyproject.toml trainer > requirements.txt && pip install -r requirements.txt
 COPY gateway gateway
 COPY processes processes
 COPY scheduler scheduler

@@ -19,6 +19,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
+_EXTRA = ("tensorboard", "torch", "transformers")
+"""Packages of the extra `trainer`."""
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
 
 
@@ -91,6 +93,14 @@ def _plain_errors() -> Iterator[None]:
 
     try:
         yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        typer.echo(
+            f"the trainer needs {error.name}, which is not installed: pip install 'headgate[trainer]'",
+            err=True,
+        )
+        raise typer.Exit(2) from error
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

@@ -1,0 +1,102 @@
+"""What a program needs beside headgate's own dependencies: nothing, or the extra that its error names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.families.family import named, save
+
+ROOT = Path(__file__).parents[2]
+EXTRA = ("torch", "tensorboard", "transformers", "ray", "vllm", "lightgbm", "matplotlib")
+WITHOUT = f"import sys\nfor name in {EXTRA!r}: sys.modules[name] = None\n"
+"""Python's own way to have an import fail as if nothing was installed."""
+
+SERVED = """
+import asyncio, sys
+from gateway.app import create_app
+from gateway.settings import Settings
+
+async def main():
+    app = create_app(Settings.parse(VALUES))
+    async with app.router.lifespan_context(app):
+        chat = app.state.services.models.local["m"].renderer
+        print(chat.decode(chat.render([{"role": "user", "content": "hello"}], [])))
+    print("imported:", [name for name in EXTRA if sys.modules.get(name) is not None])
+
+asyncio.run(main())
+"""
+
+
+def run(code: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv], env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_no_package_of_an_extra_is_one_of_the_base() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in project["dependencies"]}
+    extra = {
+        re.split(r"[^\w.-]", line, maxsplit=1)[0]
+        for name, lines in project["optional-dependencies"].items()
+        for line in lines
+    }
+    assert {"torch", "transformers", "tensorboard", "ray", "vllm", "lightgbm"} <= extra
+    assert not base & extra
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3 (library)", "gemma3"])
+@pytest.mark.parametrize("before", ["", WITHOUT], ids=["installed", "missing"])
+def test_a_gateway_that_has_loaded_a_tokenizer_has_imported_no_extra(
+    family: str, before: str, tmp_path: Path
+) -> None:
+    save(named(family), tmp_path / "model")
+    values = {
+        "models": {"m": {"path": str(tmp_path / "model"), "family": named(family).family}},
+        "engine": {"launch": "fake", "count": 0},
+        "store": {"url": f"sqlite:///{tmp_path}/gateway.db"},
+    }
+    done = run(f"{before}VALUES, EXTRA = {values!r}, {EXTRA!r}\n{SERVED}")
+    assert done.returncode == 0, done.stderr
+    assert "hello" in done.stdout
+    assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+@pytest.mark.parametrize("program", ["gateway", "scheduler"])
+def test_a_program_starts_without_any_extra(program: str) -> None:
+    done = run(f"{WITHOUT}from {program}.cli import main\nmain()", "--help")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "x.toml"], ["warmstart", "--out", "x"]])
+def test_a_trainer_without_torch_says_in_one_line_what_to_install(command: list[str]) -> None:
+    done = run(f"{WITHOUT}from trainer.cli import main\nmain()", *command)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"the trainer needs \w+, which is not installed: pip install 'headgate\[trainer\]'", line
+    )
+
+
+def test_a_tokenizer_that_only_transformers_can_read_is_refused_with_the_extra_that_has_it(
+    tmp_path: Path,
+) -> None:
+    save(named("gemma3"), tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("TokenizersBackend", "LlamaTokenizer"))
+    load = (
+        "from gateway.render.renderer import load_renderer\nfrom gateway.sections import ModelSettings\n"
+        f"load_renderer('m', ModelSettings(path={str(tmp_path)!r}, family='template'))"
+    )
+    done = run(WITHOUT + load)
+    assert re.search(
+        r"ConfigError: \[models\.m\].*LlamaTokenizer .*pip install 'headgate\[trainer\]'", done.stderr
+    )
