@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -51,6 +51,8 @@ _CALLS, _AT_ONCE, _MEDIAN, _SIGMA, _LONGEST = 160, 24, 60.0, 0.9, 600
 _STREAMS, _UNSEEN = (1, 3, 8, 16, 32, 48), (5, 24)
 _TOKENS, _TYPICAL = 256, 24
 """Tokens that a call through the gateway samples, and of its prompt, about."""
+_AGAIN = 8
+"""How often the loads are played again, at most, until the gateway has fitted something."""
 _PRIOR = EngineModel()
 
 
@@ -266,23 +268,35 @@ async def _direct(client: Client, rounds: int, steps: Steps) -> dict[str, Any]:
     }
 
 
+async def _speed(gateway: str) -> dict[str, Any]:
+    """What the gateway knows of its engine's speed."""
+    async with httpx.AsyncClient(base_url=gateway) as http:
+        engines = (await http.get("/admin/v1/engines")).raise_for_status().json()["engines"]
+    found: dict[str, Any] = engines[0]["speed"] or {"error": None}
+    return found
+
+
 async def _live(engine: Child, work: Path, seconds: float, steps: Steps) -> dict[str, Any]:
     """Fits the engine's speed from its live metrics under load, and predicts other loads with it."""
     async with run_gateway(engine, work / "model", work) as gateway:
         target = await GatewayTarget.open(gateway.port, Prompts.load(work / "model"))
 
-        async def rate(streams: int) -> float:
-            steps.begin(f"through the gateway, {streams} streams")
+        async def rate(streams: int, said: Callable[[str], None] = steps.begin) -> float:
+            said(f"through the gateway, {streams} streams")
             window = await measure(target, Shape(streams, _TOKENS, True), seconds, {})
             return window.tokens / window.seconds
 
         seen = [(n, await rate(n)) for n in _STREAMS]
-        async with httpx.AsyncClient(base_url=gateway.url) as http:
-            engines = (await http.get("/admin/v1/engines")).raise_for_status().json()["engines"]
+        speed = await _speed(gateway.url)
+        for _ in range(_AGAIN):  # a fit needs more seconds than short loads have
+            if speed["error"] is not None:
+                break
+            for n in _STREAMS:
+                await rate(n, steps.say)
+            speed = await _speed(gateway.url)
         unseen = [(n, await rate(n)) for n in _UNSEEN]
-    speed = engines[0]["speed"]
-    if speed is None or speed["error"] is None:
-        raise RuntimeError(f"the gateway has not fitted anything: {engines[0]}")
+    if speed["error"] is None:
+        raise RuntimeError(f"the gateway has not fitted anything: {speed}")
     model = EngineModel(*(speed[key] for key in ("k1", "k2", "k3", "k4")))
 
     def foretold(streams: int) -> float:

@@ -57,7 +57,7 @@ def test_ledger(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.vllm
 def test_costs(tmp_path: Path) -> None:
-    report = report_of("costs", tmp_path / "costs.json", "--rounds", "1", "--seconds", "1", timeout_s=1000.0)
+    report = report_of("costs", tmp_path / "costs.json", "--rounds", "1", "--seconds", "3", timeout_s=1000.0)
     assert report["k"].keys() == {"k1", "k2", "k3", "k4"}
     assert len(report["cells"]) > report["disturbed"]
     assert all(cell["step_s"] > 0 and cell["kv"] > 0 for cell in report["cells"])
