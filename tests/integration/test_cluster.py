@@ -27,10 +27,6 @@ async def cluster(postgres: PostgresServer, tiny_model: Path, tmp_path: Path) ->
         yield running
 
 
-async def test_one_member_decides_and_the_other_follows(cluster: Cluster) -> None:
-    assert [member.role for member in cluster.members] == ["coordinator", "follower"]
-
-
 async def test_the_turns_of_an_episode_land_anywhere_and_make_one_tree(cluster: Cluster) -> None:
     async with cluster.admin(cluster.followers[0]) as admin:
         opened = await admin.open_episode("t")

@@ -114,17 +114,21 @@ async def test_an_engine_that_fails_its_health_checks_is_lost(tiny_model: Path, 
         assert slots(gateway)[1].restarts == 0
 
 
+@pytest.mark.parametrize("fault", ["fail_after", "drop_after"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_errors_in_the_middle_costs_nothing(
-    gateway: RunningGateway, tiny_model: Path, stream: bool
+async def test_an_engine_that_fails_in_the_middle_costs_nothing(
+    gateway: RunningGateway, tiny_model: Path, stream: bool, fault: str
 ) -> None:
-    """A whole answer comes in larger pieces, and a piece that the engine did not finish is lost with it."""
-    await gateway.fake("faults", fail_after=4 if stream else 20)
+    """By an error, or by a connection that breaks. A whole answer comes in larger pieces, and a piece that the engine did not
+    finish is lost with it."""
+    await gateway.fake("faults", **{fault: 4 if stream else 20})
     episode, headers = await gateway.open()
     answer = await gateway.chat(headers, max_tokens=10 if stream else 40, stream=stream)
     assert answer.status_code == 200
     nodes = await nodes_of(gateway, episode)
     check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
+    assert gateway.engine is not None
+    assert gateway.engine.sampled > len(nodes[-1]["ids"]), "it has failed"
 
 
 async def test_an_engine_can_be_added_and_removed_under_load(

@@ -17,7 +17,7 @@ from gateway.api.generation import WHOLE_INTERVAL
 from gateway.engines.fake import create_fake_app
 from processes.ports import free_port
 from tests.harness.barrier import arrived, hold_after, release
-from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for
+from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import STOP_TOKENS, check_sampled_by_the_fake, nodes_of
 from tests.harness.retries import RETRY, drop, lasting, send, stops, taken, turns_of
 from tests.harness.scripted import TOOL_CALL, TOOLS, USER, ScriptedEngine, scripted_gateway
@@ -344,19 +344,6 @@ async def test_a_seeded_call_is_not_resumed_but_begun_anew(gateway: RunningGatew
     assert (left["mask_reason"], whole["mask_reason"]) == ("abandoned", "")
     for turn in (left, whole):
         check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()}, seed=3)
-
-
-async def test_a_seeded_call_that_its_engine_drops_says_nothing_twice(gateway: RunningGateway) -> None:
-    await faults(gateway, drop_after=30)
-    episode, headers = await gateway.open("task")
-    body = lasting(gateway, seed=3)
-    call = asyncio.create_task(send(gateway, headers, body), name="call")
-    await until(lambda: gateway.engine.sampled > 30, "the connection breaks")
-    await faults(gateway, drop_after=0)
-    answer = (await call).json()
-    (turn,) = await turns_of(gateway, episode)
-    assert answer["choices"][0]["message"]["content"] == gateway.model.renderer.decode(turn["ids"][:-1])
-    assert answer["usage"]["completion_tokens"] == len(turn["ids"]) >= 40
 
 
 async def test_an_episode_that_closes_takes_the_calls_with_it_that_could_be_resumed(
