@@ -34,7 +34,7 @@ _FAILURES = (openai.OpenAIError, httpx.HTTPError, OSError)
 
 @dataclass(slots=True)
 class Known:
-    """What agents know of one another, to try what is not theirs."""
+    """Names that agents know of one another, to try what is not theirs."""
 
     episodes: list[tuple[str, str]] = field(default_factory=list)
     """(episode, an answer that it stored)"""

@@ -33,17 +33,17 @@ _DROPS = {"dropped", "skipped", "aborted"}
 
 @dataclass(slots=True)
 class Report:
-    """What was found."""
+    """The findings."""
 
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTS, 0)))
     findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """The first of each kind, in words."""
     facts: Counter[str] = field(default_factory=Counter)
-    """What was checked, and what is no fault."""
+    """Counts of what was checked, and of what is no fault."""
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
+        """Returns whether nothing is wrong."""
         return not any(self.counts.values())
 
     def wrong(self, kind: str, said: str, count: int = 1) -> None:
@@ -69,13 +69,13 @@ class Turn:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The turn's place, for people."""
         return f"call {self.row['call_id']} of {self.row['episode_id']} (ask {self.ask})"
 
 
 @dataclass(slots=True)
 class Reply:
-    """What a client received of one request."""
+    """The client's part of one request."""
 
     ask: str
     episode: str

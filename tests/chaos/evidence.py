@@ -1,4 +1,4 @@
-"""What is left after a run, read as it lies there: transcripts, engines' logs, the trainer's checkpoints, faults, the database.
+"""Reads a run's evidence: transcripts, engines' logs, the trainer's checkpoints, faults, the database.
 
 Imports nothing of headgate. A run's evidence is one folder:
 
@@ -55,11 +55,11 @@ class Evidence:
     """Every event of every transcript."""
     runs: list[Run] = field(default_factory=list)
     marks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each mark the token and the version that sampled it."""
+    """The token of each mark, and the version that sampled it."""
     remarked: int = 0
     """Marks that were given twice: then the evidence itself is wrong."""
     checkpoints: dict[int, list[str]] = field(default_factory=dict)
-    """For each batch that the trainer's weights hold, its groups."""
+    """The groups of each batch that the trainer's weights hold."""
     trainer: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
     tables: dict[str, list[Row]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn from the seed, done to a running system, logged as it happens.
+"""Faults: drawn from the seed, done to a running system, logged as they happen.
 
 Owns the schedule and nothing else. Whatever a fault takes away it gives back after a while, by itself. A fault that cannot be
 done at its time, because its victim is away, is done as soon as it can; one that cannot be done at all is a problem of the run.
@@ -144,7 +144,7 @@ KINDS = (
 
 
 def schedule(plan: Plan) -> list[tuple[float, Kind, Random]]:
-    """When (seconds from the start), what, and the chance by which its details are drawn. Every kind comes once first."""
+    """Returns each fault's time (seconds from the start), kind, and random numbers. Every kind comes once first."""
     random = Random(f"{plan.seed} faults")
     kinds = [kind for kind in KINDS if not kind.needs or kind.needs in plan.present]
     kinds = [kind for kind in kinds if not plan.kinds or kind.name in plan.kinds]

@@ -1,4 +1,4 @@
-"""What the checker must notice: evidence that is wrong in one way each. A count that no mutant can raise proves nothing.
+"""Evidence that is wrong in one way each, which the checker must notice: a count that no mutant can raise proves nothing.
 
 Each changes the evidence of a run in which nothing was wrong, as a gateway that is wrong would have left it.
 `tests/chaos/spoilt.py` has gateways that are wrong.
@@ -63,7 +63,7 @@ def _stored_as_abandoned(evidence: Evidence) -> None:
 
 
 def _token_lost(evidence: Evidence) -> None:
-    """In the reply as in the record: clients cannot see it, the token's place can."""
+    """Removes a token from reply and record: clients cannot see that, the token's place shows it."""
     event = next(e for e in _finished(evidence) if len(e["text"]) > 4)
     row = _node(evidence, event["id"])
     for name, size in {"ids": 4, "logprobs": 4, "flags": 1}.items():

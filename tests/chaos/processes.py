@@ -57,7 +57,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Returns whether it runs."""
         return self._child is not None and self._child.returncode is None
 
     async def kill(self, away_s: float) -> bool:
@@ -192,7 +192,7 @@ def python(name: str, module: str, plan: Path, logs: Path) -> Process:
 
 
 def has_vllm() -> bool:
-    """Whether vLLM's CPU build is there."""
+    """Returns whether vLLM's CPU build is installed."""
     return PYTHON.exists()
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 _LOCAL = "127.0.0.1"
 _FULL_BYTES = 2**20
-"""What may wait in a slow link, a direction, before the sender has to wait."""
+"""Bytes that may wait in a slow link, in each direction, before the sender has to wait."""
 
 
 class Link:
@@ -26,7 +26,7 @@ class Link:
         self.host = host
         self.port = port
         self.delay_s = 0.0
-        """How long every byte is under way."""
+        """Seconds that every byte is under way."""
         self.connections = 0
         """Since the beginning."""
         self._targets = list(targets)
@@ -37,7 +37,7 @@ class Link:
 
     @property
     def url(self) -> str:
-        """Where it listens, for HTTP."""
+        """The link's URL, for HTTP."""
         return f"http://{self.host}:{self.port}"
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run comes to: one JSON object, and one HTML page that needs nothing else.
+"""A run's report: one JSON object, and one HTML page that needs nothing else.
 
 Knows the evidence and the checker's findings; judges nothing. The page shows replies a second against the faults, says how many
 of each kind were survived, and follows the reader's choice of a light or a dark page.
@@ -60,14 +60,14 @@ def summary(evidence: Evidence, report: Report) -> dict[str, Any]:
 
 
 def faults(evidence: Evidence) -> Counter[str]:
-    """How many of each kind there were."""
+    """Counts the faults by kind."""
     found = Counter(event["fault"] for event in evidence.faults if event["kind"] == "end")
     gone = sum(event["kind"] == "end" and event["how"] == "hung_up" for event in evidence.agents)
     return found + Counter({"hang_up": gone} if gone else {})
 
 
 def recovery(evidence: Evidence) -> dict[str, dict[str, float]]:
-    """For each kind of kill: seconds until a reply that was asked for afterwards was whole, until a version went live,
+    """Returns for each kind of kill the seconds until a reply that was asked for afterwards was whole, until a version went live,
     and until a gateway that was killed served calls again."""
     asked: dict[tuple[str, int], float] = {}
     whole: list[tuple[float, float]] = []

@@ -22,7 +22,7 @@ class Spoilt:
 
 
 def _put(owner: Any, name: str, spoilt: Any) -> None:
-    """In place of what was there, for good."""
+    """Replaces an attribute for good."""
     setattr(owner, name, spoilt)
 
 
@@ -40,7 +40,7 @@ def _last_token_not_recorded() -> None:
 
 
 def _other_text() -> None:
-    """What clients receive is not what was sampled."""
+    """Sends clients another text than was sampled."""
     from gateway.rollout.reply import Reply
 
     compose = Reply.compose

@@ -40,11 +40,11 @@ _START_S = {"fake": 60.0, "vllm": 300.0}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to happen."""
+    """The plan of a run."""
 
     seed: int = 0
     seconds: float = 900.0
-    """How long faults come."""
+    """Seconds in which faults come."""
     every_s: float = 6.0
     """Between two faults, on the average."""
     gateways: int = 2
@@ -71,7 +71,7 @@ class Plan:
     lease_s: float = 3.0
     postgres_away_s: float = 6.0
     settle_s: float = 240.0
-    """How long the system may take to come to rest after the last fault."""
+    """Seconds that the system may take to come to rest after the last fault."""
     kinds: tuple[str, ...] = ()
     """Faults; empty: all that there are."""
     gateway: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def present(self) -> set[str]:
-        """What faults may need."""
+        """The parts of the system that faults may need."""
         found = {"postgres"} if self.store == "postgres" else set()
         found |= {"redis"} if self.redis else set()
         return found | ({"cluster"} if self.gateways > 1 else set())
@@ -223,7 +223,7 @@ class System:
         return self.evidence / "plan.json"
 
     def _write_plan(self) -> None:
-        """What trainer, agents and checker have to know."""
+        """Writes the file that trainer, agents and checker read."""
         values = {
             **asdict(self.plan), "url": self.front.url, "admin_key": ADMIN_KEY, "model": "demo",
             "evidence": str(self.evidence), "trainer": str(self.evidence / "trainer"), "weights": str(self.folder / "weights"),
@@ -257,7 +257,7 @@ class System:
         return self.gateways[0]
 
     async def ready_again(self, gateway: Process, patience_s: float) -> bool:
-        """Whether a gateway serves calls within so long."""
+        """Returns whether a gateway serves calls within that time."""
         port = self._gateway_ports[self.gateways.index(gateway)]
         try:
             await self.until(

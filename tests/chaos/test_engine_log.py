@@ -1,4 +1,4 @@
-"""What the fake engine says it sampled: each token before it leaves, under a mark of its own, by the weights of that moment."""
+"""The fake engine's log: each sampled token before it leaves, under a mark of its own, by the weights of that moment."""
 
 from __future__ import annotations
 

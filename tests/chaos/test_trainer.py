@@ -17,7 +17,7 @@ from tests.chaos.weights import save_sources
 
 
 class Gateway:
-    """Has a batch for each acknowledged one, and finds some versions bad; keeps the parents of those that it makes live."""
+    """A gateway that has a batch for each acknowledged one, finds some versions bad, and keeps the parents of live ones."""
 
     def __init__(self, ill: set[int], batches: int) -> None:
         self.bad: set[int] = set()

@@ -40,7 +40,7 @@ def prompt_of(tree: dict[int, Row], row: Row) -> list[int] | None:
 
 
 def reply_of(run: Run) -> str:
-    """What a run carries of its reply: what was sampled before, and what it sampled itself."""
+    """Returns the part of a reply that a run carries: the tokens sampled before, and its own."""
     text = text_of(run.prompt)
     return text[text.rfind("\n") + 1 :] + text_of(run.sampled)
 

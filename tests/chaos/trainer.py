@@ -44,10 +44,10 @@ class Trainer:
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         numbers = [int(file.stem) for file in self._checkpoints.glob("*.json")]
         self.version = max(numbers, default=0)
-        """Of the newest checkpoint: so many batches are in it."""
+        """The number of batches in the newest checkpoint."""
 
     async def train(self) -> None:
-        """For ever."""
+        """Trains until it is killed."""
         self._say("started", version=self.version)
         while True:
             lease = await self._ask("lease", lambda: self._client.lease("trainer"), again=(409, 425, 429))
@@ -138,7 +138,7 @@ class Trainer:
                 deadline = time.monotonic() + _PUBLISH_S
 
     async def _ask(self, what: str, call: Callable[[], Awaitable[T]], again: tuple[int, ...] = ()) -> T:
-        """Until there is an answer that waiting does not change."""
+        """Repeats a request until its answer is one that waiting does not change."""
         while True:
             try:
                 return await call()

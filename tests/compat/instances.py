@@ -20,7 +20,7 @@ _DEEPEST = 6
 
 
 class Words:
-    """What a user's words and the tools' results offer: each number and each string is used once, in order."""
+    """The numbers and strings in a user's words and the tools' results; each is used once, in order."""
 
     def __init__(self, asked: str, results: list[str] | None = None) -> None:
         self.asked = asked

@@ -1,4 +1,4 @@
-"""From JUnit XML to `docs/compatibility.md`: per client and version what passed, failed and was skipped, and why."""
+"""Turns JUnit XML into `docs/compatibility.md`: tests passed, failed and skipped by client and version, with reasons."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def unexplained(self) -> int:
-        """How many failures nobody has explained."""
+        """The number of failures without an explanation."""
         return sum(len(cases) for _, cases, known in self.reasons() if not known)
 
 

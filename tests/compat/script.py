@@ -1,4 +1,4 @@
-"""What the scripted engine says: a pure function of the conversation, and of the grammar that holds the reply, if one does.
+"""The scripted engine's replies: a pure function of the conversation, and of the grammar that constrains the reply, if any.
 
 Foreign programs ask what they like, in any order and in parallel, so there is no list of replies. In order of precedence:
 1. a script in the conversation: the k-th reply after a message with lines `SCRIPT: ...` is the k-th of these lines; a line is
@@ -42,7 +42,7 @@ class Turn:
 
     @property
     def results(self) -> list[str]:
-        """What tools answered; such a message has the role of a user."""
+        """The tools' answers; such a message has the role of a user."""
         return _RESULT.findall(self.text) if self.role == "user" else []
 
 
@@ -73,7 +73,7 @@ class Conversation:
 
     @property
     def results(self) -> list[str]:
-        """What tools answered since the last reply."""
+        """The tools' answers since the last reply."""
         return self.turns[-1].results
 
     def tool(self, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What the clients play on: a scripted engine and a gateway, each a process of its own, as a user would start them.
+"""A scripted engine and a gateway for clients, each a process of its own, as a user would start them.
 
 Synchronous, as half of the clients are. Owns both processes; they die with this one.
 """
@@ -39,7 +39,7 @@ NAMES = [
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the two listen."""
+    """The URLs of the two."""
 
     gateway: str
     engine: str

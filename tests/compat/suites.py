@@ -106,7 +106,7 @@ def _environment(gate: Gate) -> dict[str, str]:
 
 
 def _own_environment(suite: Suite, gate: Gate, work: Path) -> dict[str, str]:
-    """They take the base URL from the environment, and the key in their conftest, where this episode's takes its place."""
+    """The suites take the base URL from the environment; this episode's key replaces the one in their conftest."""
     episode: Episode = gate.open(suite.name)
     conftest = work / _folder(suite) / "tests" / "conftest.py"
     text, count = re.subn(

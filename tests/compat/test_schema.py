@@ -91,7 +91,7 @@ def sent(case: Any, gate: Gate, episode: Episode, http: httpx.Client) -> httpx.R
 
 @pytest.mark.parametrize("text", ['{"x": 99999999999999999999}', '{"x": "\\ud800"}'], ids=["integer", "half"])
 def test_metadata_that_the_store_cannot_hold_is_refused(gate: Gate, text: str) -> None:
-    """It was accepted by the ledger and not by the store, and the gateway was of no use until its restart."""
+    """The ledger once accepted it and the store did not, and the gateway was of no use until its restart."""
     body = '{"task_id": "task", "metadata": ' + text + "}"
     headers = {"content-type": "application/json"}
     for _ in range(2):

@@ -1,1 +1,1 @@
-"""What tests start and talk to: gateways, clusters, servers, engines, weights and agents; no tests."""
+"""The things that tests start and talk to: gateways, clusters, servers, engines, weights and agents. No tests."""

@@ -34,7 +34,7 @@ class Member:
 
     @property
     def services(self) -> Any:
-        """What it is made of."""
+        """The process's parts."""
         return self.app.state.services
 
     @property
@@ -105,7 +105,7 @@ class Cluster:
 
     @property
     def coordinator(self) -> Member:
-        """Who decides."""
+        """The member that coordinates."""
         return next(member for member in self.members if member.role == "coordinator")
 
     @property
@@ -121,7 +121,7 @@ class Cluster:
 
 
 def placed(member: Member) -> bool:
-    """Whether it decides with all engines open, or follows."""
+    """Returns whether it coordinates with all engines open, or follows."""
     services = member.services
     if member.role == "follower":
         return bool(services.role.linked.is_set())

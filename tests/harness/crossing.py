@@ -62,7 +62,7 @@ async def freeze(slot: Slot, requests: int) -> None:
 
 
 async def under_way(slot: Slot) -> int:
-    """How many requests have had a token and are not at their end, at least.
+    """Returns the least number of requests that have had a token and are not at their end.
 
     The engine says how many have not ended. Those of which the gateway has had no token may be among them.
     """

@@ -17,7 +17,7 @@ CREATE TRIGGER no_room BEFORE INSERT ON ledger_events EXECUTE FUNCTION no_room()
 
 
 class Disk:
-    """Of a database: it has room, or none. SQLite's own limit of pages counts as its disk; PostgreSQL is told to say so."""
+    """A database's disk, which has room or none: SQLite's own limit of pages, or an error that PostgreSQL is told to raise."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -35,7 +35,7 @@ class Disk:
         self._tell(_RAISE)
 
     def make_room(self) -> None:
-        """There is room again."""
+        """Makes room again."""
         self._pages = ROOM
         self._tell("DROP TRIGGER no_room ON ledger_events")
 

@@ -15,7 +15,7 @@ from gateway.sections import BusSettings
 from tests.harness.servers import RedisServer
 
 LEASE_S = 300.0
-"""As long as the settings let it be."""
+"""The longest time that the settings allow."""
 _OVERDUE = "UPDATE coordinator SET deadline = extract(epoch FROM clock_timestamp()) - 1 WHERE holder LIKE %s"
 
 

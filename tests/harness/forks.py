@@ -48,7 +48,7 @@ def _gateway(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
 
 
 def say_to(log: Path) -> None:
-    """From now on, what this process says is appended to a file."""
+    """Appends this process's output to a file from now on."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -46,11 +46,11 @@ class Served:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """The output so far."""
         return self.process.log.read_text() if self.process.log else ""
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """To the first process alone."""
+        """Sends a signal to the first process alone."""
         os.kill(self.process.pid, number)
 
     async def status(self, path: str) -> tuple[int, str]:
@@ -87,7 +87,7 @@ async def served(
 
 
 def command_line(pid: int) -> str:
-    """Of a process that runs; empty if it does not any more."""
+    """Returns a running process's command line; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

@@ -41,7 +41,7 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last."""
+        """The id of the process that runs, or ran last."""
         assert self._process is not None and self._process.pid is not None
         return self._process.pid
 

@@ -27,7 +27,7 @@ from tests.harness.stores import make_tables
 
 @dataclass
 class RunningGateway:
-    """What a test needs to talk to a gateway."""
+    """A running gateway and clients that talk to it."""
 
     url: str
     settings: Settings

@@ -23,23 +23,23 @@ def constant(episode: Episode) -> float:
 
 
 def length(episode: Episode) -> int:
-    """How long the last reply is."""
+    """Rewards the length of the last reply."""
     return len(episode["final_text"])
 
 
 async def slowly(episode: Episode) -> float:
-    """As `constant`, but async."""
+    """Does what `constant` does, but async."""
     await asyncio.sleep(0)
     return episode["metadata"]["value"]
 
 
 def process(episode: Episode) -> int:
-    """Which process this is."""
+    """Returns this process's id as the reward."""
     return os.getpid()
 
 
 def together(episode: Episode) -> int:
-    """Which process this is, said once so many processes as the metadata names have been asked."""
+    """Returns this process's id, once as many processes as the metadata names have been asked."""
     folder = Path(episode["metadata"]["folder"])
     (folder / str(os.getpid())).touch()
     while len(list(folder.iterdir())) < episode["metadata"]["workers"]:

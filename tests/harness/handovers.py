@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 
 def mark(logprob: float) -> int:
-    """Which sampling it was."""
+    """Returns the mark that names a sampling."""
     return round(-logprob * 2**20)
 
 
 @dataclass
 class Answer:
-    """What a client has got of a stream."""
+    """The part of a stream that a client has got."""
 
     id: str = ""
     marks: list[int] = field(default_factory=list)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 
 def _events() -> dict[str, type[BaseModel]]:
-    """By the name of the event."""
+    """Returns the event types by name."""
     found = {}
     for name, model in vars(types).items():
         if name.endswith("StreamingEvent"):

@@ -100,7 +100,7 @@ def ray_nodes() -> Iterator[RayNodes]:
 
 
 def main() -> None:
-    """See the module."""
+    """Starts the nodes and waits until they are to end."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray says goes elsewhere
     from ray.cluster_utils import Cluster

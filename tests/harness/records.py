@@ -13,7 +13,7 @@ from gateway.render.renderer import ChatRenderer
 from tests.harness.gateways import RunningGateway
 
 STOP_TOKENS = [256, 258]
-"""What the gateway sends for the tiny tokenizer, in its order."""
+"""The special tokens that the gateway sends for the tiny tokenizer, in its order."""
 
 
 async def nodes_of(gateway: RunningGateway, episode_id: str) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class RunningCluster:
 
     @property
     def said(self) -> str:
-        """What `scheduler run` has written."""
+        """The output of `scheduler run`."""
         return self.folder.joinpath("run.log").read_text()
 
     async def engines(self) -> dict[str, str]:
@@ -73,14 +73,14 @@ class RunningCluster:
         await until(there, f"{name} is no more at {url}", UP_S)
 
     async def chat(self) -> str:
-        """What one call is answered."""
+        """Returns the answer to one call."""
         opened = await self.admin.open_episode("task", mode="eval")
         said = await self.chat_of(opened)
         await self.admin.abandon(opened.episode_id, "it was only asked once")
         return said
 
     async def chat_of(self, opened: EpisodeOpened) -> str:
-        """What a call of an episode is answered."""
+        """Returns the answer to a call of an episode."""
         body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
         async with httpx.AsyncClient(timeout=UP_S) as http:
             headers = {"Authorization": f"Bearer {opened.api_key}"}
@@ -102,7 +102,7 @@ class RunningCluster:
         return {pid: line for pid, line in found.items() if pid != os.getpid()}
 
     def engine_pid(self, url: str) -> int:
-        """Of the engine that listens there."""
+        """Returns the process id of the engine at an address."""
         port = url.rpartition(":")[2]
         (pid,) = [p for p, line in self.processes().items() if f"--port {port}" in line]
         return pid

@@ -26,8 +26,8 @@ from processes.ports import free_port
 
 START_S = 600.0
 LENGTH = 32_768
-"""What prompt and answer may be together: the tiny model samples so fast that a shorter answer is over before a busy machine has
-sent the pause."""
+"""The most tokens of prompt and answer together: the tiny model samples so fast that a shorter answer is over before a busy
+machine has sent the pause."""
 PYTHON = Path(__file__).parents[2] / ".venv-engine" / "bin" / "python"
 
 
@@ -62,7 +62,7 @@ class SharedEngine:
 
     @property
     def url(self) -> str:
-        """Where it listens; starts it if it does not run."""
+        """The engine's URL; starts the engine if it does not run."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         return f"http://{LOOPBACK}:{self._port}"
@@ -86,7 +86,7 @@ class SharedEngine:
             await engine.close()
 
     def signal(self, number: signal.Signals) -> None:
-        """To all of its processes."""
+        """Sends a signal to all of its processes."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

@@ -71,7 +71,7 @@ async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(na
 async def test_a_retry_of_a_refused_call_begins_while_its_sibling_runs(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused with 503 before its prompt is made."""
+    """The call is refused with 503 before its prompt is made."""
     await hold_after(gateway, 5)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
@@ -92,7 +92,7 @@ async def test_a_retry_of_a_refused_call_begins_while_its_sibling_runs(
 
 
 async def test_a_retry_of_a_call_that_failed_begins_while_its_sibling_runs(gateway: RunningGateway) -> None:
-    """It had begun, and its engine was lost."""
+    """The call had begun, and its engine was lost."""
     await hold_after(gateway, 0)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
@@ -156,7 +156,7 @@ async def drop_beside(gateway: RunningGateway, headers: dict[str, str], body: di
 async def test_once_a_refused_call_has_come_again_a_lost_connection_gets_its_reply(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was refused is accounted for once."""
+    """A refused call counts once."""
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
 

@@ -1,4 +1,4 @@
-"""What is in the bus is lost at random moments, under load: nothing that was acknowledged is lost, changed or doubled.
+"""The bus loses its content at random moments, under load: nothing that was acknowledged is lost, changed or doubled.
 
 Two gateways of one cluster, agents that hang up and come back to either of them. The truth is the engine's own log: every
 log-probability is a mark that names one sampling.
@@ -72,7 +72,7 @@ class Agent:
                 await asyncio.sleep(self._dice.random() * 0.1)
 
     async def _ask(self, body: dict[str, Any], headers: dict[str, str], patient: bool) -> bool:
-        """Whether it has the answer; an impatient one may hang up before."""
+        """Returns whether it got the answer; an impatient agent may hang up before."""
         answer, url = Answer(), self._dice.choice(self._members).url
         try:
             async with asyncio.timeout(60.0 if patient else self._dice.random() * 0.3):

@@ -1,4 +1,4 @@
-"""Who is calling: keys of episodes and of agents, episodes that are named, and conversations that are told apart."""
+"""Identification of callers: keys of episodes and of agents, named episodes, and conversations that are told apart."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_match_needs_a_turn_that_was_sampled_here(stage: Stage) -> None:
 
 
 async def test_the_longest_recorded_beginning_decides(stage: Stage) -> None:
-    """What was edited or left out later on goes back to the conversation that it comes from."""
+    """A conversation that was edited or shortened goes back to the one that it comes from."""
     begin = [user("begin"), said("one"), user("two?")]
     first = await say(stage, "ann", begin[:1], "one")
     assert await say(stage, "ann", begin, "two") == first

@@ -128,7 +128,7 @@ async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordina
 async def test_a_call_that_is_sent_on_ends_with_its_client(
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not streamed, under an agent's key: its engine stops, its place is free again, and it is recorded as abandoned."""
+    """A whole answer, under an agent's key: its engine stops, its place is free again, and it is recorded as abandoned."""
     monkeypatch.setattr(generation, "WHOLE_INTERVAL", 1)
     key, store = "the-key-of-the-agent", postgres_store(postgres)
     given: dict[str, Any] = {

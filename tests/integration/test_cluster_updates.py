@@ -91,7 +91,7 @@ class Agent:
 
     @property
     def pinned(self) -> bool:
-        """Whether its calls cannot leave their engine; then they may be lost with a coordinator."""
+        """True if its calls cannot leave their engine; then they may be lost with a coordinator."""
         return self.number % 5 == 4
 
 
@@ -177,8 +177,8 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
 async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_have_ended(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
-    """It would change weights under calls of processes that it can tell nothing any more. It ends slowly here, while one engine
-    has loaded, and another one loads."""
+    """Otherwise it would change weights under calls of processes that it cannot tell any more. It ends slowly here,
+    while one engine has loaded, and another one loads."""
     first, done = cluster.coordinator, asyncio.Event()
     hub, membership = first.services.hub, first.services.membership
     crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.cross

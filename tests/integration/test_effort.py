@@ -1,4 +1,4 @@
-"""What clients say of effort, in every dialect: what becomes of the prompt, what is recorded, where a conversation branches."""
+"""Reasoning effort in every dialect: the prompt, the record, and where a conversation branches."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_only_what_changes_the_prompt_makes_a_branch(scripted: Scripted) -
 async def test_a_prompt_is_the_templates_own_after_a_change(
     tiny_model: Path, tmp_path: Path, forget_before: str
 ) -> None:
-    """Where the template writes the effort at the beginning; also if the conversation is read from the store."""
+    """The template writes the effort at the beginning; the conversation may also come from the store."""
     async with gateway_with(EFFORT_TEMPLATE, tiny_model, tmp_path) as scripted:
         first, second, third, fourth = await talk_of(
             scripted, "low", "low", "high", "max", forget_before=forget_before

@@ -185,7 +185,7 @@ async def test_a_write_that_fails_loses_that_call_alone(gateway: RunningGateway)
 
 
 async def test_a_slow_client_holds_up_no_update(gateway: RunningGateway, tmp_path: Path) -> None:
-    """It reads nothing, and the engine is drained all the same."""
+    """The client reads nothing, and the engine is drained all the same."""
     opened = await gateway.admin.open_episode("slow", mode="eval")
     headers = {"Authorization": f"Bearer {opened.api_key}"}
     body = {"model": "m", "messages": [USER], "stream": True, "logprobs": True}

@@ -1,4 +1,4 @@
-"""What a request costs the gateway, in CPU seconds, beside a ten-line pass-through that does the same requests in turn with it.
+"""The CPU seconds of a request, beside a ten-line pass-through that does the same requests in turn.
 
 CPU time and not wall time, a fixed number of requests and not of seconds, and of several rounds the cheapest: what else the
 machine does only adds to them. The limits are one and a half times what was measured: a regression of 2x is above them.
@@ -28,7 +28,7 @@ WARM_UP = 100
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both get, and how much more the gateway may cost."""
+    """The load that both get, and the bound on the gateway's cost."""
 
     shape: Shape
     requests: int
@@ -50,7 +50,7 @@ async def both(model: Path, work: Path) -> AsyncIterator[tuple[Child, Child]]:
 
 
 async def ask(target: ChatTarget, shape: Shape, requests: int) -> None:
-    """So many requests over the shape's connections. Raises RequestFailed if an answer lost a word."""
+    """Sends requests over the shape's connections. Raises RequestFailed if an answer lost a word."""
     numbers = count()
 
     async def stream(connection: Connection, index: int) -> None:

@@ -40,7 +40,7 @@ from tests.harness.waiting import until
 
 LIMIT_S = 90.0
 CLIENT_S = 5.0
-"""How long a retry waits for the next part of a stream: it may have been sent on to a process that sleeps."""
+"""Seconds that a retry waits for the next part of a stream: it may have been sent on to a stopped process."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ class World:
             return await http.post("/v1/chat/completions", json=body, headers={**self.headers, **more})
 
     async def turns(self, member: GatewayProcess) -> list[dict[str, Any]]:
-        """What is recorded as sampled."""
+        """Reads the recorded sampled tokens."""
         async with GatewayClient(member.url, None) as admin:
             return [n for n in (await admin.trajectory(self.episode))["nodes"] if n["sampled"]]
 

@@ -1,4 +1,4 @@
-"""What a gateway expects of calls: told to them when they begin, learnt when they are over, and from the store at a start."""
+"""Predicted lengths of calls: set when they begin, learnt when they are over, and from the store at a start."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def exported(gateway: RunningGateway, work: Path) -> Episode:
 
 
 def flagged(episode: Episode) -> dict[int, bool]:
-    """Of every version, whether all its tokens (or none) are called orphans."""
+    """Returns for every version whether all its tokens (or none) are flagged as orphans."""
     found: dict[int, bool] = {}
     for node in episode.nodes:
         orphans = (node.flags & int(TokenFlag.ORPHANED)) != 0

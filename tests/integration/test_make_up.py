@@ -48,7 +48,7 @@ def port() -> int:
 
 @asynccontextmanager
 async def up(folder: Path, model: Path, port: int) -> Any:
-    """What `make up` starts, with a model that is there already; killed in the end if it has not ended."""
+    """Runs `make up` with a model that exists already, and kills it in the end if it has not ended."""
     options = ["--dir", str(folder / "service"), "--model", str(model), "--port", str(port)]
     argv = [sys.executable, "-m", "examples.service.run", *options]
     process = await LocalProcess.start("service", argv, folder / "said.log")

@@ -100,7 +100,7 @@ async def test_a_reply(scripted: tuple[RunningGateway, ScriptedEngine], stream: 
 async def test_a_conversation_of_tools_is_one_path_of_tokens(
     scripted: tuple[RunningGateway, ScriptedEngine], stream: bool, thinking: dict[str, Any] | None
 ) -> None:
-    """What the SDK gave is sent back as it is; between turns, the client does what Claude Code does to its requests."""
+    """The client sends back what the SDK gave it, and changes its requests between turns as Claude Code does."""
     gateway, engine = scripted
     values: dict[str, Any] = {
         "tools": [ADD],
@@ -147,7 +147,7 @@ async def test_a_conversation_of_tools_is_one_path_of_tokens(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_sdks_tool_runner(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
-    """It asks the server to keep the conversation first, and goes on by itself once it is told that nobody does."""
+    """The runner first asks the server to keep the conversation, and goes on by itself once it is refused."""
     gateway, engine = scripted
     engine.replies += [CALL % 2, "Done."]
 

@@ -1,4 +1,4 @@
-"""What is measured of batches and trainers, by which nodes are lent: how full a batch is, and how long one is computed on."""
+"""The measurements by which nodes are lent: how full a batch is, and how long the trainer computes on one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def earn(gateway: RunningGateway, group: str) -> None:
 
 
 def filling(gateway: RunningGateway) -> Filling | None:
-    """What the control program was told last."""
+    """Returns the newest event that the control program got."""
     return gateway.services.leader.host.program.lending._batches._filling.get("demo")
 
 
@@ -32,7 +32,7 @@ async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_nodes: Any) -> None:
-        """What is told once a second."""
+        """Stands in for the report of every second."""
 
     monkeypatch.setattr("gateway.control.nodes.Nodes.tend", never)
     staleness = {"batch": 2, "eta": 1, "min_members": 1}

@@ -59,14 +59,14 @@ class Cluster:
         self._work = work
 
     async def restart(self, claim_s: float) -> None:
-        """It is killed, and a new one is started."""
+        """Kills the gateway and starts a new one."""
         self.gateway.kill()
         self._values["lending"]["claim_s"] = claim_s
         self.gateway = GatewayProcess(self._values, self._work / "gateway.log")
         await self.gateway.start()
 
     async def becomes(self, role: str) -> None:
-        """Until the node does this."""
+        """Waits until the node has this role."""
 
         async def is_so() -> bool:
             return (await self.admin.node("t0"))["role"] == role
@@ -74,13 +74,13 @@ class Cluster:
         await until(is_so, f"t0 becomes {role}", 60)
 
     async def works(self) -> None:
-        """Until the lent engine has a call; calls of the other one end, so that others begin."""
+        """Waits until the lent engine has a call; calls of the other one end, so that others begin."""
         self.own.release()
         await self.engine.arrived(1)
         self.own.hold_after(1)
 
     async def considered(self) -> None:
-        """Until this gateway's program knew several times that there is work for one more engine."""
+        """Waits until this gateway's program has seen several times that there is work for one more engine."""
 
         def is_so() -> bool:
             lines = (self._work / "control.jsonl").read_text().splitlines()
@@ -148,7 +148,7 @@ async def test_a_gateway_that_is_killed_while_a_node_is_claimed_leaves_it_to_the
 async def test_a_gateway_that_is_killed_while_a_node_is_lent_lends_it_again(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """It cannot know that no trainer computes there, so it waits as long as one may be silent, or until it speaks."""
+    """The gateway cannot know that no trainer computes there, so it waits until one speaks, or has been silent for too long."""
     async with cluster(tiny_model, tmp_path) as running:
         for claim_s in (3600.0, 1.0):
             await running.admin.release("t0")

@@ -1,4 +1,4 @@
-"""Where calls go while the control program places them: versions side by side, calls that move, a program that has stopped."""
+"""Calls that the control program places: versions side by side, calls that move, a program that has stopped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def check_all(gateway: RunningGateway, versions: dict[int, Path], results:
 async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sample(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], rule: str
 ) -> None:
-    """Of two busy engines one comes to version 1; new episodes go there alone, until the other has nothing to do."""
+    """One of two busy engines comes to version 1; new episodes go there alone, until the other has nothing to do."""
     routing = {"rule": rule, "running_below": 1, "mu": 0.0}
     values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:

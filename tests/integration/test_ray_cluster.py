@@ -36,7 +36,7 @@ def nodes() -> Iterator[RayNodes]:
 
 
 def environment(nodes: RayNodes, **changed: str) -> dict[str, str]:
-    """What a driver of that cluster has."""
+    """The environment of a driver of that cluster."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": nodes.token, **changed}
 
 
@@ -46,7 +46,7 @@ def on_ray(nodes: RayNodes, text: str, wait_s: float = 60.0) -> str:
 
 
 def engine_nodes(cluster: RunningCluster, engines: dict[str, str]) -> dict[str, str]:
-    """For each engine: its Ray node."""
+    """Returns the Ray node of each engine."""
     return {name: node_of(cluster.engine_pid(url)) for name, url in engines.items()}
 
 
@@ -123,6 +123,6 @@ async def test_without_ray_one_sentence_says_what_to_install(tiny_model: Path, t
 
 
 def _ours(cluster: RunningCluster) -> dict[int, str]:
-    """What the cluster started on Ray nodes and is still there; the nodes themselves are this test's."""
+    """Returns the processes that the cluster started on Ray nodes and that are still there."""
     found = cluster.processes().items()
     return {pid: line for pid, line in found if "gateway.engines" in line or "rank.py" in line}

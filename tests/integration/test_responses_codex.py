@@ -1,4 +1,4 @@
-"""What Codex sends with its defaults (a recorded request, trimmed), and what it makes of the answers."""
+"""Codex's default requests (a recorded one, trimmed), and the answers that it can read."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ TRUTH = {
     0: {"b": {"b0": 0.5}, "a": {"a0": 0.25, "a1": 1.0}},
     1: {"c": {"c1": 0.75}, "e": {"e0": 0.0}},
 }
-"""What the trained batches hold, in order: groups as they finished, their rewarded episodes as they were opened."""
+"""The trained batches' content: groups in the order they finished, rewarded episodes in the order they were opened."""
 
 
 class Driver:
@@ -202,7 +202,7 @@ async def killable(model: Path, work: Path) -> AsyncIterator[tuple[GatewayProces
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> list[dict[str, Any]]:
-    """What every action's end looked like in a run without a kill; filled by the first test that needs it."""
+    """The state after every action in a run without a kill; filled by the first test that needs it."""
     return []
 
 
@@ -256,7 +256,7 @@ async def test_a_crash_after_any_event_is_not_seen(
 async def test_killed_while_an_event_is_on_its_way(
     tiny_model: Path, tmp_path: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
-    """Of what a client may send twice. Whether the first was taken or not, the second leaves what one would have left."""
+    """The client sends the event twice. Whether the first one was taken or not, the second leaves what one would have left."""
     draw = random.Random(1)
     views = await expected(tiny_model, tmp_path / "whole", uninterrupted)
     async with killable(tiny_model, tmp_path / "killed") as (gateway, driver):

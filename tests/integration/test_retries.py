@@ -37,7 +37,7 @@ async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 0) -
 
 
 def told(answer: httpx.Response) -> dict[str, Any]:
-    """What a streamed or whole answer says, without where its chunks were cut."""
+    """Returns the text of a streamed or whole answer, however it was cut into chunks."""
     assert answer.status_code == 200, answer.text
     if "event-stream" not in answer.headers["content-type"]:
         return answer.json()

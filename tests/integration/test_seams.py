@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 async def ask(
     gateway: RunningGateway, stream: bool, body: dict[str, Any]
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """What a client got, without what differs from call to call; and the recorded nodes."""
+    """Returns the client's answer without what differs from call to call, and the recorded nodes."""
     import openai
 
     opened = await gateway.admin.open_episode("task", mode="eval")

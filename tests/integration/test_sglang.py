@@ -77,7 +77,7 @@ async def test_an_abort_in_the_queue_repeats_no_token() -> None:
 
 @pytest.mark.parametrize("how", ["pause", "abort"])
 async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
-    """It arrived after a pause of which its adapter did not know; no abort of SGLang's reaches it."""
+    """The request arrived after a pause that its adapter did not know of; no abort of SGLang's reaches it."""
     fake, asked = FakeEngine("none"), list[str]()
     async with sglang(fake, asked=asked) as (engine, url):
         other = connect("other", url, "sglang")
@@ -96,7 +96,7 @@ async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
 
 
 async def test_a_found_engine_that_is_frozen_can_be_paused() -> None:
-    """As a gateway finds it that was killed in the middle of an update: SGLang's own pause would wait for ever."""
+    """A gateway that was killed in the middle of an update leaves it so: SGLang's own pause would wait for ever."""
     fake = FakeEngine("none", Faults(hold_after=3))
     async with sglang(fake) as (engine, url):
         task = start(engine, "a")

@@ -1,4 +1,4 @@
-"""How a gateway process ends: not ready at once, no new calls, running ones finish, and a deadline."""
+"""The end of a gateway process: not ready at once, no new calls, running ones finish, and a deadline."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stopped:
         return stream
 
     def calls(self) -> list[tuple[str, int]]:
-        """How each recorded call ended, and its sampled tokens."""
+        """Returns each recorded call's finish reason and sampled tokens."""
         with sqlite3.connect(self.store) as connection:
             return connection.execute("SELECT finish_reason, completion_tokens FROM calls").fetchall()
 

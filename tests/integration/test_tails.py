@@ -46,7 +46,7 @@ def offload(gateway: RunningGateway) -> set[str]:
 
 
 def wanted(path: Path) -> list[dict[str, Any]]:
-    """What the control program was told of calls that want an engine, in order."""
+    """Returns the control program's events of calls that want an engine, in order."""
     (run,) = read(path)
     told = [e.value for e in run.entries if isinstance(e, Event) and e.action.endswith("demo.demand")]
     return [one for demand in told for one in demand["arrived"]]

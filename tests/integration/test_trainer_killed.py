@@ -64,7 +64,7 @@ class ScoringEngine(FakeEngine):
 
     def __init__(self, weights: str) -> None:
         self.given: dict[str, str] = {}
-        """Of every version's directory, the manifest when it was loaded."""
+        """The manifest of every version's directory when it was loaded."""
         super().__init__(weights)
 
     def _take(self, weights: str) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "the-key-of-an-agent-and-its-helpers"
 THOUGHT = "<think>\nhmm\n</think>\n\n"
 Said = tuple[list[int], list[int]]
-"""What the engine was given, and what it said."""
+"""The engine's prompts and replies."""
 
 
 def user(content: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Agent:
         return nodes
 
     async def lineages(self) -> list[int]:
-        """Of the turns, in the order in which they were sampled."""
+        """Returns the turns' lineages in the order in which they were sampled."""
         return [node["lineage"] for node in await self.shown()]
 
     async def shown(self) -> list[dict[str, Any]]:
@@ -281,7 +281,7 @@ async def test_thinking_that_is_dropped_is_kept_where_the_template_keeps_it_and_
 async def test_of_replies_that_look_the_same_the_one_whose_tool_calls_are_named_goes_on(
     stage: Stage, chosen: int
 ) -> None:
-    """They were thought out otherwise, and clients send no thinking back."""
+    """The replies differ in their reasoning, which clients do not send back."""
     agent = await stage.agent()
     messages: list[Any] = [user("add")]
     choices = await agent.call(messages, f"<think>\none\n</think>\n\n{TOOL_CALL}", f"{THOUGHT}{TOOL_CALL}")

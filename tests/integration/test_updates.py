@@ -81,7 +81,7 @@ async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_bef
 async def test_an_engine_that_can_load_nothing_serves_nobody_until_it_can(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    """Not even the version before: so nothing is known against the new one."""
+    """The engine cannot load the version before either, so nothing is known against the new one."""
     values = settings_for(tiny_model, tmp_path, queue={"max_wait_s": 0.5}, engine={"max_restarts": 1})
     async with run_gateway(values) as gateway:
         await faults(gateway, fail_load=True)

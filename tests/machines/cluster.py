@@ -36,7 +36,7 @@ from tests.machines.wires import HERE, Network
 
 LEASE_S, ASK_S = 5.0, 10.0
 _LINKED_S = 5.0
-"""How long processes have to find one another at the start."""
+"""Virtual seconds in which processes have to find one another at the start."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Opened:
 
 @dataclass
 class Tally:
-    """What a machine has seen in all its runs."""
+    """Counts over all runs of a machine."""
 
     turns: int = 0
     disputed: int = 0
@@ -82,7 +82,7 @@ class Cluster:
         """Fences and engines: what every linked process knows to be held, until it is opened."""
         self.faults = False
         self.record_s = 0.0
-        """How long it takes to record a call."""
+        """Virtual seconds that recording a call takes."""
         self.calls = 0
         self.open: dict[str, Opened] = {}
         """Episodes that nobody has ended, the oldest first."""

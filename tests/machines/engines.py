@@ -20,7 +20,7 @@ _PLACE = 1_000_000
 
 
 def version_of(token: int) -> int:
-    """Which weights sampled it."""
+    """Returns the version that sampled a token."""
     return token // _PLACE
 
 
@@ -30,7 +30,7 @@ def place_of(token: int) -> int:
 
 
 class _Request:
-    """What is in the engine for a request."""
+    """A request's state in the engine."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.id = request.request_id
@@ -55,11 +55,11 @@ class Server:
         self.label = "0"
         self.paused = False
         self.arrival_s = 0.0
-        """How long requests are on their way."""
+        """Virtual seconds that requests are on their way."""
         self.stream_s = 0.0
-        """How long tokens are on their way."""
+        """Virtual seconds that tokens are on their way."""
         self.work_s = 0.0
-        """How long everything else takes."""
+        """Virtual seconds that everything else takes."""
         self.requests: dict[str, _Request] = {}
         self._loop = asyncio.get_running_loop()
         self._working = asyncio.Lock()
@@ -117,7 +117,7 @@ class Server:
             self._end(request, "abort")
 
     async def do(self, work: Callable[[], None]) -> None:
-        """In its turn, also if nobody waits for it any more."""
+        """Carries a command out in its turn, also if nobody waits for it any more."""
 
         async def done() -> None:
             async with self._working:
@@ -146,7 +146,6 @@ class Adapter:
         self._begins = begins
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """See `Engine`."""
         server = self._server
         self._begins(server)
         if not server.up:
@@ -172,8 +171,6 @@ class Adapter:
         await self._server.do(work)
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """See `Engine`."""
-
         def pause() -> None:
             self._server.paused = True
             if not keep:
@@ -182,16 +179,12 @@ class Adapter:
         await self._do(pause)
 
     async def resume(self) -> None:
-        """See `Engine`."""
         await self._do(lambda: setattr(self._server, "paused", False))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """See `Engine`."""
         await self._do(lambda: self._server.abort(request_ids))
 
     async def load(self, path: str) -> None:
-        """See `Engine`."""
-
         def load() -> None:
             assert self._server.paused, "weights are loaded while the engine samples"
             self._server.weights = int(Path(path).name)
@@ -199,16 +192,13 @@ class Adapter:
         await self._do(load)
 
     async def label(self, version: int) -> None:
-        """See `Engine`."""
         await self._do(lambda: setattr(self._server, "label", str(version)))
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        """See `Engine`."""
         await self._do(lambda: None)
         return [-1.0] * (len(ids) - 1)
 
     async def look(self) -> Load:
-        """See `Engine`."""
         server = self._server
         if not server.up:
             raise EngineUnreachable(f"{server.url} is down")
@@ -216,8 +206,7 @@ class Adapter:
         return Load(len(server.requests), 0, kv, server.sampled)
 
     async def healthy(self) -> bool:
-        """See `Engine`."""
         return self._server.up
 
     async def close(self) -> None:
-        """See `Engine`."""
+        pass

@@ -29,7 +29,7 @@ LEASE_S = 10.0
 
 
 class FeedCoordinator(Coordinator):
-    """Has the ledger, and the leases of its buffers."""
+    """A coordinator with a ledger and the leases of its buffers."""
 
     ledger: StoredLedger
     leases: Leases
@@ -42,7 +42,7 @@ class FeedCoordinator(Coordinator):
 
 @dataclass
 class Request:
-    """What a trainer asked of a process, perhaps not for the first time."""
+    """A trainer's request to a process, perhaps a repeated one."""
 
     kind: str
     lease: Lease
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass
 class Told:
-    """What trainers know."""
+    """The trainers' knowledge."""
 
     leases: list[Lease] = field(default_factory=list)
     acked: dict[str, str] = field(default_factory=dict)

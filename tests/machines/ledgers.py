@@ -48,7 +48,7 @@ LIMITS = {
 
 
 class EpisodesCoordinator(Coordinator):
-    """Has the ledger, and the open episodes."""
+    """A coordinator with a ledger and the open episodes."""
 
     ledger: StoredLedger
     episodes: Episodes
@@ -73,7 +73,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
             stack.enter_context(patch(f"gateway.episodes.{module}.time", self.clock))
         self.asked: list[tuple[str, str]] = []
         self.opened: dict[str, EpisodeOpened] = {}
-        """By idempotency key, as it was first answered."""
+        """The first answer by idempotency key."""
         self.rewarded: dict[str, str] = {}
         self.tasks: list[asyncio.Task[None]] = []
         self.succeed()
@@ -197,7 +197,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
                 assert task.exception() is None, repr(task.exception())
 
     def memory_is_what_is_stored(self) -> None:
-        """Where nothing waits to be committed: the ledger is that of a pure rule which was fed with the committed events."""
+        """Where nothing waits to be committed, the ledger equals a pure rule that was fed the committed events."""
         pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
         for value in self.events():
             pure.apply(event_from_json(value))

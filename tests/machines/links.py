@@ -17,11 +17,11 @@ from tests.machines.processes import Process
 MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
 ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 20.0), (7.5, 20.0)])
-"""When the follower and the hub hear of a cut: the hub is never the first (docs/cluster.md tells why, and what then)."""
+"""Virtual seconds until the follower and the hub notice a cut. The hub is never the first (docs/cluster.md tells why)."""
 _START_S = 10.0
 """An engine is not back sooner than this after it died."""
 GRACE_S = 3.0
-"""How long a reply waits for a client to come back."""
+"""Virtual seconds that a reply waits for its client to come back."""
 FAULTS = st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordinator", "engine"])
 CALLS = st.tuples(st.integers(0, 3), st.sampled_from([3, 12, 40, 150]), st.sampled_from([False, False, True]))
 
@@ -155,7 +155,7 @@ class LinkMachine(RuleBasedStateMachine):
     def an_update_is_disturbed(
         self, calls: Any, work: float, moment: int, fault: str, ends: Any, later: int, leave: str, which: int
     ) -> None:
-        """What the other rules do too, but seldom in this order."""
+        """Does what other rules do too, but seldom in this order."""
         for at, tokens, pinned in calls:
             self.call(at, tokens, pinned, fresh=at % 2 == 0)
         self.advance(0.2)
@@ -196,7 +196,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def an_engine_comes_back(self, which: int) -> None:
-        """Not before its health checks have failed: an engine takes longer than that to start."""
+        """Starts an engine again, once its health checks have failed: a real one takes longer than that to start."""
         server = self.c.servers[which % len(self.c.servers)]
         if self.c.clock.now - server.died_at > _START_S:
             server.up = True
@@ -235,7 +235,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster and len(self.alive()) > 1)
     @rule(which=st.integers(0, 3))
     def a_process_stops(self, which: int) -> None:
-        """In good order."""
+        """Stops a process in good order."""
         self.c.faults = True
         self.alive()[which % len(self.alive())].stop()
         self.c.loop.settle()
@@ -243,7 +243,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster and self.cluster.leader)
     @rule(seconds=st.sampled_from([1.0, 4.0, 7.0, 12.0]))
     def the_coordinator_is_cut_off_from_its_store(self, seconds: float) -> None:
-        """For longer than its lease, perhaps: then somebody follows, and it must end."""
+        """Cuts the coordinator off, perhaps for longer than its lease: then another one follows, and it must end."""
         leader = self.c.leader
         assert leader is not None
         self.c.faults = True

@@ -113,13 +113,11 @@ class PlainSegmenter:
         self.consumed = 0
 
     def push(self, ids: Iterable[int]) -> list[Piece]:
-        """See `Segmenter`."""
         pieces = [Piece("content", ".") for _ in ids]
         self.consumed += len(pieces)
         return pieces
 
     def finish(self) -> list[Piece]:
-        """See `Segmenter`."""
         return []
 
 
@@ -177,7 +175,7 @@ class Process:
         self.name = name
         self.url = f"http://{name}"
         self.dead = False
-        """It was killed, or is being stopped, or has ended."""
+        """True once it was killed, is being stopped, or has ended."""
         self.works: list[Work] = []
         self.context: Context = copy_context()
         self.context.run(HERE.set, name)
@@ -208,7 +206,7 @@ class Process:
         )
 
     async def _live(self) -> None:
-        """As `gateway.services.open_services`."""
+        """Opens the parts in the order of `gateway.services.open_services`."""
         plane = self._plane(self.cluster.bus)
         async with joined(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
             await self._stop.wait()
@@ -243,19 +241,19 @@ class Process:
 
     @property
     def services(self) -> Services:
-        """What it is made of."""
+        """The process's parts."""
         assert self._services is not None
         return self._services
 
     @property
     def hub(self) -> Hub | None:
-        """What others link to."""
+        """The hub that followers link to."""
         links = None if self.dead or self._services is None else self._services.hub
         return links if links is not None and links.leads else None
 
     @property
     def control(self) -> Leader | None:
-        """What only the coordinator has."""
+        """The parts that only the coordinator has."""
         role = None if self.dead or self._services is None else self._services.role
         return role if isinstance(role, Leader) else None
 

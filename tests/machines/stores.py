@@ -104,7 +104,7 @@ class HandDatabase(Database):
         self._committer.close()
 
     def look(self, query: Callable[[Connection], T]) -> T:
-        """What is committed."""
+        """Reads the committed rows."""
         with self._engine.connect() as connection:
             return query(connection)
 

@@ -82,7 +82,7 @@ class SuccessionMachine(RuleBasedStateMachine, Generic[C]):
         self.succeed()
 
     def look(self, query: Any) -> Any:
-        """What is committed."""
+        """Reads the committed rows."""
         return self.now.database.look(query)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Who coordinates: real elections and real transactions, cut into pieces, between processes that crash and stand still.
+"""Elections of the coordinator: real transactions, cut into pieces, between processes that crash and stand still.
 
 Each process has an event loop of its own and a connection of its own, in a thread that goes on only when it is told: before each
 statement that may wait, inside transactions too. A transaction that PostgreSQL lets wait is told by PostgreSQL itself.
@@ -42,7 +42,7 @@ CREATE OR REPLACE FUNCTION machine_clock() RETURNS float8 VOLATILE LANGUAGE sql 
 
 
 class MachineClock:
-    """In place of the database's own. Before a statement that asks for the time, others may go on."""
+    """The clock in place of the database's own. Others may go on before a statement that reads the time."""
 
     def __add__(self, seconds: float) -> Any:
         return self.__clause_element__() + seconds
@@ -75,7 +75,7 @@ class Hand:
         self._killed = False
         self.pid = 0
         self.inside = False
-        """In a transaction that has done something."""
+        """True in a transaction that has written something."""
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -86,7 +86,7 @@ class Hand:
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def pause(self) -> None:
-        """In the thread: until it is told to go on."""
+        """Blocks the thread until it is told to go on."""
         self._stopped.release()
         self._go.acquire()
         if self._killed:
@@ -98,7 +98,7 @@ class Hand:
         self.look(waits)
 
     def look(self, waits: Callable[[int], bool]) -> bool:
-        """Whether it has come to a pause or its end, and does not wait in the database."""
+        """Returns whether it has come to a pause or its end, and does not wait in the database."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self._stopped.acquire(timeout=0.0005):
             if waits(self.pid):
@@ -133,7 +133,7 @@ class Hand:
 
 
 class Store:
-    """As much of `Database` as an election needs: what is submitted runs when the machine says so."""
+    """The part of `Database` that an election needs; submitted work runs when the machine says so."""
 
     def __init__(self, engine: Any, loop: VirtualLoop, hand: Hand) -> None:
         self.waiting: deque[tuple[Callable[[Connection], Any], Any]] = deque()
@@ -141,13 +141,11 @@ class Store:
         self._loop = loop
 
     def submit(self, write: Callable[[Connection], Any]) -> Any:
-        """See `Database`."""
         future = self._loop.create_future()
         self.waiting.append((write, future))
         return future
 
     async def read(self, query: Callable[[Connection], Any]) -> Any:
-        """See `Database`."""
         with self._engine.connect() as connection:
             begin_reading(connection)
             return query(connection)
@@ -175,7 +173,7 @@ class Member:
         self.loop.settle()
 
     async def live(self) -> None:
-        """As `Membership`."""
+        """Lives as `Membership` does."""
         while True:
             found = await self.election.decide()
             if isinstance(found, int):
@@ -192,7 +190,7 @@ class Member:
                 self.follows = None
 
     def write(self) -> None:
-        """What the control half does: under the fence that this process believes in."""
+        """Writes as the control half does, under the fence that this process believes in."""
         fence, number = self.fence, self.writes
         assert fence is not None
         self.writes += 1
@@ -208,7 +206,7 @@ class Member:
         future.add_done_callback(lambda done: done.exception())
 
     def idle(self) -> bool:
-        """Whether its hand has nothing to do."""
+        """Returns whether its thread has nothing to do."""
         return self.current is None and not self.store.waiting
 
 
@@ -275,7 +273,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.look(before)
 
     def look(self, before: tuple[int, float] | None) -> None:
-        """Who has come to a pause or to an end; the end of one may let others go on."""
+        """Lets every process come to a pause or to an end; the end of one may let others go on."""
         again = True
         while again:
             again = False
@@ -327,7 +325,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule(who=st.sets(st.integers(0, 2), min_size=1), seconds=st.sampled_from([0.3, 0.7, 1.5, 4.5]))
     def time_passes(self, who: set[int], seconds: float) -> None:
-        """Those who are not in `who` stand still, and hear of it later."""
+        """Advances the clock; processes that are not in `who` stand still, and notice later."""
         parts = 4
         for _ in range(parts):
             self.clock.now += seconds / parts
@@ -343,7 +341,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 3), others=st.integers(1, 8))
     def the_holder_stands_still(self, steps: int, others: int) -> None:
-        """In the middle of a write, for longer than its lease; somebody else may come meanwhile."""
+        """Stops the holder in the middle of a write, for longer than its lease; another process may take over meanwhile."""
         self.finish()
         row = self.row()
         holders = [at for at, m in enumerate(self.members) if row and m.fence == row[0] and not m.ended]
@@ -420,7 +418,7 @@ class ElectionMachine(RuleBasedStateMachine):
             self.stack.close()
 
     def somebody_comes(self) -> None:
-        """When processes live, one of them coordinates, may write, and the others know it."""
+        """While processes live, one of them coordinates and may write, and the others know it."""
         for member in [m for m in self.members if m.ended]:
             while not member.idle():
                 self.finish()

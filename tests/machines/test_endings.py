@@ -108,7 +108,7 @@ class World:
         return opened.episode_id
 
     def members(self) -> dict[str, str]:
-        """What became of each member, by the committed events alone."""
+        """Returns each member's end, from the committed events alone."""
         pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
         for value in self.database.look(lambda c: statements.events(c, "m"))[1:]:
             pure.apply(event_from_json(value))
@@ -119,7 +119,7 @@ class World:
         return {row.id: row for row in rows}
 
     def check_ended(self, *episodes: str) -> None:
-        """They are over wherever anything is known of them, and everything else is in exactly one state."""
+        """Checks that these episodes have ended in every part that knows them, and that all others are in exactly one state."""
         rows, members = self.rows(), self.members()
         live, over = set(self.episodes._live), set(self.episodes._closing.over)
         assert [rows[episode].state for episode in episodes] == ["closed"] * len(episodes)

@@ -1,4 +1,4 @@
-"""What a follower and its coordinator owe one another, step by step: each of these has a mutant that the machine seldom finds."""
+"""Duties of a follower and its coordinator, step by step. Each test has a mutant that the machine seldom finds."""
 
 from __future__ import annotations
 
@@ -280,14 +280,12 @@ class Silent:
         self._said = False
 
     async def receive_text(self) -> str:
-        """See `Wire`."""
         if self._said:
             await asyncio.Event().wait()
         self._said = True
         return pack({"hello": True, "name": "p", "url": "http://p", "episodes": []})
 
     async def send_text(self, data: str) -> None:
-        """See `Wire`."""
         self.sent.append(data)
 
 

@@ -1,4 +1,4 @@
-"""What the machines have found, step by step: each of these failed once."""
+"""Bugs that the machines have found, step by step: each test failed once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.machines.links import links
 
 
 def test_an_engine_that_a_new_coordinator_has_opened_stays_open() -> None:
-    """To retire as a follower held every engine once more, and nobody opened them again."""
+    """A follower that retired held every engine once more, and nobody opened them again."""
     with links("abort") as machine:
         machine.the_coordinator_dies(0.0)
         machine.another_follows()

@@ -15,7 +15,7 @@ _LEAST_S = 1e-6
 
 
 def profile(examples: int, steps: int = 50) -> settings:
-    """How long a machine looks: `examples` runs of at most `steps` steps, times `HEADGATE_MACHINES`."""
+    """Settings for `examples` runs of at most `steps` steps, times `HEADGATE_MACHINES`."""
     times = int(os.environ.get("HEADGATE_MACHINES", "1"))
     unhealthy = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     phases = [Phase.explicit, Phase.reuse, Phase.generate]
@@ -37,11 +37,11 @@ class Clock:
         self.now = now
 
     def time(self) -> float:
-        """As `time.time`."""
+        """Stands in for `time.time`."""
         return self.now
 
     def monotonic(self) -> float:
-        """As `time.monotonic`."""
+        """Stands in for `time.monotonic`."""
         return self.now
 
 

@@ -56,7 +56,7 @@ class Pipe:
         return text
 
     def lose(self) -> None:
-        """What is under way never arrives."""
+        """Loses everything that is under way."""
         self.lost = True
         self._way.clear()
 
@@ -84,7 +84,7 @@ class Connection:
         self.follower = follower
         self._loop = asyncio.get_running_loop()
         self.up = Pipe()
-        """From the follower."""
+        """Messages from the follower."""
         self.down = Pipe()
         self.cut_at: float | None = None
         self._bad_since: float | None = None
@@ -93,17 +93,14 @@ class Connection:
     # As `gateway.peers.hub.Wire`
 
     async def receive_text(self) -> str:
-        """See `Wire`."""
         return await self.up.receive()
 
     async def send_text(self, data: str) -> None:
-        """See `Wire`."""
         self.down.send(data)
 
     # As aiohttp's
 
     async def send_str(self, data: str) -> None:
-        """See aiohttp."""
         self.up.send(data)
 
     def __aiter__(self) -> Connection:
@@ -147,7 +144,7 @@ class Network:
 
     def __init__(self) -> None:
         self.hubs: dict[str, Any] = {}
-        """By URL: processes with a `hub` (None: it refuses links) and a `context`."""
+        """Processes by URL, each with a `hub` (None: it refuses links) and a `context`."""
         self.connections: list[Connection] = []
         self.serving: set[asyncio.Task[None]] = set()
 

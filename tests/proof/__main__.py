@@ -23,7 +23,7 @@ _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 _ORDERS = {"rolling": ["rolling"], "together": ["together"], "both": ["rolling", "together"]}
 _TOKENS = {"fake": 100, "vllm": 1600}
-"""How long a long stream is, so that it takes some seconds."""
+"""Tokens of a long stream, so that it takes some seconds."""
 _SUMMED = ("tokens_checked", *COUNTS, "unconfirmed")
 
 

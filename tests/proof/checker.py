@@ -23,16 +23,16 @@ from typing import Any
 SHOWN = 20
 Json = Mapping[str, Any]
 COUNTS = ("wrong_version", "lost", "doubled", "failed_requests", "differing", "masked")
-"""What may be wrong: tokens with a wrong label, lost, doubled; requests that failed; calls whose record is not what the client
+"""The kinds of findings: tokens mislabelled, lost, doubled; requests that failed; calls whose record is not what the client
 received; calls that were recorded and masked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """How tokens name their version."""
+    """The code by which tokens name their version."""
 
     blocks: Sequence[Sequence[int]]
-    """For each version its token ids, by digit."""
+    """Each version's token ids, by digit."""
     characters: Mapping[str, int]
     """The token of each character."""
     by_position: bool
@@ -64,7 +64,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What the checker found."""
+    """The checker's findings."""
 
     tokens_checked: int = 0
     calls: int = 0
@@ -72,16 +72,16 @@ class Report:
     """Tokens that were recorded with an interval, and rightly so."""
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTS, 0)))
     crossings: Counter[int] = field(default_factory=Counter)
-    """For each version how often a call came to it in its middle."""
+    """The number of calls that crossed to each version in their middle."""
     violations: list[Violation] = field(default_factory=list)
     """The first `SHOWN`."""
     first: Counter[str] = field(default_factory=Counter)
-    """For each kind the calls in which it came first."""
+    """The first calls with each kind of finding."""
     _last_call: str | None = None
 
     @property
     def right(self) -> bool:
-        """Whether nothing at all is wrong."""
+        """Returns whether nothing at all is wrong."""
         return not any(self.counts.values())
 
     def wrong(self, kind: str, episode: str, call: str, token: int, detail: str, count: int = 1) -> None:

@@ -31,7 +31,7 @@ from tests.proof.checker import Code
 
 BLOCK = 10
 VERSIONS = 9
-"""As many blocks as printable ASCII has room for."""
+"""The number of blocks that printable ASCII has room for."""
 SHARPNESS = 30.0
 """The logit of the right token; all others have none. Nothing else is ever sampled: its chance is 272 / e^30."""
 _HIDDEN, _HEAD = 128, 64
@@ -42,7 +42,7 @@ class Family:
     """Published versions of one model, and how to read what they sample."""
 
     paths: list[Path]
-    """By version; the first is a plain checkpoint, the others have manifests."""
+    """The directories by version; the first is a plain checkpoint, the others have manifests."""
     code: Code
 
 

@@ -23,13 +23,13 @@ class Mutant:
 
     name: str
     wrong: str
-    """What the checker must count."""
+    """The findings that the checker must count."""
     modes: tuple[str, ...]
-    """Where it is a fault: while weights only change in an empty engine, what arrives is of the newest version."""
+    """The modes in which it is a fault: where weights change in empty engines alone, every token is of the newest version."""
     put_in: Callable[[], AbstractContextManager[Any]]
 
     def caught_by(self, report: Report) -> bool:
-        """Whether it was found, and found for what it is. (That the gateway itself distrusts a turn, and masks it, is no other
+        """Returns whether the checker named the right fault. (That the gateway itself distrusts a turn, and masks it, is no other
         finding.)"""
         return report.first.keys() - {"masked"} == {self.wrong}
 

@@ -18,7 +18,7 @@ from tests.proof.world import Outcome, Plan, play
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was planned, what came of it, and what the checker says."""
+    """A plan, its outcome, and the checker's report."""
 
     plan: Plan
     report: Report

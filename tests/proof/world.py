@@ -33,7 +33,7 @@ _AFTER_FAILURE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to happen."""
+    """The plan of a trial."""
 
     engine: str = "fake"
     mode: str = "abort"
@@ -53,17 +53,17 @@ class Plan:
     delay_s: float = 0.02
     """The fake engine's time for a token."""
     lag_s: float = 0.05
-    """How long the fake engine holds back what it has sampled: tokens arrive when their version may be gone."""
+    """Seconds that the fake engine holds sampled tokens back, so that they arrive when their version may be gone."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The plan's name for people."""
         return f"{self.engine}, {self.mode}, {self.order}"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it, as plain JSON."""
+    """The outcome as plain JSON."""
 
     received: list[dict[str, Any]] = field(default_factory=list)
     trajectories: list[dict[str, Any]] = field(default_factory=list)
@@ -214,7 +214,7 @@ class _World:
     # Updates
 
     async def _update(self, version: int) -> bool:
-        """Whether the version is live; if not, the next would be refused, because its parent never was."""
+        """Returns whether the version went live; if not, the next would be refused for its parent."""
         plan, random = self._plan, self._random
         await self._all_engines_open()
         await self._bend_engines()

@@ -22,7 +22,7 @@ from tests.seam.mutants import MUTANTS
 from tests.seam.world import fuzz, seam
 
 _SHOWN = 20
-"""How many times the state is shown."""
+"""The number of times that the state is shown."""
 _MUTANT_S = 60.0
 
 

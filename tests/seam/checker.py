@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 COUNTS = ("crossed", "smuggled", "disordered", "unchecked", "wrong", "lost")
-"""What is looked for; of each there must be none."""
+"""The kinds of findings; of each there must be none."""
 _TAG = re.compile(rb"(tag|hidden)-([a-z]+[0-9]+)-([0-9]+)-end")
 _KEPT = 20
 
@@ -29,14 +29,14 @@ def hidden(owner: str, number: int) -> str:
 
 @dataclass
 class Report:
-    """What was counted, and the first of what was found."""
+    """Counts, and the first findings."""
 
     counts: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
-    """Of ordinary clients, by kind; of hostile connections, by status."""
+    """Counts of ordinary clients by kind, and of hostile connections by status."""
     findings: list[str] = field(default_factory=list)
     requests: int = 0
-    """Of ordinary clients."""
+    """Counts of ordinary clients."""
     connections: int = 0
     """Hostile ones."""
     forwarded: int = 0
@@ -44,7 +44,7 @@ class Report:
 
     @property
     def found(self) -> int:
-        """How much is wrong."""
+        """The number of findings."""
         return sum(self.counts[count] for count in COUNTS)
 
     def find(self, count: str, said: str) -> None:

@@ -42,13 +42,13 @@ _EXTRA = (
 )
 _ANSWER_S = 1.0
 _OWN = {"/adm": ("root", "project"), "/v1/": ("a", "b"), "/e/{": ("root", "a")}
-"""Whose keys are good for which paths, so that not all requests are refused."""
+"""Keys that are good for each path, so that not all requests are refused."""
 End = Literal["read", "eof", "close", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is said on one connection: parts, between which it is waited for an answer, and how it ends."""
+    """The script of one connection: parts, with a wait for an answer between them, and its end."""
 
     owner: str
     parts: tuple[bytes, ...]
@@ -178,7 +178,7 @@ _FRAMINGS: tuple[Callable[[_Drawing, bytes], tuple[str, bytes]], ...] = (
 
 
 async def talk(port: int, said: Conversation) -> bytes:
-    """Has a conversation, and answers all that was answered."""
+    """Holds a conversation and returns all answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     heard = bytearray()
     try:

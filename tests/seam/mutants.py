@@ -21,11 +21,11 @@ class Mutant:
 
     name: str
     wrong: tuple[str, ...]
-    """What may be counted for it first."""
+    """Findings that may be counted before the right one."""
     put_in: Callable[[], AbstractContextManager[Any]]
 
     def caught_by(self, report: Report) -> bool:
-        """Whether it was found, for what it is."""
+        """Returns whether the checker named the right fault."""
         return any(report.counts[count] for count in self.wrong)
 
 
@@ -54,7 +54,7 @@ def _keys_unchecked() -> AbstractContextManager[Any]:
 
 
 def _headers_copied() -> AbstractContextManager[Any]:
-    """What describes the client's connection describes the other one too."""
+    """Copies the headers of the client's connection to the other one."""
 
     def everything(headers: hop.Headers, _: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
         return [(name, value) for name, value in headers if name != b"host"]

@@ -26,7 +26,7 @@ class Client:
         self._number = 0
 
     async def run(self, seed: str, over: Callable[[], bool]) -> None:
-        """Until it is `over`."""
+        """Lives until `over` is set."""
         rng = random.Random(seed)
         acts: dict[str, tuple[Callable[[str], Awaitable[None]], ...]] = {
             "root": (self._no_episode, self._no_route, self._no_reward, self._no_deletion, self._life),
@@ -66,7 +66,7 @@ class Client:
         await self._ask(own, "DELETE", f"/admin/v1/episodes/{own}", 404)
 
     async def _life(self, own: str) -> None:
-        """What opening answers names no tag; but the episode that it names does."""
+        """The answer to an opening names no tag; the episode that it names does."""
         path, asked = "/admin/v1/episodes", {"task_id": own, "mode": "eval"}
         opened = await self._ask(own, "POST", path, 200, told=False, json=asked)
         if opened is None or opened.status_code != 200:

@@ -117,7 +117,7 @@ def _witnessed(cluster: Cluster, report: Report) -> Iterator[None]:
 
 
 def _is_good(scope: Any) -> bool:
-    """Whether the key that came with a request opens what it asks for."""
+    """Returns whether a request's key may have what it asks for."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     bearer = headers.get(b"authorization", "").removeprefix("Bearer ")
     if split(scope["path"])[1].startswith("/admin/"):

@@ -96,7 +96,7 @@ async def test_a_sampled_call_that_is_too_deep_is_text_and_its_turn_is_recorded(
 
 
 async def test_a_sampled_call_can_be_sent_back_in_every_api(stage: Stage) -> None:
-    """As deep as one may be: Anthropic's form holds the arguments as an object inside the body."""
+    """The call is as deep as one may be: Anthropic's form holds the arguments as an object inside the body."""
     gateway, engine = stage
     arguments = nested(MAX_SAMPLED_DEPTH - 1)  # one more is the call itself
     said = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'

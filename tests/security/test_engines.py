@@ -95,7 +95,7 @@ def test_started_engines_are_told_to_listen_on_loopback(tiny_model: Path) -> Non
 
 
 async def test_a_started_engine_listens_on_loopback(tiny_model: Path, tmp_path: Path) -> None:
-    """As the kernel sees it: the port is bound to 127.0.0.1, and to nothing else."""
+    """The kernel shows the port bound to 127.0.0.1 alone."""
     values = settings_for(tiny_model, tmp_path)
     async with run_gateway(values, in_process=False) as gateway:
         async with httpx.AsyncClient() as http:

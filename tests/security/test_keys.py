@@ -26,7 +26,7 @@ WORK = "*"
 
 
 async def test_keys_are_hashes_at_rest(stage: Tenants) -> None:
-    """Not one byte of a key is in a file that the gateway wrote: database, its log of changes, recording."""
+    """No key is in any file that the gateway wrote: database, write-ahead log, recording."""
     await stage.gateway.chat(bearer(agent_key_of("ann")), model="common", max_tokens=4)
     folder = stage.gateway.settings.control.recording
     assert folder is not None
@@ -115,7 +115,7 @@ async def test_errors_of_a_configuration_quote_no_key(tiny_model: Path, tmp_path
 async def test_admin_keys_are_compared_in_constant_time(
     stage: Tenants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And those of agents: each with every key there is, as hashes of one length, whether it is right early, late or never."""
+    """Agents' keys too: each is compared with every key, as hashes of one length, whether it matches early, late or never."""
     compared: list[tuple[bytes, bytes]] = []
 
     def comparing(given: bytes, known: bytes) -> bool:

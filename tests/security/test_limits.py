@@ -321,7 +321,7 @@ async def test_refusals_come_back_at_different_times() -> None:
 
 
 class Named:
-    """As much of an episode as limits see."""
+    """The part of an episode that limits see."""
 
     def __init__(self, id: str, model: str = "demo") -> None:
         self.id, self.model = id, model

@@ -111,7 +111,7 @@ async def test_requests_that_are_refused_leave_no_words(stage: Tenants, log: io.
 
 
 async def test_engines_that_fail_leave_no_words(stage: Tenants, log: io.StringIO, quoting: str) -> None:
-    """What they say is told to who asked."""
+    """The engine's words are told to the client that asked."""
     slot = stage.gateway.services.models.local["common"].pool.slots["common-0"]
     real, slot.engine = slot.engine, connect("common-0", quoting, "vllm")
     try:

@@ -56,7 +56,7 @@ HIDDEN: dict[str, list[Request]] = {
 }
 """Requests that name something; those that destroy it come last."""
 ROOTS = ("GET /admin/v1/cluster", "GET /admin/v1/nodes")
-"""What is not there for a project's key."""
+"""Routes that do not exist for a project's key."""
 NODES = {
     "POST /admin/v1/nodes": {"json": {"name": "n", "tags": ["train"]}},
     "GET /admin/v1/nodes/{name}": {},
@@ -68,7 +68,7 @@ NODES = {
 LISTED = ("GET /admin/v1/episodes", "GET /admin/v1/engines", "GET /admin/v1/calls")
 """Requests that name nothing."""
 NAMED = {"call_id": "upstream_call_id", "name": "engine"}
-"""Where a route's parameter has another name above."""
+"""Route parameters that have another name above."""
 
 
 def filled(value: Any, names: dict[str, str]) -> Any:
@@ -236,7 +236,7 @@ async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> N
 
 
 async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
-    """Where an engine is, is where the gateway sends prompts and asks for more."""
+    """An engine's address is where the gateway sends prompts."""
     for body in ({"url": "http://127.0.0.1:1"}, {"name": "mine"}):
         answer = await stage.gateway.http.post(
             "/admin/v1/engines", headers=bearer(key_of("bob")), json={"model": "bob-policy", **body}
@@ -275,7 +275,7 @@ async def test_projects_that_would_not_be_apart_are_refused(
 
 @pytest.mark.asyncio(loop_scope="function")
 async def test_what_is_out_of_reach_is_not_touched(own_stage: Tenants) -> None:
-    """And the same requests are served to whom these things belong, so the refusals are no accident."""
+    """The owner's same requests are served, so the refusals are no accident."""
     names, key = own_stage.ann.names, key_of("ann")
     for route, requests in HIDDEN.items():
         for request in requests:

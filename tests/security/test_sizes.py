@@ -1,4 +1,4 @@
-"""What a request may hold of everything that is gone through one by one: refused by name, before anything of it is."""
+"""Bounds on every list in a request: a longer one is refused by name before anything else happens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def small(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    """With the settings as they are by default."""
+    """A gateway with default settings."""
     async with run_gateway(settings_for(tiny_model, tmp_path_factory.mktemp("p"))) as running:
         yield running
 

@@ -36,7 +36,6 @@ class Back:
         self.heard: list[dict[str, Any]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             return
         body, more = b"", True
@@ -58,7 +57,6 @@ class Front:
         self.url = url
 
     async def coordinator(self) -> str | None:
-        """See `Place`."""
         return self.url
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -78,7 +76,7 @@ class Front:
             writer.close()
 
     async def ask(self, name: str) -> dict[str, Any]:
-        """What an ordinary client is answered, which is its own request."""
+        """Returns the answer to an ordinary client, which is its own request."""
         answer = await self.say(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
         told: dict[str, Any] = json.loads(body_of(answer))
         assert told["path"] == f"/admin/v1/{name}"
@@ -143,7 +141,7 @@ Hops = tuple[Front, Back]
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_body_ends_where_it_ends_with_every_method(hops: Hops, method: str) -> None:
-    """It is sent on as a whole, and what comes after it is the next one's."""
+    """The body is sent on whole, and what comes after it belongs to the next request."""
     found, back = hops
     for path, key in ((ADMIN, ROOT), (CALL, AGENT)):
         for headers, body in (

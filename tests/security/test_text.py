@@ -59,7 +59,7 @@ def asked(api: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 async def prompt(scripted: Scripted, api: str, text: str) -> list[int]:
-    """What the engine is given."""
+    """Returns the engine's prompt."""
     gateway, engine = scripted
     engine.replies.append("ok")
     opened = await gateway.admin.open_episode("task", mode="eval")

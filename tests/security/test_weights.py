@@ -37,7 +37,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("trainer/warmstart.py", "import_module"): "the examples that the configuration of the trainer names",
     ("scheduler/reactor/forms.py", "exec"): "source that is made of declared types, never of values",
 }
-"""What may load code, and whose word it takes for it."""
+"""Modules that may load code, and whose permission they need."""
 
 
 async def test_a_project_publishes_from_its_own_folder(
@@ -102,7 +102,7 @@ def trees() -> Iterator[tuple[str, ast.AST]]:
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:
-    """What in a module makes code out of data."""
+    """Returns the calls in a module that make code out of data."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES)

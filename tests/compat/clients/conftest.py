@@ -22,7 +22,7 @@ _ELSEWHERE = {
     "pydantic_ai": "test_pydantic_ai.py",
     "smolagents": "test_smolagents.py",
 }
-"""By package: tests of clients that headgate's environment lacks."""
+"""Tests of clients that headgate's environment lacks, by package."""
 collect_ignore = [name for package, name in _ELSEWHERE.items() if find_spec(package) is None]
 
 

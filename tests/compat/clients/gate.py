@@ -49,12 +49,12 @@ class Episode:
     gate: Gate
     id: str
     base_url: str
-    """As the openai SDK takes it: with `/v1`."""
+    """The base URL for the openai SDK, with `/v1`."""
     api_key: str
 
     @property
     def root(self) -> str:
-        """As the anthropic SDK takes it: without `/v1`."""
+        """The base URL for the anthropic SDK, without `/v1`."""
         return self.gate.gateway
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ NAME = "gpt-4o"
 
 
 class Standard:
-    """What both suites are told of the model: no images, no audio, no documents; all else."""
+    """The model's abilities, for both suites: no images, no audio, no documents; all else."""
 
     chat_model_params: dict[str, Any] = {}  # noqa: RUF012
     """Filled by the fixture: langchain's suites read the model's parameters from the class."""
