@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sqlalchemy import event
 
 from gateway.errors import Conflict, NotFound, Unavailable
@@ -24,20 +22,13 @@ from gateway.store import ledger as statements
 from gateway.store.database import Database
 from gateway.types import Node
 from scheduler.policies.staleness_events import (
-    CloseGroup,
     Consume,
-    Drop,
-    Event,
     Join,
     Leased,
     Publish,
-    Refuse,
     Reward,
 )
-from tests.harness import stores
-from tests.harness.states import state_of
 from tests.harness.waiting import turns as loop_turns
-from tests.unit.store.conftest import NewStore
 from tests.unit.store.rows import MINE, call, episode, leases_of
 
 
@@ -46,11 +37,6 @@ async def database(store_url: str) -> AsyncIterator[Database]:
     opened = await Database.open(StoreSettings(url=store_url))
     yield opened
     await opened.close()
-
-
-def crashed(url: str) -> str:
-    """A store as a crash of its gateway would leave it now: what is committed is all that another process sees."""
-    return stores.crashed(url, stores.path_of(url).with_name("copy.db")) if url.startswith("sqlite") else url
 
 
 # Settings
@@ -163,117 +149,47 @@ async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database
     assert heard == []
 
 
-# Restarts
-
-Step = tuple[str, Any]
-steps = st.one_of(
-    st.tuples(st.just("join"), st.integers(0, 4)),
-    st.tuples(st.just("join"), st.integers(0, 4)),
-    st.tuples(st.just("reward"), st.integers(0, 9)),
-    st.tuples(st.just("reward"), st.integers(0, 9)),
-    st.tuples(st.just("drop"), st.integers(0, 9)),
-    st.tuples(st.just("close"), st.integers(0, 4)),
-    st.tuples(st.sampled_from(["lease", "renew", "ack", "nack", "publish"]), st.none()),
-)
+async def opened(url: str) -> tuple[Database, Leases]:
+    """As a gateway that starts."""
+    database = await Database.open(StoreSettings(url=url))
+    return database, await leases_of(database, await StoredLedger.load(database, MINE, "m"))
 
 
-class Running:
-    """A ledger and its leases, and the client that holds the newest lease."""
-
-    def __init__(self, database: Database, ledger: StoredLedger, leases: Leases) -> None:
-        self.database, self.ledger, self.leases = database, ledger, leases
-        self.lease: Any = None
-        self.joined = 0
-
-    @classmethod
-    async def open(cls, url: str) -> Running:
-        database = await Database.open(StoreSettings(url=url))
-        ledger = await StoredLedger.load(database, MINE, "m")
-        return cls(database, ledger, await leases_of(database, ledger))
-
-    async def do(self, step: Step) -> None:
-        try:
-            await self._do(*step)
-        except (ValueError, Conflict, NotFound):
-            return
-
-    async def _do(self, kind: str, which: Any) -> None:
-        event: Event
-        match kind:
-            case "join":
-                commands = await self.ledger.apply(Join(f"g{which}", f"e{self.joined}", 2))
-                self.joined += not isinstance(commands[0], Refuse)
-            case "reward" | "drop" | "close" | "publish":
-                event = {
-                    "reward": Reward(f"e{which}", 1.0), "drop": Drop(f"e{which}", "crashed"),
-                    "close": CloseGroup(f"g{which}", "members_missing"), "publish": Publish(self.ledger.rule.version + 1),
-                }[kind]  # fmt: skip
-                await self.ledger.apply(event)
-            case "lease":
-                self.lease = await self.leases.lease("trainer")
-            case "renew" if self.lease:
-                await self.leases.renew(self.lease.lease_id, self.lease.fence)
-            case "ack" if self.lease:
-                await self.leases.ack(self.lease.lease_id, self.lease.fence, "checkpoint")
-            case "nack" if self.lease:
-                await self.leases.nack(self.lease.lease_id, self.lease.fence, "why not")
-
-    def state(self) -> Any:
-        """Everything that a restart must bring back; deadlines are compared by the test of deadlines."""
-        held = self.leases.held()
-        if held is not None:
-            del held["left_s"]
-        entries = {
-            g: (e.version, e.buffer, e.rewarded, e.joined)
-            for g, e in self.ledger.decision_log._entries.items()
-        }
-        batches = self.ledger.leased, self.ledger.trained
-        return state_of(self.ledger.rule), entries, held, self.leases._fence, batches
-
-
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(script=st.lists(steps, min_size=5, max_size=25))
-def test_a_crash_after_any_event_loses_nothing(script: list[Step], new_store: NewStore) -> None:
-    """After each event the store is opened as a crash would leave it now, while the ledger runs on."""
-
-    async def run() -> None:
-        url = new_store()
-        running = await Running.open(url)
-        try:
-            for step in script:
-                await running.do(step)
-                again = await Running.open(crashed(url))
-                assert again.state() == running.state(), step
-                await again.database.close()
-        finally:
-            await running.database.close()
-
-    asyncio.run(run())
+async def test_what_was_leased_and_trained_is_known_after_a_restart(database: Database) -> None:
+    """Whoever lends nodes goes by it."""
+    ledger = await StoredLedger.load(database, MINE, "m")
+    for number in range(MINE.batch):
+        await ledger.apply(Join(f"g{number}", f"e{number}", 1))
+        await ledger.apply(Reward(f"e{number}", 1.0))
+    for told in (Leased(0), Consume(0), Leased(1)):
+        await ledger.apply(told)
+    again = await StoredLedger.load(database, MINE, "m")
+    assert (again.leased, again.trained) == (1, 0)
 
 
 async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(store_url: str) -> None:
-    first = await Running.open(store_url)
-    first.lease = await first.leases.lease("trainer")
-    await first.database.close()
-    second = await Running.open(store_url)
-    await second.leases.renew(first.lease.lease_id, first.lease.fence)
+    database, first = await opened(store_url)
+    lease = await first.lease("trainer")
+    await database.close()
+    database, second = await opened(store_url)
+    await second.renew(lease.lease_id, lease.fence)
     with pytest.raises(Conflict, match="leased to 'trainer'"):
-        await second.leases.lease("another")
-    held = second.leases.held()
+        await second.lease("another")
+    held = second.held()
     assert held is not None
     assert 0 < held["left_s"] <= 1000.0
-    await second.database.submit(lambda c: c.exec_driver_sql("UPDATE leases SET deadline = deadline - 5000"))
-    await second.database.close()
-    third = await Running.open(store_url)
+    await database.submit(lambda c: c.exec_driver_sql("UPDATE leases SET deadline = deadline - 5000"))
+    await database.close()
+    database, third = await opened(store_url)
     with pytest.raises(Conflict, match="not renewed in time"):
-        await third.leases.renew(first.lease.lease_id, first.lease.fence)
-    following = await third.leases.lease("another")
-    assert following.fence > first.lease.fence
-    rows = await third.database.read(
+        await third.renew(lease.lease_id, lease.fence)
+    following = await third.lease("another")
+    assert following.fence > lease.fence
+    rows = await database.read(
         lambda c: c.exec_driver_sql("SELECT fence, state FROM leases ORDER BY fence").all()
     )
-    assert [tuple(row) for row in rows] == [(first.lease.fence, "expired"), (following.fence, "held")]
-    await third.database.close()
+    assert [tuple(row) for row in rows] == [(lease.fence, "expired"), (following.fence, "held")]
+    await database.close()
 
 
 async def test_a_buffer_that_is_passed_over_ends_its_lease(database: Database) -> None:
