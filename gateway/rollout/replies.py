@@ -361,7 +361,7 @@ class Replies:
 def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     node = tree.nodes[call["node"]]
     prompt, ids = call["prompt_tokens"], node.ids.tolist()
-    segmenter = segment(tree.path(Place(node.index, len(ids), prompt + len(ids)))[:prompt])
+    segmenter = segment(tree.path(Place(node.parent, node.at, prompt)))
     used = call["used"]
     reply = Reply(
         call["id"], call["received_at"], prompt, temperature=used["temperature"], top_p=used["top_p"]

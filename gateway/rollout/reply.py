@@ -39,8 +39,8 @@ class Reply:
         received_at: float,
         prompt_tokens: int,
         *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
+        temperature: float,
+        top_p: float,
     ) -> None:
         """`temperature`, `top_p`: with which it is sampled, whatever was asked for."""
         self.call_id = call_id

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Account = Sequence[tuple[str, int]]
 """(label, number of tokens), in order."""
@@ -104,7 +104,7 @@ def _extend(spans: list[Span], span: Span) -> None:
     """Adds a span, to the last one if it is of equal standing."""
     last = spans[-1] if spans else None
     if last and (last.version, last.newest, last.stale_kv) == (span.version, span.newest, span.stale_kv):
-        spans[-1] = Span(last.version, last.count + span.count, last.newest, last.stale_kv)
+        spans[-1] = replace(last, count=last.count + span.count)
     elif span.count:
         spans.append(span)
 
@@ -116,8 +116,8 @@ def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
     for span in spans:
         head = min(max(count, 0), span.count)
         count -= span.count
-        _extend(before, Span(span.version, head, span.newest, span.stale_kv))
-        _extend(after, Span(span.version, span.count - head, span.newest, span.stale_kv))
+        _extend(before, replace(span, count=head))
+        _extend(after, replace(span, count=span.count - head))
     return before, after
 
 

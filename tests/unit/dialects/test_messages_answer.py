@@ -26,7 +26,7 @@ ADD = Piece("tool_call", tool_call=ToolCall("add", '{"a": 1}'))
 
 def reply_of(pieces: Sequence[Piece], finish: str | Exception = "stop", stop: str = "") -> Reply:
     """A reply that was delivered piece by piece, a token each."""
-    reply = Reply("msg_1", 0.0, 7)
+    reply = Reply("msg_1", 0.0, 7, temperature=1.0, top_p=1.0)
     for piece in pieces:
         reply.deliver(reply.compose([piece], [1], [-1.0]))
     reply.deliver(reply.compose([], [2], [-1.0]))

@@ -40,7 +40,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
 def reply_of(renderer: ChatRenderer, text: str, cuts: list[int], finish: str = "stop") -> Reply:
     """A finished reply, delivered as it is cut; the tokens of a delivery are those since the last one."""
     ids = renderer.encode(text + ("<|im_end|>" if finish == "stop" else ""))
-    reply, segmenter = Reply("resp_00ab", 1000.5, 7), Segmenter(renderer, reasoning=False, tools=TOOLS)
+    reply = Reply("resp_00ab", 1000.5, 7, temperature=1.0, top_p=1.0)
+    segmenter = Segmenter(renderer, reasoning=False, tools=TOOLS)
     pieces: list[Any] = []
     delivered = 0
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):

@@ -165,7 +165,7 @@ def test_a_piece_keeps_its_leading_space_and_the_first_one_what_the_text_has() -
 def test_what_a_stop_string_cuts_off_is_in_no_bytes_of_a_chat(stream: bool) -> None:
     chat = renderer("qwen3")
     ids = chat.encode("日本 STOP")
-    reply = Reply("chatcmpl-1", 0.0, 3)
+    reply = Reply("chatcmpl-1", 0.0, 3, temperature=1.0, top_p=1.0)
     request = ChatRequest.model_validate(
         {"model": "m", "messages": [], "logprobs": True, "top_logprobs": 1, "stream": stream, "stop": " STO"}
     )
