@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
+from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
 from tests.harness.waiting import turns, until, within
@@ -108,3 +109,21 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
     assert runs.seen == 0
     assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was asked for its account"
     assert not pool.describe_calls() and not slot.runs
+
+
+async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goes_on_elsewhere() -> None:
+    pool, now = EnginePool("demo", QueueSettings(), 0.0), asyncio.get_running_loop().time()
+    runs = {}
+    for name in ("silent", "held", "idle", "stalled"):
+        slot = pool.slots[name] = Slot(name)
+        slot.confirm(0)
+        slot.last_token_at = now - 100.0
+        if name != "idle":
+            call = Call(name, np.arange(3, dtype=np.int32), Sampling())
+            runs[name] = slot.runs[name] = Run(call, slot, name, now - 200.0)
+            runs[name].last_token_at, runs[name].scope = now - 100.0, Mock()
+    pool.slots["held"].state = "held"
+    pool.slots["stalled"].last_token_at = now
+    assert pool.silent(90.0) == [pool.slots["silent"]]
+    assert [name for name, run in runs.items() if run.cut_reason] == ["stalled"]
+    assert runs["stalled"].call.hints.avoid == {"stalled"}

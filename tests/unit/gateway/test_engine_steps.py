@@ -1,0 +1,143 @@
+"""Steps of engines: what an engine is told, and in what order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Sequence
+from typing import Any, cast
+from unittest.mock import AsyncMock
+
+import numpy as np
+import pytest
+
+from gateway.errors import EngineError, ProbeFailed
+from gateway.rollout.call import Call
+from gateway.rollout.peers import NoPeers, Peers
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Run, Slot
+from gateway.rollout.steps import EngineSteps
+from gateway.rollout.weights import Weights
+from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings
+from gateway.types import Probe, Sampling
+from scheduler.program.events import Do, Step
+
+PROBE = Probe(((1, 2),), ((-0.5,),), ())
+
+
+class Engine:
+    """Notes what it is told. `scores` is its answer to a probe; a pause gives back what runs in `slot`."""
+
+    def __init__(self) -> None:
+        self.name = "e"
+        self.told: list[Any] = []
+        self.slot = Slot("e", "http://e")
+        self.slot.engine = cast(Any, self)
+        self.scores: list[float] | EngineError = []
+
+    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+        self.told.append("pause")
+        self.slot.runs.clear()
+
+    async def resume(self) -> None:
+        self.told.append("resume")
+
+    async def load(self, path: str) -> None:
+        self.told.append(path)
+
+    async def label(self, version: int) -> None:
+        self.told.append(version)
+
+    async def wake(self) -> None:
+        self.told.append("wake")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+    async def score(self, _ids: Sequence[int]) -> list[float]:
+        if isinstance(self.scores, EngineError):
+            raise self.scores
+        return self.scores
+
+
+async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings: Any) -> None:
+    """Does a step for version 3 with an engine that others have started."""
+    pool = EnginePool("demo", QueueSettings(), 10.0)
+    pool.slots["e"] = engine.slot
+    model = ModelSettings.model_validate({"path": "weights"})
+    external = EngineSettings.model_validate({"launch": "external", "url": "http://e", **settings})
+    steps = EngineSteps(
+        pool,
+        model,
+        external,
+        UpdateSettings(),
+        peers or NoPeers(),
+        check_leadership=AsyncMock(),
+        pinned_s=5.0,
+        patient=peers is not None,
+    )
+    steps.register_version(Weights(3, "version-3", probe=PROBE))
+    await steps.run(Do("e", step, 3))
+
+
+@pytest.mark.parametrize(("sleep", "first"), [("pause", "pause"), ("level1", "wake"), ("level2", "wake")])
+async def test_an_engine_that_wakes_has_the_newest_weights_and_their_label_before_it_samples(
+    sleep: str, first: str
+) -> None:
+    engine = Engine()
+    await do("wake", engine, sleep=sleep)
+    assert engine.told == [first, "version-3", 3, "resume"]
+
+
+async def test_a_request_that_arrives_after_the_pause_is_given_back_too() -> None:
+    engine = Engine()
+    await do("settle", engine)
+    assert engine.told == [], "nothing runs"
+    call = Call("late", np.arange(3, dtype=np.int32), Sampling())
+    engine.slot.runs["late"] = Run(call, engine.slot, "late", 0.0)
+    await do("settle", engine)
+    assert engine.told == ["pause"]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[math.nan], [-math.inf], EngineError("Out of range float values are not JSON compliant: nan")],
+    ids=["nan", "infinite", "no JSON"],
+)
+async def test_an_engine_that_computes_no_numbers_does_not_run_the_version(scores: Any) -> None:
+    engine = Engine()
+    engine.scores = scores
+    with pytest.raises(ProbeFailed, match=r"with version 3, e computes .* no numbers") as failed:
+        await do("probe", engine)
+    assert failed.value.code == "probe_failed"
+
+
+async def test_an_engine_that_cannot_be_probed_is_not_said_to_run_other_weights() -> None:
+    engine = Engine()
+    engine.scores = EngineError("it is away")
+    with pytest.raises(EngineError, match="it is away") as failed:
+        await do("probe", engine)
+    assert not isinstance(failed.value, ProbeFailed)
+
+
+class Watching(NoPeers):
+    """Other processes, which are shown engines."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def show(self, model: str, slot: Slot) -> Awaitable[None]:
+        self.seen.append((model, slot.name, slot.state, slot.version))
+        return super().show(model, slot)
+
+
+async def test_other_processes_are_shown_an_engine_when_it_opens() -> None:
+    peers = Watching()
+    await do("open", Engine(), peers)
+    assert peers.seen == [("demo", "e", "open", 3)]
+
+
+async def test_an_engine_of_others_is_only_left() -> None:
+    engine = Engine()
+    await do("stop", engine)
+    await do("stop", engine)
+    assert (engine.told, engine.slot.engine, engine.slot.restarts) == (["close"], None, 2)
