@@ -218,15 +218,16 @@ async def test_what_one_process_refused_another_one_begins(
             turns = [n for n in (await admin.trajectory(opened.episode_id))["nodes"] if n["sampled"]]
             assert len(ids) == 2 and {turn["call_id"] for turn in turns} == ids
             assert [turn["mask_reason"] for turn in turns] == ["", ""]
+            await known(one.services.replies._handover, place, 0)
 
 
 async def known(handover: Any, place: tuple[str, str], count: int) -> None:
-    """Waits until so many requests are known to another process."""
+    """Waits until a process knows of exactly so many requests that run or are expected back."""
 
-    async def enough() -> bool:
-        return len(await handover.find(place)) >= count
+    async def as_many() -> bool:
+        return len(await handover.find(place)) == count
 
-    await until(enough, f"{count} requests are known")
+    await until(as_many, f"{count} requests are known")
 
 
 async def ask(http: httpx.AsyncClient, **headers: str) -> httpx.Response:

@@ -35,6 +35,7 @@ async def test_a_whole_answer_is_the_upstreams_own_and_recorded(
     call, exchange = await call_of(gateway, episode)
     shown = [call[name] for name in ("model", "engine", "finish_reason", "node")]
     assert shown == ["oracle", "upstream", "upstream", -1]
+    assert 0 <= call["first_token_s"] <= call["seconds"]
     assert (exchange["status"], json.loads(exchange["response"])) == (200, WHOLE)
     assert exchange["request"] == {"model": "gpt-4o", "messages": [USER], **body}
 

@@ -47,7 +47,7 @@ class Pool(EnginePool):
         self.troubled: list[str] = []
         self.disputed: list[str] = []
         self.on_trouble = lambda slot: self.troubled.append(slot.name)
-        self.on_dispute = lambda slot, _reason: self.disputed.append(slot.name)
+        self.on_dispute = lambda slot, reason: self.disputed.append(f"{slot.name}: {reason}")
         for name, engine in zip("abc", engines, strict=False):
             slot = self.slots[name] = Slot(name, url)
             slot.engine = engine  # type: ignore[assignment]
@@ -117,7 +117,7 @@ async def test_only_an_engine_that_could_not_be_reached_is_in_trouble() -> None:
 async def test_an_engine_that_was_started_anew_is_disputed() -> None:
     pool = Pool(Scripted(EngineReplaced("it has other weights")), Scripted(([1], "stop")))
     await ended(pool.runner())
-    assert (pool.troubled, pool.disputed) == ([], ["a"])
+    assert (pool.troubled, pool.disputed) == ([], ["a: it has other weights"])
 
 
 async def test_what_no_engine_would_take_is_tried_once() -> None:

@@ -59,6 +59,17 @@ async def test_the_template_is_asked_for_what_follows_the_recorded_tokens_alone(
     renderer.render.assert_called_once()
 
 
+async def test_a_call_that_was_stored_after_its_episodes_nodes_were_read_is_left_for_later() -> None:
+    """Another process stores a turn between the two queries."""
+    renderer: Any = create_autospec(ChatRenderer, instance=True)
+    renderer.switched.return_value = renderer
+    renderer.render.return_value = [1, 2, 3]
+    database: Any = create_autospec(Database, instance=True)
+    database.read.return_value = [], [{"id": "c", "node": 1, "digest": b"of its end", "used": {}}]
+    prompt = await Recorder(database, renderer, "m").prepare("e", [{"role": "user", "content": "hi"}], [])
+    assert prompt.ids.tolist() == [1, 2, 3]
+
+
 async def test_each_token_is_stored_with_its_version_and_with_what_is_wrong_with_it() -> None:
     recorder, submit = recorder_of(create_autospec(ChatRenderer, instance=True))
     turn = Turn("c")

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from gateway.rollout.repeats import Earlier, Fate, repeated
+from gateway.rollout.replies import RequestKey
 
 
 def chosen(*fates: Fate, exact: bool = False) -> int | None:
@@ -44,3 +45,13 @@ def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> 
 def test_an_idempotency_key_names_one_request(fate: Fate) -> None:
     assert chosen(REFUSED, fate, exact=True) == 1
     assert chosen(REFUSED, exact=True) is None
+
+
+def test_the_stored_name_of_a_request_is_of_this_form_for_good() -> None:
+    """A retry may come to another build than its first request did."""
+    plain, keyed = RequestKey.of("e", b"{}", "", 0), RequestKey.of("e", b"{}", "an id", 0)
+    body = "ae1757ce9b447e02e37e9cd3921b1269"
+    assert (plain.stored, plain.retry, plain.exact) == (body * 2, False, False)
+    assert (keyed.stored, keyed.retry, keyed.exact) == ("688a7b137a5b5561e109537ba604e709" + body, True, True)
+    assert plain.choice(0) is plain
+    assert plain.choice(1).stored == "9afbbf82f37a621de788d60c32ffe14e" + body
