@@ -81,7 +81,7 @@ class NotAuthenticated(GatewayError):
 
 
 class NotFound(GatewayError):
-    """There is no such thing here."""
+    """The named thing does not exist."""
 
     status = 404
     type = "not_found_error"

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOPBACK = ("127.0.0.1", "localhost")
 _CLOSE_S = 2
-"""How long connections may take to close once nothing is served any more."""
+"""Seconds that connections may take to close once nothing is served any more."""
 
 
 class GatewayServer(uvicorn.Server):
@@ -50,7 +50,7 @@ class GatewayServer(uvicorn.Server):
         self._shared = shared
 
     def stop(self) -> None:
-        """As a signal does."""
+        """Stops the server as a signal does."""
         if not self.started:  # errors of a start that is given up are noise
             logging.getLogger("uvicorn.error").disabled = True
         self.should_exit = True

@@ -48,7 +48,7 @@ from gateway.trajectories.recorder import Recorder
 log = logging.getLogger(__name__)
 
 _GATHER_S = 1.0
-"""How long a successor waits for the processes that followed the same coordinator."""
+"""Seconds that a successor waits for the processes that followed the same coordinator."""
 
 
 async def check_start(settings: Settings) -> None:
@@ -235,5 +235,5 @@ def _process_name() -> str:
 
 
 def _end_process(_error: BaseException) -> None:
-    """As whoever stops a process does; whoever started it starts it anew."""
+    """Ends this process by a signal; its supervisor starts it anew."""
     signal.raise_signal(signal.SIGTERM)

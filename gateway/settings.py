@@ -124,7 +124,7 @@ class Settings(Section):
         return given if given is not None else ("*",) if self.models[name].train else ()
 
     def engine_of(self, name: str) -> EngineSettings:
-        """How a model's engines are started."""
+        """Returns the settings by which a model's engines are started."""
         return self.models[name].engine or self.engine
 
     def staleness_of(self, name: str) -> StalenessSettings:

@@ -94,7 +94,7 @@ class Episode:
 
     episode_id: str
     reward: float
-    """With what was posted on its turns."""
+    """The reward, with those posted on its turns."""
     nodes: tuple[Node, ...]
 
 
@@ -142,7 +142,7 @@ class Probe:
 
     sequences: tuple[tuple[int, ...], ...]
     new_logprobs: tuple[tuple[float, ...], ...]
-    """For each sequence, the log-probability (nats, temperature 1) of every token but the first, under version N."""
+    """Log-probabilities (nats, temperature 1) of every token but the first of each sequence, under version N."""
     parent_logprobs: tuple[tuple[float, ...], ...]
     """The same under the parent; empty for the first version."""
 
@@ -183,7 +183,7 @@ class EpisodeAsked:
     """A trained one."""
     details: Mapping[str, Any] = field(default_factory=dict)
     agent: str = ""
-    """Whose key reaches it, beside its own."""
+    """The agent whose key reaches it, beside its own."""
     opening: str = ""
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""

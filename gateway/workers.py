@@ -259,7 +259,7 @@ def delay_s(before_s: float, lived_s: float) -> float:
 
 
 def _engines(settings: Settings) -> dict[str, list[KeptEngine]]:
-    """For each model: the engines that are to be started."""
+    """Yields the engines of each model that are to be started."""
     return {
         name: [KeptEngine(settings, name, i) for i in range(settings.engine_of(name).count)]
         for name, model in settings.models.items()

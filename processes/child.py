@@ -144,5 +144,5 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def die_with_parent() -> None:
-    """Has this process sent SIGTERM when the thread that started it ends."""
+    """Has the kernel send this process SIGTERM when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 
 _RANDOM = random.SystemRandom()
-"""Not seeded by anybody: processes that were forked must not choose alike."""
+"""Random numbers that nobody seeds: forked processes must not choose alike."""
 _HELD: deque[socket.socket] = deque()
 _MOST_HELD = 64
 """Ports that were given away last, and are held until so many more were."""

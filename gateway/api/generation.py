@@ -1,4 +1,4 @@
-"""From what a request asks for to the replies that its answer is made of: the way that every dialect goes.
+"""Turns a request into the replies of its answer: the way that every dialect goes.
 
 identify the caller -> parse (the dialect's) -> find the model and the episode -> render -> open one reply per choice.
 """
@@ -245,7 +245,7 @@ def _said(prompts: Sequence[str | list[int]]) -> list[Message]:
 
 
 def _request_key(request: Request, body: bytes) -> RequestKey:
-    """In whatever episode. A retry count that is none counts as zero."""
+    """Returns the key of a request, in whatever episode. An invalid retry count counts as zero."""
     try:
         retries = int(request.headers.get("x-stainless-retry-count", "0"))
     except ValueError:

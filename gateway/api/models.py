@@ -16,7 +16,7 @@ from gateway.errors import BadRequest, NotFound
 router = APIRouter(tags=["OpenAI", "Anthropic"])
 _ANTHROPIC = "anthropic-version"
 _MADE = "1970-01-01T00:00:00Z"
-"""As Anthropic's API has it where nobody knows."""
+"""The value of Anthropic's API for an unknown date."""
 
 
 @router.get("/v1/models", response_model=None)

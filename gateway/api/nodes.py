@@ -28,7 +28,7 @@ class NodeBody(BaseModel):
 
 
 class TrainerBody(BaseModel):
-    """Which model's trainer speaks; without a name, the first trained one's."""
+    """The model whose trainer speaks; without a name, the first trained one."""
 
     model_config = ConfigDict(extra="forbid")
 

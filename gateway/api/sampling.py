@@ -1,4 +1,4 @@
-"""From what a request asks for to the sampling parameters that an engine gets. Pure; errors name the parameter."""
+"""Turns a request into the sampling parameters of an engine. Pure; errors name the parameter."""
 
 from __future__ import annotations
 

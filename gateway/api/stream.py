@@ -29,7 +29,7 @@ Failure = Callable[[GatewayError], bytes]
 
 
 def openai_failure(error: GatewayError) -> bytes:
-    """As clients of chat completions and completions expect it."""
+    """Writes an error as clients of chat completions and completions expect it."""
     return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
 

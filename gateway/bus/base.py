@@ -62,14 +62,14 @@ class Log:
 
 
 class Bus(Protocol):
-    """In this process's memory (`memory`), or in a Redis server (`redis`)."""
+    """The bus, in this process's memory (`memory`) or in a Redis server (`redis`)."""
 
     shared: bool
     """True if other processes see the bus."""
 
     @property
     def unbroken_s(self) -> float:
-        """For how long no operation of this process has failed; infinite if none ever did."""
+        """Seconds since the last failed operation of this process; infinite if none ever failed."""
         ...
 
     async def announce(self, process: Process) -> None:

@@ -1,4 +1,4 @@
-"""Which bus a URL means. A new one is a module beside this and a line here."""
+"""Opens the bus that a URL names. A new one is a module beside this and a line here."""
 
 from __future__ import annotations
 

@@ -132,5 +132,5 @@ class GroupProgress:
         self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
-        """So many of so many are written."""
+        """Shows how many of all groups are written."""
         self._bar.update(self._task, completed=done, total=total)

@@ -190,7 +190,7 @@ class EpisodeRunner:
             raise
 
     async def _solve(self, job: _Job, opened: EpisodeOpened) -> EpisodeOutcome:
-        """From the agent's start to the end of its episode."""
+        """Runs the agent, and ends its episode."""
         started = time.monotonic()
         crashes: list[Crash] = []
         try:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _WINDOW = 500
 """The newest calls of which `describe` tells."""
 _LEAST = 50
-"""With fewer calls it tells nothing about them."""
+"""The least number of calls about which figures are told."""
 _EPISODES = 64
 """Episodes that are read from the store at once."""
 

@@ -64,7 +64,7 @@ class Models:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.local: dict[str, ServedModel] = {}
-        """Those on engines."""
+        """The models on engines."""
         self.upstream: dict[str, Upstream] = {}
         self._names = {
             alias: name for name, model in settings.models.items() for alias in (name, *(model.aliases or ()))
@@ -109,7 +109,7 @@ class LeaderModels:
 
     @property
     def trained(self) -> list[TrainedModel]:
-        """Those with a trainer."""
+        """The models with a trainer."""
         return [model for model in self if isinstance(model, TrainedModel)]
 
     def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:

@@ -215,7 +215,7 @@ class Nodes:
             return
 
     def describe(self, node: Node) -> dict[str, Any]:
-        """For the admin API."""
+        """Describes the nodes for the admin API."""
         given = node.given
         return {
             "name": node.name,

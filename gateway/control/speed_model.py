@@ -194,7 +194,9 @@ class SpeedModels:
             del self._engines[name]
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """For the admin API: coefficients in seconds, and the median relative error; None: not fitted yet."""
+        """Describes the models for the admin API: coefficients in seconds, and the median relative error; None: not fitted
+        yet.
+        """
         found: dict[str, dict[str, Any]] = {}
         for name, engine in self._engines.items():
             model = engine.fitting.model if engine.fitting else self.prior

@@ -142,7 +142,7 @@ def _asked(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
 
 
 def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> str:
-    """In `GenerationRequest`'s form. Raises BadRequest if what must be called is not there."""
+    """Returns the choice in `GenerationRequest`'s form. Raises BadRequest if a tool that must be called is not there."""
     if asked is None:
         return "auto"
     if isinstance(asked, str):

@@ -21,7 +21,7 @@ from gateway.rollout.reply import Choices, Delivery, Reply
 
 Prompt = str | list[int]
 MAX_REPLIES = 2048
-"""To all prompts of a request together."""
+"""The most replies to all prompts of a request together."""
 _MAX_TOKENS = 16
 """The default of `max_tokens`."""
 

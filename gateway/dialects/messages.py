@@ -176,7 +176,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def _tool(tool: Any, where: str) -> Tool:
-    """In the form of chat completions."""
+    """Returns a tool in the form of chat completions."""
     if not isinstance(tool, dict):
         raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
     if tool.get("type") not in (None, "custom"):

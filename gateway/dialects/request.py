@@ -10,14 +10,14 @@ from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
 
 Message = dict[str, Any]
-"""In the form of chat completions."""
+"""The messages in the form of chat completions."""
 Tool = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model shall think before it answers."""
+"""The reasoning effort before the answer."""
 Verbosity = Literal["low", "medium", "high"]
-"""How long an answer shall be. Accepted and recorded; no template has a place for it."""
+"""The wanted length of the answer. Accepted and recorded; no template has a place for it."""
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
-"""How fast an answer shall come, for what price. Accepted and recorded; there is one tier here."""
+"""The wanted tier of speed and price. Accepted and recorded; there is one tier here."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class GenerationRequest:
     """auto, none, required, or `function:NAME` for one that must be called."""
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
-    """As chat completions have it; None: free text."""
+    """The response format of chat completions; None: free text."""
     effort: Effort | None = None
     thinking: bool | None = None
     """False: the model shall not think."""

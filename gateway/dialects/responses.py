@@ -33,7 +33,7 @@ Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
 Summary = Literal["auto", "concise", "detailed"]
 _INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
-"""There is no encrypted reasoning here, but clients that keep their own history always ask for it: they get null."""
+"""Clients that keep their own history always ask for encrypted reasoning; there is none here, and they get null."""
 
 
 class Reasoning(BaseModel):

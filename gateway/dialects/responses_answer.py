@@ -257,7 +257,7 @@ _CALL_EVENTS = {
     "function_call": ("fc", "response.function_call_arguments", "arguments"),
     "custom_tool_call": ("ctc", "response.custom_tool_call_input", "input"),
 }
-"""For each kind of call: the prefix of its ids, the prefix of its events' types, and the field that the events fill."""
+"""The prefix of ids, the prefix of events' types, and the field that events fill, by kind of call."""
 
 
 def error_event(error: GatewayError, sequence: int = 0) -> bytes:

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 from gateway.types import FinishReason, Int32Array, Sampling
 
 Level = Literal[1, 2]
-"""How deep an engine sleeps: 1 keeps its weights in the host's memory, 2 forgets them."""
+"""The depth of sleep: 1 keeps the weights in the host's memory, 2 forgets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,11 @@ class TokenChunk:
     logprobs: list[float]
     finish: FinishReason | None = None
     labels: tuple[tuple[str, int], ...] | None = None
-    """With the finish: how many of the request's tokens were sampled under which label, in order, by the engine's own account.
-    None: the engine gives no account."""
+    """The engine's own account, in the last chunk: the numbers of tokens sampled under each label, in order. None: it gives
+    no account.
+    """
     top: list[list[tuple[int, float]]] | None = None
-    """For each token the likeliest ids and their log-probabilities, if `top_logprobs` asked for them."""
+    """The likeliest ids of each token and their log-probabilities, if `top_logprobs` asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _OTHERWISE = (
 )
 
 _ADAPTERS: dict[str, Callable[..., Engine]] = {"vllm": VLLMEngine, "sglang": SGLangEngine}
-"""For each API: what speaks it."""
+"""The engine class that speaks each API."""
 
 _VLLM_ENV = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -157,4 +157,4 @@ _COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, str, int
     "vllm": _vllm_command,
     "fake": _fake_command,
 }
-"""For each `[engine] launch` that is a child process: its command line."""
+"""The command line of each `[engine] launch` that is a child process."""

@@ -63,7 +63,7 @@ class SGLangEngine:
         """Requests from which nothing has come yet: the task that waits for their first event."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """As `Engine.generate`. A request that comes during a pause is given back at once."""
+        """A request that comes during a pause is given back at once."""
         if self._paused:
             yield TokenChunk([], [], "abort")
             return
@@ -80,7 +80,7 @@ class SGLangEngine:
             raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """As `Engine.pause`. Frozen requests whose cache is cleared go back to the queue, and their tokens are computed
+        """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed
         anew."""
         if keep and not clear_cache:
             self._frozen = True
@@ -114,7 +114,7 @@ class SGLangEngine:
         self._paused = self._frozen = False
 
     async def load(self, path: str) -> None:
-        """As `Engine.load`. `pause` has cleared the cache, if it was to be."""
+        """`pause` has cleared the cache, if it was to be."""
         await self._http.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
 
     async def label(self, version: int) -> None:
@@ -122,12 +122,12 @@ class SGLangEngine:
         await self._http.post("/update_weight_version", body)
 
     async def sleep(self, level: Level) -> None:
-        """As `Engine.sleep`. SGLang has one level, at which the weights are forgotten; it needs `--enable-memory-saver`."""
+        """SGLang has one level, at which the weights are forgotten; it needs `--enable-memory-saver`."""
         await self._http.post("/release_memory_occupation", {})
         self._asleep = True
 
     async def wake(self) -> None:
-        """As `Engine.wake`. A server that is awake fails to wake; that error is ignored."""
+        """A server that is awake fails to wake; that error is ignored."""
         try:
             if self._asleep is not False:
                 await self._http.post("/resume_memory_occupation", {})
@@ -140,7 +140,7 @@ class SGLangEngine:
         await self.pause()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        """As `Engine.score`: one prefill with the prompt's log-probabilities."""
+        """Scores by one prefill with the prompt's log-probabilities."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True},
@@ -153,7 +153,7 @@ class SGLangEngine:
         return [row[0] for row in rows[1:]]
 
     async def look(self) -> Load | None:
-        """As `Engine.look`. SGLang reports nothing without `--enable-metrics`, and adds up a request's tokens only when
+        """SGLang reports nothing without `--enable-metrics`, and adds up a request's tokens only when
         it ends."""
         try:
             page = (await self._http.get("/metrics")).decode()
@@ -166,7 +166,7 @@ class SGLangEngine:
         return Load(running, waiting, kv, sampled) if found[_FIGURES[0]] else None
 
     async def healthy(self) -> bool:
-        """As `Engine.healthy`. `/health` takes a second and can take twenty."""
+        """`/health` takes a second and can take twenty."""
         return await (self._http.well("/ping", 5.0) if self._paused else self._http.well("/health", 25.0))
 
     async def close(self) -> None:

@@ -67,12 +67,12 @@ class VLLMEngine:
             )
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """As `Engine.pause`. vLLM clears its caches in every mode if it is told to."""
+        """vLLM clears its caches in every mode if it is told to."""
         mode = {"mode": "keep" if keep else "abort", "clear_cache": "true" if clear_cache else "false"}
         await self._http.post("/pause", params=mode)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """As `Engine.abort`. An empty list would mean every request to vLLM."""
+        """An empty list would mean every request to vLLM."""
         if request_ids:
             await self._http.post(
                 "/abort_requests", {"request_ids": [f"{_ID_PREFIX}{name}" for name in request_ids]}
@@ -82,7 +82,7 @@ class VLLMEngine:
         await self._http.post("/resume")
 
     async def load(self, path: str) -> None:
-        """As `Engine.load`. After an error the weights are in no defined state: restart the engine."""
+        """After an error the weights are in no defined state: restart the engine."""
         await self._http.post(
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
         )
@@ -91,24 +91,24 @@ class VLLMEngine:
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 
     async def sleep(self, level: Level) -> None:
-        """As `Engine.sleep`. Without an accelerator vLLM only pauses."""
+        """Without an accelerator vLLM only pauses."""
         await self._http.post("/sleep", params={"level": str(level), "mode": "abort"})
 
     async def wake(self) -> None:
-        """As `Engine.wake`. vLLM samples as soon as it is awake, so it is paused at once: nobody asks it for anything
+        """vLLM samples as soon as it is awake, so it is paused at once: nobody asks it for anything
         yet."""
         await self._http.post("/wake_up")
         await self.pause()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        """As `Engine.score`: one prefill with `prompt_logprobs`."""
+        """Scores by one prefill with `prompt_logprobs`."""
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         answer = await self._http.post(_GENERATE, {"token_ids": list(ids), "sampling_params": params})
         rows = orjson.loads(answer)["prompt_logprobs"]
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
 
     async def look(self) -> Load | None:
-        """As `Engine.look`. The size of the cache is in the labels of `vllm:cache_config_info`."""
+        """The size of the cache is in the labels of `vllm:cache_config_info`."""
         page = (await self._http.get("/metrics")).decode()
         found = samples(page, _FIGURES)
         running, waiting, usage, sampled = (found[name] for name in _FIGURES)

@@ -1,4 +1,4 @@
-"""Which open episode of an agent a conversation goes on in, told from its messages.
+"""Finds the open episode that a conversation belongs to, from its messages.
 
 Owns nothing: what was replied is in the store, by the digest of the conversation that ends with it. Invariants: a conversation is
 matched by a reply that a model here sampled, the longest one that its messages begin with, and by nothing else; a reply of a

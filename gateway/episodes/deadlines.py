@@ -24,7 +24,7 @@ class GroupDeadlines:
         self._lonely: dict[tuple[str, str], float] = {}
         """Groups (with their model) without a running member, and since when."""
         self._stuck: dict[str, tuple[tuple[str, ...], float]] = {}
-        """For each model, the groups that its leased batch waits for, and since when."""
+        """The groups that each model's leased batch waits for, and since when."""
 
     async def sweep(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """Ends what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""

@@ -63,7 +63,7 @@ class Episodes:
         self._live: dict[str, OpenEpisode] = {}
         self._by_key: dict[str, OpenEpisode] = {}
         self._opening: dict[str, asyncio.Future[None]] = {}
-        """By the hashes of their keys: episodes that a request opens which may come again."""
+        """Episodes that a repeatable request opened, by the hash of its key."""
         for ledger in ledgers.values():
             ledger.on_abort = self._abort
 
@@ -142,7 +142,8 @@ class Episodes:
             self._abort(live.id, given_up)
 
     async def open_once(self, key: str, asked: EpisodeAsked, wait_s: float) -> EpisodeOpened:
-        """As `open`, with a key that the request itself tells (`key_of`): sent again, it is answered with the same episode.
+        """Opens an episode under a key that the request itself gives (`key_of`): sent again, it is answered with the same
+        episode.
 
         That may be closed by now. Raises Conflict if the key opened an episode of another task, group, mode, model or agent.
         """

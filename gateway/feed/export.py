@@ -32,7 +32,7 @@ ROW_GROUP = 32
 
 
 class ExportError(Exception):
-    """There is nothing to export, or the store cannot be read; the message says why."""
+    """Nothing can be exported: there is nothing, or the store cannot be read. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,9 @@ class GroupReader:
         return [entry for entry in entries if kept.issuperset(entry.rewarded)]
 
     def masks(self, connection: Connection, entries: Sequence[Entry]) -> dict[str, Counter[str]]:
-        """For each episode, the number of its sampled tokens that are not offered for training, by reason; each token
-        has one reason."""
+        """Returns each episode's sampled tokens that are not offered for training, counted by reason; each token has one
+        reason.
+        """
         buffers = {episode_id: entry.buffer for entry in entries for episode_id in entry.rewarded}
         marks = self._marks()
         masked: dict[str, Counter[str]] = {episode_id: Counter() for episode_id in buffers}

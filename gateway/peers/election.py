@@ -1,4 +1,4 @@
-"""Which process is the coordinator: a lease in SQL, with a fence that only grows.
+"""Elects the coordinator by a lease in SQL, with a fence that only grows.
 
 A process claims the place at once when the last holder has resigned, and else when it has seen its lease expired twice, a while
 apart: after the database itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced,
@@ -42,7 +42,7 @@ class Election:
         self._news.set()
 
     async def _pause(self, seconds: float) -> None:
-        """So long, or until there is news."""
+        """Waits for a time, or until there is news."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()

@@ -50,7 +50,7 @@ class _Link:
         self.name = name
         self.url = url
         self.runs: dict[str, Runs] = {}
-        """By model."""
+        """The runs in its engines, by model."""
         self.waiting: dict[str, int] = {}
         self.episodes: set[str] = set()
         """The episodes that may have calls there."""
@@ -110,11 +110,11 @@ class Hub:
         self._leaving = False
 
     def lead(self, fence: int) -> None:
-        """From now on followers may link."""
+        """Lets followers link."""
         self.fence, self.leads = fence, True
 
     def opened(self, episodes: Episodes) -> None:
-        """From now on followers are told whose calls they have."""
+        """Tells followers from now on whose calls they have."""
         self._episodes.set_result(episodes)
 
     # Requests of the control half (`Peers`)

@@ -18,7 +18,7 @@ from gateway.rollout.slot import Slot
 
 Message = dict[str, Any]
 Runs = dict[str, list[int]]
-"""By engine: requests in it, and how many of them cannot move."""
+"""Requests in each engine, and how many of them cannot move."""
 
 
 def pack(message: Message) -> str:

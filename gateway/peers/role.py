@@ -27,7 +27,7 @@ class Leader:
     callers: Callers
     nodes: Nodes
     placements: dict[str, ControlPlacement]
-    """By model."""
+    """The placement of each model's calls."""
 
 
 Role = Leader | Follower

@@ -80,7 +80,7 @@ class TemplateBridge:
         *,
         system: bool,
     ) -> list[int] | None:
-        """As in `Bridge`. Only what is appended is ever encoded."""
+        """Encodes only what is appended."""
         if not self._stop or turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
             return None
         rest = self._rest(turn, new, tools, system)

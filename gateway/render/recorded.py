@@ -45,14 +45,14 @@ class Recorded:
     prompt_opened: bool
     """The template itself had opened the reasoning."""
     says: bool
-    """There is text outside of reasoning and tool calls."""
+    """True if there is text outside of reasoning and tool calls."""
     bare: bool
     """The text may be a tool call without a mark."""
     calls: bool
-    """There are marked tool calls."""
+    """True if there are marked tool calls."""
     thought_before: bool
     called_before: bool
-    """There were marked tool calls before this reply, or the family has no sure marks for them."""
+    """True if there were marked tool calls before this reply, or the family has no unambiguous marks for them."""
 
 
 def read(

@@ -17,13 +17,13 @@ class StopStrings:
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        """For each place: the place that each next character leads to."""
+        """The state that each next character leads to, by state."""
         self._ends = [""]
-        """For each place: the longest string that ends there; empty if none does."""
+        """The longest string that ends in each state; empty if none does."""
         self._fallback = [0]
-        """For each place: the place of its longest proper suffix."""
+        """The state of the longest proper suffix, by state."""
         self.depth = [0]
-        """For each place: the number of characters that may still become a string."""
+        """The number of characters that may still become a string, by state."""
         for string in strings:
             self._add(string)
         self._link()

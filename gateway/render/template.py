@@ -97,7 +97,7 @@ class ChatTemplate:
         return marked(environment(), self._checkpoint.template(tools), self._control.mark)
 
     def _checked(self) -> dict[bool, bool]:
-        """With tools and without."""
+        """Checks the template with tools and without."""
         return {tools: self._control.as_text and self._check(tools) for tools in (False, True)}
 
     def _check(self, tools: bool) -> bool:

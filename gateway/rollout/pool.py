@@ -58,7 +58,7 @@ class EnginePool:
         self._queue = queue
         self._placer: Placer = SlotPlacer(self)
         self._requests: dict[str, PlacementRequest] = {}
-        """By call."""
+        """Calls that look for an engine, by call id."""
         self._changed = asyncio.Event()
         self._patients: deque[asyncio.Future[None]] = deque()
         """Wake calls that wait for their preferred engine."""

@@ -62,7 +62,7 @@ class RetentionSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
-    """Where a process of a cluster is reached, and the cluster's key."""
+    """The address of a process of a cluster, and the cluster's key."""
 
     url: str
     key: str = field(repr=False)

@@ -27,7 +27,7 @@ class Whose:
 
     @property
     def clause(self) -> ColumnElement[bool]:
-        """As SQL has it."""
+        """The condition in SQL."""
         if self.episode_id:
             return _TABLE.c.episode_id == self.episode_id
         return _TABLE.c.agent == self.agent

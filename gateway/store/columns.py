@@ -44,19 +44,19 @@ class Words(TypeDecorator[str]):
         self.length = length
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """As the migrations declare it."""
+        """The type that the migrations declare."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(String(collation="C"))
         return dialect.type_descriptor(Text() if self.length is None else String(self.length))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """As the database keeps it."""
+        """Converts a value to the database's form."""
         if value is None or (value.isascii() and "\0" not in value):
             return value
         return _UNKEPT[dialect.name].sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        """As it was given."""
+        """Converts a value back."""
         if value is None or _ESCAPE not in value:
             return value
         return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
@@ -91,7 +91,7 @@ def portions(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def to_json(value: Any) -> str:
-    """As the databases keep it."""
+    """Writes JSON as the databases keep it."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:

@@ -43,7 +43,9 @@ _PATIENT = {
 _AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
 """SQLSTATEs: no connection, no room, shut down, and errors of the server's disk."""
 _AGAIN = ("40001", "40P01", "55P03", "57014")
-"""Not serializable, deadlock, lock not available, and a statement that somebody or a time limit of the server ended."""
+"""SQLSTATEs of: not serializable, deadlock, lock not available, and a statement cancelled by a person or the server's time
+limit.
+"""
 _DISK_FULL = "53100"
 _SQLITE_BUSY = (5, 6)
 _SQLITE_FULL = 13

@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _MAX_GROUP = 256
 _GATHER_S = 0.002
-"""How long the writer waits for more, if the last group had several writes: a transaction costs the same for one as for ten."""
+"""Seconds that the writer waits for more, if the last group had several writes: a transaction costs the same for one as for
+ten.
+"""
 _READERS = 4
 
 

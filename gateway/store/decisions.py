@@ -14,7 +14,7 @@ from gateway.store.models import DecisionRow
 _COLUMNS = DecisionRow.__table__.c
 _INSERT = insert(cast(Table, DecisionRow.__table__)).values(at=NOW)
 _TRAINED = DecisionRow.kind == literal("trained", literal_execute=True)
-"""As the index says it that serves it."""
+"""The condition of the index that serves it, word for word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,9 @@ _COLUMNS = [column for column in _TABLE.c if column.name != "key_hash"]
 _NEWEST_FIRST = (EpisodeRow.created_at.desc(), EpisodeRow.id.desc())
 _OPENED_BY = "call:"
 UNFINISHED = EpisodeRow.state != literal("closed", literal_execute=True)
-"""As the index says it that serves it: a planner that knows only how many rows a state has on average would read them all."""
+"""The condition of the index that serves it, word for word: a planner that knows only how many rows a state has on average
+would read them all.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class ExchangeRow(Base):
 
 
 class RetryRow(Base):
-    """Which call answers a request whose retry had to be begun anew, while calls of before may still run elsewhere."""
+    """The call that answers a request whose retry was begun anew, while earlier calls may still run elsewhere."""
 
     __tablename__ = "retries"
 

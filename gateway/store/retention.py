@@ -1,4 +1,4 @@
-"""Which closed episodes nothing needs any more, and how they are deleted.
+"""Finds and deletes closed episodes that nothing needs any more.
 
 An episode is *needed*, and stays whatever its age,
 - while its group is not over: it may still be trained (its buffer fills, waits or is leased);
@@ -38,7 +38,7 @@ _CALLS = 500
 """About so many calls are deleted by one transaction, so that others do not wait for long."""
 _ENDS = ("trained", "skipped", "dropped")
 _ALONE = DecisionRow.kind.in_([literal(kind, literal_execute=True) for kind in ("refused", "deleted")])
-"""As the index says it that serves it."""
+"""The condition of the index that serves it, word for word."""
 _ROW = [EpisodeRow.__table__.c[n] for n in ("id", "group_id", "closed_at", *tallies.KEY)]
 
 

@@ -138,7 +138,7 @@ class Limits:
         return sum(usage.calls for usage in self._usage.values())
 
     def _holders(self, caller: Caller) -> tuple[Holder, ...]:
-        """Whose limits count for a call: only those that there are."""
+        """Yields the limits that count for a call."""
         own = (
             ("agent", caller.agent)
             if caller.agent

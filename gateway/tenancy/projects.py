@@ -21,7 +21,7 @@ class Reach:
     project: str
     """Empty: everything."""
     models: tuple[str, ...]
-    """In the order of the configuration."""
+    """The models in the order of the configuration."""
 
     @property
     def everything(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which recorded turn a request continues, told from its messages. Pure.
+"""Finds the recorded turn that a request continues, from its messages. Pure.
 
 Every prefix of a conversation has a digest that covers the tools and each message's meaning: role, text, tool calls with parsed
 arguments, tool call ids. Reasoning is left out, because clients seldom send it back; ids of tool calls are left out of assistant

@@ -1,4 +1,4 @@
-"""Which conversation each turn of an episode belongs to. Pure.
+"""Numbers the conversations of an episode and their turns. Pure.
 
 Conversations are numbered in the order in which their first own turn was sampled. A turn goes on with the conversation of the
 turn that it was sampled after, if all of that turn's tokens were in its prompt and nobody went on with it before; else it begins

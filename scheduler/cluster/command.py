@@ -45,7 +45,7 @@ def _ray(file: ClusterFile) -> Launcher:
 
 
 LAUNCHERS: dict[str, Callable[[ClusterFile], Launcher]] = {"local": LocalLauncher, "ray": _ray}
-"""For each `[cluster] launcher`: how it is made."""
+"""The factories of launchers, by `[cluster] launcher`."""
 
 
 def _table(file: ClusterFile, nodes: Sequence[Node], assignment: Assignment) -> Table:

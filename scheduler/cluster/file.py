@@ -49,7 +49,7 @@ class Sized(Section):
     """GiB."""
 
     def capacity(self, default: Capacity) -> Capacity:
-        """With the default for what is not said."""
+        """The capacity, with defaults for what is not given."""
         return Capacity(
             default.cpus if self.cpus is None else self.cpus,
             default.gpus if self.gpus is None else self.gpus,
@@ -70,7 +70,7 @@ class ClusterTable(Section):
     or trainer ends."""
     restart_window_s: Seconds = 600.0
     look_s: float = Field(1.0, ge=0.05, le=60)
-    """How often nodes and engines are looked after."""
+    """Seconds between two looks at nodes and engines."""
 
 
 class GatewayTable(Section):
@@ -137,7 +137,7 @@ class NodeTable(Sized):
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
     """Ray: more that the node has."""
     engines: int | None = Field(None, ge=0, le=256)
-    """How many; one if its tags are for engines."""
+    """The number of engines on the node; one if its tags are for engines."""
     spare: bool = False
     """The node is used only once `[elastic]` says so, and need not be there."""
 
@@ -152,7 +152,7 @@ class GroupTable(Section):
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
     engines: int | None = Field(None, ge=0, le=256)
     count: int = Field(1, ge=0, le=MANY)
-    """So many must be there at the start."""
+    """The least number of nodes at the start."""
     most: int | None = Field(None, ge=1, le=MANY)
     """No more than so many are used; any number if absent. Nodes may come later."""
 
@@ -163,7 +163,7 @@ class RayTable(Section):
     address: str = "auto"
     """The address of a running Ray cluster; `auto` is the one on this machine."""
     wait_s: Seconds = 60.0
-    """How long nodes may take to be there, and a placement to be made."""
+    """Seconds that nodes may take to appear, and a placement to be made."""
     open: bool = False
     """True: a cluster without token authentication is accepted, where whoever reaches it can run anything."""
 

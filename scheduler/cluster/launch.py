@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended."""
+    """The end of a process."""
 
     status: int
     said: str
@@ -50,7 +50,7 @@ class Running(Protocol):
     port: int
 
     async def wait(self) -> Ended:
-        """Until it ends, or its node is lost."""
+        """Waits until the process ends, or its node is lost."""
         ...
 
     async def stop(self, grace_s: float) -> None:

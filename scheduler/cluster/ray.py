@@ -199,7 +199,7 @@ def _resources(reserve: Capacity) -> dict[str, float]:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    """Where a job takes turns with others Ray has given it no GPU, so it is told which are its own."""
+    """The environment of a job. Ray assigns no GPU to a job that shares them in turns, so it is told which are its own."""
     if job.place.devices and not job.reserve.gpus:
         return {**job.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.place.devices))}
     return dict(job.env)

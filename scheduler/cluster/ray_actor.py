@@ -52,7 +52,7 @@ class Holder:
         )
 
     async def wait(self) -> tuple[int, str]:
-        """Until the child ends: its status and its last lines."""
+        """Waits until the child ends; returns its status and its last lines."""
         assert self._process is not None
         return await self._process.wait(), self._process.tail()
 

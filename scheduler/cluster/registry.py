@@ -26,7 +26,7 @@ _IDLE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine is."""
+    """The address of an engine."""
 
     url: str
     node: str
@@ -68,7 +68,7 @@ class Registry:
             return False
 
     async def status(self) -> dict[str, Any] | None:
-        """How training goes; None: the gateway did not say."""
+        """The state of training; None if the gateway did not answer."""
         try:
             answer = await self._http.get(f"{_ADMIN}/status", params={"model": self._model})
             found: dict[str, Any] = answer.json()

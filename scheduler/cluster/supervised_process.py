@@ -34,7 +34,7 @@ class Budget:
         self._at: deque[float] = deque()
 
     def delay_s(self, now: float) -> float | None:
-        """How long to wait before the restart that is due now; None: there has been enough of it."""
+        """Returns the seconds to wait before the restart that is due now; None if the budget is used up."""
         while self._at and now - self._at[0] > self._window_s:
             self._at.popleft()
         if len(self._at) >= self._restarts:
@@ -65,7 +65,7 @@ class SupervisedProcess:
         self.up = asyncio.Event()
         self.restarts = 0
         self.stop_s = stop_s
-        """How long its processes may take to end when they shall; it may be changed until then."""
+        """Seconds that its processes may take to end when they are stopped; it may be changed until then."""
         self._start = start
         self._budget = budget
         self._say = say
@@ -74,7 +74,7 @@ class SupervisedProcess:
         self._may_end = may_end
 
     async def run(self) -> None:
-        """Until it has ended with 0, if it may. Raises GivenUp."""
+        """Runs it again and again until it ends with status 0, if it may. Raises GivenUp."""
         while (reason := await self._life()) is not None:
             delay = self._budget.delay_s(time.monotonic())
             if delay is None:

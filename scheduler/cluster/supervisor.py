@@ -77,7 +77,9 @@ class Supervisor:
             await self._launcher.close()
 
     async def run(self) -> int:
-        """Until a signal comes, or the trainer is done: 0. Or until something is of no use any more: 1. Raises ClusterError."""
+        """Runs until a signal comes or the trainer is done (returns 0), or until a process has been given up (returns 1).
+        Raises ClusterError.
+        """
         self._running = asyncio.create_task(self._run(), name="cluster")
         self._heed_signals()
         try:

@@ -1,4 +1,4 @@
-"""Which node does what. Pure: tags and capacities in, places out.
+"""Assigns processes to nodes. Pure: tags and capacities in, places out.
 
 A *node* is a machine, or a part of one. What it is for follows from its tags: engines are placed where the engine's tags are
 (`rollout`), the trainer's ranks where the trainer's are (`train`), both where both are. So colocated, disaggregated and mixed
@@ -28,7 +28,7 @@ class Capacity:
     memory_gb: float = 0.0
 
     def holds(self, need: Capacity) -> int | None:
-        """How many such needs fit in at once; None: any number, as nothing is needed."""
+        """Returns how many such needs fit in at once; None if nothing is needed, so that any number does."""
         pairs = ((self.cpus, need.cpus), (self.gpus, need.gpus), (self.memory_gb, need.memory_gb))
         rooms = [int(has / wants) for has, wants in pairs if wants > 0]
         return min(rooms) if rooms else None
@@ -67,7 +67,7 @@ class Group:
     engines: int = 0
     """On each."""
     count: int = 1
-    """So many are needed; further ones are spare."""
+    """The number that is needed; further ones are spare."""
     most: int = 1
 
     @property
@@ -112,7 +112,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process is to be."""
+    """The node and resources of one process."""
 
     name: str
     node: Node

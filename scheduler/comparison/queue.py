@@ -43,7 +43,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     """A rule whose finished groups wait in a queue."""
 
     max_age: int | None = None
-    """How many versions a group may be older than the version trained on it; None: any number."""
+    """The number of versions that a group may be older than the version trained on it; None: any."""
 
     def __init__(self, settings: LedgerSettings) -> None:
         super().__init__(settings)
@@ -56,7 +56,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
 
     @abstractmethod
     def quota(self) -> int:
-        """How many groups may start now; less than 0 is none."""
+        """Returns how many groups may start now; a negative number means none."""
 
     def rank(self, group: QueuedGroup) -> int:
         """The lowest enters first; among equals, the one that finished first."""
@@ -99,7 +99,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return max(self.version, self.consumed)
 
     def budget(self, batches: int) -> int:
-        """How many groups may start, so that live ones would be trained up to `batches` batches after the newest version."""
+        """Returns how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
         return (self.version + batches - self.next_batch) * self.batch - self.live
 
     def oldest_running(self) -> int:
@@ -149,7 +149,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return buffer == self.consumed and len(self._entries) == self.batch
 
     def free_slots(self) -> int:
-        """How many new groups could start now."""
+        """Returns how many new groups could start now."""
         return max(self.quota(), 0)
 
     # Start

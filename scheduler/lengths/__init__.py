@@ -1,4 +1,4 @@
-"""How long calls will be: rankers that learn online which of them are the longest.
+"""Predicted lengths of calls: rankers that learn online which calls are the longest.
 
 `Ranker` (base.py) is the seam. A ranker is one file here and one line in `RANKERS`.
 """

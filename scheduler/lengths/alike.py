@@ -17,7 +17,7 @@ BITS = 12
 _MOST = 1024
 """Tasks whose prompts are kept: those that came last."""
 _POWERS = 2, 4, 8
-"""How much more the prompts that are most alike count than the others; each twice the one before."""
+"""Candidate exponents by which similar prompts count more than others; each is twice the one before."""
 _AT = 0.1
 """Beside a single prompt that is so much alike, what is not known counts as much as it does."""
 
@@ -34,10 +34,9 @@ class Alike:
         self._has = np.zeros((2**BITS, self._most), bool)
         """Marks tokens (rows) that occur in a task's prompt (columns)."""
         self._count = np.zeros(2**BITS, np.float32)
-        """In how many prompts a token is."""
+        """The number of prompts that hold each token."""
         self._known, self._more, self._size = (np.zeros(self._most, np.float32) for _ in range(3))
-        """For each task: 1 if one of its calls is over; by how much its calls were longer than others; the length of its
-        prompt."""
+        """Rows by task: 1 if one of its calls is over; how much longer its calls were than others; the length of its prompt."""
 
     def __len__(self) -> int:
         """Tasks that are remembered."""
@@ -58,7 +57,7 @@ class Alike:
         return found
 
     def learn(self, task: str, more: float) -> None:
-        """So much longer than others are the calls of a task, on average."""
+        """Learns how much longer than others the calls of a task are, on average."""
         if (slot := self._slots.get(task)) is not None:
             self._known[slot], self._more[slot] = 1, more
 

@@ -15,7 +15,7 @@ class Features:
     group: str
     episode: str
     turn: int
-    """How often the conversation was answered before."""
+    """The number of earlier answers in the conversation."""
     prompt: Any
     """Token ids, an array of shape (tokens,) or a sequence."""
     messages: int = 0

@@ -146,7 +146,7 @@ class Models:
         self._lightgbm = _import_lightgbm()
         self._prompts = Prompts()
         self._trees: tuple[Any, float] | None = None
-        """With what they count beside what is expected without them."""
+        """The trees, and the weight of their prediction beside the one without them."""
         self.fitting = False
         """A fit was asked for, and is not done."""
 

@@ -34,7 +34,7 @@ _COLUMN_BITS = 7
 _MOST = 200.0
 """Values of a word that count; older ones fade."""
 _DRAWN = 8.0
-"""With n values a word's mean counts n / (n + 8)."""
+"""The prior's weight in values: with n values a word's mean counts n / (n + 8)."""
 _PRIOR = 0.3
 """The weight of the expectation without a history, in values of a history."""
 _MIX = np.uint32(2_654_435_761)

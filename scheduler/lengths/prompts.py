@@ -1,4 +1,4 @@
-"""How long a call is of which only the prompt is known: a regression on a few columns, good after few calls.
+"""Predicts the length of a call from its prompt alone, by a regression on a few columns that is good after few calls.
 
 Calls of one task have the same prompt and nearly the same length, so a task counts once: its calls share the weight.
 """

@@ -1,4 +1,4 @@
-"""How good a ranking is: what share of the truly longest calls were among those that it put first."""
+"""The recall of a ranking: the share of the truly longest calls among those that it put first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tail_recall(scores: Sequence[float], lengths: Sequence[float], share: float 
 
 
 def _belongs(values: Sequence[float], count: int) -> list[float]:
-    """How probable it is that each is among the `count` highest, if equal ones are drawn by lot."""
+    """Returns the probability that each is among the `count` highest, if equal ones are drawn by lot."""
     border = sorted(values, reverse=True)[count - 1]
     above, equal = sum(value > border for value in values), sum(value == border for value in values)
     chance = (count - above) / equal

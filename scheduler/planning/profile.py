@@ -87,7 +87,7 @@ class HardwareSettings(Section):
 
     cost: Positive = 1.0
     generation: Positive = 1.0
-    """How much faster it samples."""
+    """The factor by which it samples faster."""
     training: Positive = 1.0
 
 
@@ -134,7 +134,7 @@ class Profile(Section):
             raise BadProfile("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
 
     def sites_to_try(self) -> dict[str, Site]:
-        """By what a plan calls them."""
+        """The sites to try, by their names in a plan."""
         pools = {name: self._pool(site) for name, site in self.sites.items()}
         stages = self._generation(), self._training()
         if len(pools) == 1:

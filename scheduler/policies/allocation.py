@@ -1,4 +1,4 @@
-"""How many nodes shall sample and how many train (StreamRL, arXiv 2504.15930, algorithm 1). Pure.
+"""Splits nodes between sampling and training (StreamRL, arXiv 2504.15930, algorithm 1). Pure.
 
 Sampling and training of successive batches overlap, so a step takes as long as the slower of the two. On one site both draw on
 the same nodes: of all x + y <= n the pair with the least max(T_gen(x), T_train(y)). Across two sites each has a pool of its own:
@@ -131,7 +131,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """So many nodes sample, so many train."""
+    """The numbers of nodes that sample and that train."""
 
     rollout: int
     train: int
@@ -153,7 +153,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the two stages may run. `train` None: one pool, which they share."""
+    """The nodes of the two stages. `train` None: one pool, which they share."""
 
     generation: Stage
     training: Stage
@@ -237,7 +237,7 @@ class Sensitivity:
 
     @property
     def loss(self) -> float:
-        """By which part the chosen split is slower than the best."""
+        """The share by which the chosen split is slower than the best."""
         return self.chosen.step_s / self.best.step_s - 1.0
 
 

@@ -24,7 +24,7 @@ class Measured:
 
     @property
     def delta_s(self) -> float:
-        """By how much generation is the bottleneck."""
+        """The seconds by which generation is the bottleneck."""
         return self.generation_s - self.training_s
 
     def gain_s(self, units: int) -> float:
@@ -38,9 +38,9 @@ class Watch:
 
     version: int = -1
     began: float | None = None
-    """When the version became live; None: nobody saw it."""
+    """The time at which the version became live; None if nobody saw it."""
     ready: float | None = None
-    """When its batch was complete."""
+    """The time at which its batch was complete."""
 
 
 def watched(watch: Watch, now: float, version: int, ready: bool) -> tuple[Watch, Measured | None]:

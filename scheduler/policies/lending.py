@@ -1,4 +1,4 @@
-"""When a node that a trainer has no use for is lent to rollout, and when it is called back before its batch is whole.
+"""Lends an idle trainer's node to rollout, and calls it back before its batch is whole.
 
 The idea is SeamlessFlow's (arXiv 2508.11553); the rule is headgate's. A trainer that takes groups as they come (StreamRL, arXiv
 2504.15930) wants its node some time before the batch is whole: l * t seconds, where t = `train_s` is how long it computed on the
@@ -45,10 +45,11 @@ class LendingSettings:
     claim_s: float = 30.0
     """A trainer that has a node and says nothing for so long has it no more."""
     smooth_s: float = 10.0
-    """How far back the measured speed of filling reaches."""
+    """Seconds that the measured speed of filling reaches back."""
     lead: float = 1.0
-    """How long before its batch is whole a trainer wants its node, as a share of the time in which it computes on a batch: 1 if
-    it takes groups as they come and batches wait for stragglers (above), 0 if it begins when the batch is whole."""
+    """The time before its batch is whole at which a trainer wants its node, as a share of the time in which it computes on a
+    batch: 1 if it takes groups as they come and batches wait for stragglers (above), 0 if it begins when the batch is whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Verdict:
     yes: bool
     reason: str
     near: bool = False
-    """Not lent, for which the trainer may have the node at once: the wait is too short, or it is never lent."""
+    """The node is not lent and the trainer may have it at once: the wait is too short, or it is never lent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Lendable:
     wait_s: float
     """Predicted, until the batch is whole; infinite: nobody can say, or no trainer waits."""
     calls: int
-    """That run or wait."""
+    """Calls that run or wait."""
     awake: int
     """Engines elsewhere that are open for them."""
     wake_s: float
@@ -91,7 +92,7 @@ class Lent:
     lent_s: float
     """Since it was lent."""
     train_s: float = 0.0
-    """As `Lendable.train_s`."""
+    """The same as `Lendable.train_s`."""
 
 
 def lend(node: Lendable, settings: LendingSettings) -> Verdict:
@@ -125,7 +126,7 @@ def call_back(node: Lent, settings: LendingSettings) -> Verdict:
 
 
 def _early(train_s: float, settings: LendingSettings) -> str:
-    """By how much a trainer wants its node earlier, in words."""
+    """Says in words how much earlier a trainer wants its node."""
     margin = f"margin {settings.margin_s:g} s"
     lead_s = settings.lead * train_s
     return f"{margin}, lead {lead_s:.2f} s of {train_s:.2f} s training" if lead_s else margin
@@ -138,7 +139,7 @@ def waiting(wait_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """How full the batches were."""
+    """The fill of the batches at one time."""
 
     buffer: int
     groups: int
@@ -148,7 +149,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class Pace:
-    """How fast groups come: groups a second, exponentially weighted by age, without a bias to its beginning.
+    """The rate of groups: groups a second, exponentially weighted by age, without a bias to its beginning.
 
     It is the rate of the first batch that is not whole: groups that come while the trainer computes fill the next one, and count,
     so the rate goes on when the trainer takes that. Groups of later batches do not count: they are no use to a batch that waits
@@ -161,14 +162,14 @@ class Pace:
     """Groups that the batch lacks; None: nothing is known yet."""
     _last: _Seen | None = None
     _since: float = 0.0
-    """Until when all time was counted, or was found to say nothing."""
+    """The time until which everything was counted, or was found to say nothing."""
     _came: int = 0
     """Groups since then."""
     _sum: float = 0.0
     _weight: float = 0.0
 
     def seen(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
-        """So many groups of `size` are there, and so many of the next batch; 0 if nobody knows: they come with their batch."""
+        """Counts the groups of `size` that are there, and those of the next batch (0 if unknown: they come with their batch)."""
         last, self._last = self._last, _Seen(buffer, groups, groups >= size, ahead)
         self.left = max(size - groups, 0)
         follows = last is not None and last.whole and last.buffer == buffer - 1
@@ -197,7 +198,7 @@ class Pace:
 
     @property
     def wait_s(self) -> float:
-        """Until the batch is whole; infinite if nobody can say."""
+        """Returns the seconds until the batch is whole; infinite if that is unknown."""
         if self.left == 0:
             return 0.0
         pace = self.groups_per_s

@@ -1,4 +1,4 @@
-"""Which versions the newest descends from: a trainer that goes back to an older checkpoint orphans what came after it."""
+"""The ancestors of the newest version: a trainer that goes back to an older checkpoint orphans what came after it."""
 
 from __future__ import annotations
 

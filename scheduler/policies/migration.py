@@ -1,4 +1,4 @@
-"""Which running calls go elsewhere (StaleFlow, arXiv 2601.12784). Asked only when no engine pulls weights at that moment.
+"""Moves running calls between engines (StaleFlow, arXiv 2601.12784). Asked only when no engine pulls weights at that moment.
 
 Two reasons to interrupt, the first that there is:
 
@@ -32,7 +32,7 @@ is skipped."""
 
 @dataclass(frozen=True, slots=True)
 class MigrationSettings:
-    """When calls move. The ratios are those of the authors' documentation."""
+    """Thresholds for moving calls. The ratios are those of the authors' documentation."""
 
     on: bool = True
     waiting_above: int = 2

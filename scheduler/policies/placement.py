@@ -1,4 +1,4 @@
-"""Which engine a call goes to (StaleFlow, arXiv 2601.12784): the best of those whose version is at least its group's V.
+"""Places calls in engines (StaleFlow, arXiv 2601.12784): in the best of those whose version is at least the group's V.
 
 Two rules say which is best, and whether there is room for the call or it waits (`waterfall.py`):
 
@@ -36,7 +36,7 @@ _LOOKED_AT = 4
 _STAY = 256
 """Tokens that a call is still to sample, where nobody knows."""
 _DRIFT = 0.02
-"""How much of the typical length every new call makes up."""
+"""The weight of every new call in the typical length."""
 _MOST_LATE = 4
 """A call that is more versions behind counts no more for that: it may be of a model that has no versions."""
 _FULL = float("inf")
@@ -365,7 +365,7 @@ class Engines:
         return best if self.choice.has_room(best, length, weight) else None
 
     def _candidates(self, wish: Wish, *, aside: bool) -> list[OpenEngine]:
-        """Those that could be best: the first of each heap, and where it is cached; the legal ones alone."""
+        """Yields the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
         count, found = _LOOKED_AT + len(wish.avoid), []
         late = self.choice.weighs and wish.version < self.newest
         for place, heap in self._heaps.items():
@@ -387,7 +387,7 @@ class Engines:
                 del self._heaps[place]
 
     def _count(self, engine: OpenEngine, version: int, calls: int) -> None:
-        """So many calls of that V more."""
+        """Adds to the number of calls with that V."""
         engine.running += calls
         if count := engine.held.get(version, 0) + calls:
             engine.held[version] = count

@@ -1,4 +1,4 @@
-"""Which engine a call goes to: where its prefix is cached, if that outweighs the load there, else where least is running.
+"""Routes a call to the engine that has its prefix cached, if that outweighs the load there, else to the least loaded one.
 
 One more running call slows an engine's others about as much as the prefill of `CALL_TOKENS` tokens does; so a long conversation
 stays where it is, a short one goes where there is room, and neither piles up. (Cache-aware routers, SGLang's among them, switch

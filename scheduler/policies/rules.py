@@ -19,7 +19,7 @@ RULES = {
     "roll": "scheduler.comparison.roll:Roll",
     "slime": "scheduler.comparison.slime:Slime",
 }
-"""Where the class of each rule is."""
+"""The module and class of each rule."""
 
 
 def create(name: str, settings: LedgerSettings) -> StalenessRule:

@@ -1,4 +1,4 @@
-"""Which group may start, and which batch it will be trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
+"""Decides which group may start and which batch it is trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
 
 Buffer b is the batch on which version b is trained to give b + 1. It has an entry for each of `batch` groups, and `spare_groups`
 more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group that starts while
@@ -162,7 +162,7 @@ class Ledger(StalenessRule[GroupRow]):
         return commands
 
     def _late(self, group: GroupRow, reason: str) -> list[Command]:
-        """For a reserved group that no buffer of its window is left for: its own is complete, or has passed."""
+        """Handles a reserved group without a buffer left in its window: its own is complete, or has passed."""
         place = self._place_beyond()
         if place is None:
             return self._give_up(group, reason, abort=self.settings.late != "drop")

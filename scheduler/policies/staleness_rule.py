@@ -96,7 +96,7 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def free_slots(self) -> int:
-        """How many new groups could start now."""
+        """Returns how many new groups could start now."""
 
     def stuck(self, action: StuckAction = "retry") -> tuple[str, ...]:
         """The groups that `Unstick` would give up now; none if it would be refused."""

@@ -36,7 +36,7 @@ class LedgerSettings:
     """Raises ValueError on impossible values."""
 
     eta: int
-    """How many versions a group may be older than the version trained on it."""
+    """The number of versions that a group may be older than the version trained on it."""
     batch: int
     """Groups that a buffer is trained on."""
     min_members: int = 2
@@ -136,7 +136,7 @@ class GroupRow:
         return [episode_id for episode_id, state in self.members.items() if state in ("open", "grading")]
 
     def rewarded(self) -> int:
-        """How many members have a reward."""
+        """The number of members with a reward."""
         return list(self.members.values()).count("rewarded")
 
     def equal(self) -> bool:
@@ -187,7 +187,7 @@ class Entries:
         return at.truncated or len(at.occupied) == self._settings.batch
 
     def empty(self, buffer: int) -> int:
-        """How many entries a group can take; none once the buffer is complete."""
+        """The number of free entries; none once the buffer is complete."""
         return 0 if self.complete(buffer) else self._left(buffer)
 
     def last(self) -> int:

@@ -1,4 +1,4 @@
-"""Which engines pull the newest weights now (StaleFlow, arXiv 2601.12784: synchronisation by engine).
+"""Chooses the engines that pull the newest weights now (StaleFlow, arXiv 2601.12784: synchronisation by engine).
 
 An engine that is busy with calls which its weights may sample goes on; one that is under-used pulls. It is so when few calls run
 in it, when it samples few tokens a second beside the others, or when a call waits that is too new for it and would gain enough
@@ -25,7 +25,7 @@ _BETTER = 1.2
 
 @dataclass(frozen=True, slots=True)
 class SyncSettings:
-    """When an engine is under-used."""
+    """Thresholds below which an engine is under-used."""
 
     running_below: int = 2
     """Fewer calls run in it than these."""

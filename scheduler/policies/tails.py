@@ -32,14 +32,14 @@ class Expected:
 
     call: str
     tokens: float
-    """That it will sample."""
+    """Tokens that it is expected to sample."""
     prompt: int = 0
     """Tokens of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """So many engines for tails and for the rest, and how many seconds each group would take."""
+    """The numbers of engines for tails and for the rest, and the seconds that each group would take."""
 
     tails: int
     """0: the engines are not divided."""
@@ -49,7 +49,7 @@ class Division:
 
     @property
     def seconds(self) -> float:
-        """Until both groups are through."""
+        """The seconds until both groups are through."""
         return max(self.tails_s, self.rest_s)
 
 
@@ -66,11 +66,11 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Where calls go."""
+    """The engines for tails and for the rest."""
 
     division: Division
     engines: tuple[Engine, ...]
-    """In the order in which they were given; those for tails are the first."""
+    """The engines in the order in which they were given; the first are for tails."""
 
 
 def dispatch(
@@ -96,7 +96,7 @@ def dispatch(
 def divide(
     calls: Sequence[Expected], engines: int, model: EngineModel, slots: int, alpha: float = ALPHA
 ) -> Division:
-    """How many of the engines to keep for tails: the quickest division, of equals the one with fewest. Raises ValueError."""
+    """Chooses how many engines to keep for tails: the quickest division, of equals the one with fewest. Raises ValueError."""
     _check(engines, slots, alpha)
     ranked = rank(calls)
     count = tail_count(len(ranked), alpha)
@@ -134,7 +134,7 @@ def rank(calls: Sequence[Expected]) -> list[Expected]:
 
 
 def tail_count(calls: int, alpha: float = ALPHA) -> int:
-    """How many of so many calls are tails: the share, rounded up, and never all of them."""
+    """Returns how many of `calls` are tails: the share, rounded up, and never all of them."""
     if alpha <= 0 or calls < 2:
         return 0
     return min(math.ceil(round(calls * alpha, 9)), calls - 1)

@@ -1,4 +1,4 @@
-"""How many tokens a second an engine samples, as a function of what runs in it (StaleFlow, arXiv 2601.12784).
+"""The tokens a second that an engine samples, as a function of what runs in it (StaleFlow, arXiv 2601.12784).
 
 One decode step reads the cache of every running call (`k1` a token), does the arithmetic of the batch (flat up to `k2 / k3`
 calls, then `k3` a call) and has a fixed cost (`k4`). Every running call gets one token a step, so

@@ -16,7 +16,7 @@ from scheduler.policies.placement import Engines, Wish, footprint
 
 _AMONG = 1024
 _Entry = tuple[int, int, int, Wish]
-"""Which `_AMONG` it came with, longest first, first come first served."""
+"""The arrival batch (of `_AMONG` calls), longest first within it, first come first served between batches."""
 
 
 @dataclass(slots=True)

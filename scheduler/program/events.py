@@ -23,7 +23,7 @@ Step = Literal[
     "sleep",
     "wake",
 ]
-"""What can be done with an engine:
+"""The steps that can be taken with an engine:
 
 - launch, stop: a process, or a connection to an engine that is there; quarantine: out of use, and nobody tries again;
 - drain: no request gets in, those inside go on elsewhere;
@@ -48,7 +48,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """There is one more engine, to be launched."""
+    """One more engine is to be launched."""
 
     engine: str
 

@@ -70,7 +70,7 @@ class FleetSettings:
 class _Life:
     phase: Phase = "launching"
     restarts: list[int] = field(default_factory=list)
-    """When (ns), within the window."""
+    """The times (ns) within the window."""
     was_up: bool = False
     warm: bool = False
     """True if the engine was launched and not stopped since: asleep, it only has to be woken."""

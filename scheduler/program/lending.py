@@ -1,4 +1,4 @@
-"""Which nodes are lent to rollout, and which are their trainers' (policy: `scheduler.policies.lending`).
+"""Lends nodes to rollout and gives them back to their trainers (policy: `scheduler.policies.lending`).
 
 Owns every node's role. Invariants:
 - a node has one role at a time: its engines are wanted awake only while it is not claimed, and a claim that is answered (role

@@ -38,10 +38,10 @@ class Node:
     name: str
     tags: frozenset[str]
     engines: dict[str, None] = field(default_factory=dict)
-    """In the order in which they came."""
+    """Its engines in the order in which they came."""
     role: Role = "idle"
     model: str = ""
-    """Whose trainer spoke last."""
+    """The model whose trainer spoke last."""
     claimed: bool = False
     unsure: bool = False
     """Nobody has spoken of it yet: it may be claimed."""
@@ -52,7 +52,7 @@ class Node:
     way: Way | None = None
     """The switch that is under way."""
     cold: bool = False
-    """In this switch a process has to be started."""
+    """True if a process has to be started in this switch."""
     pending: set[str] = field(default_factory=set)
     """Engines that have not done it yet."""
     began: int = 0
@@ -95,7 +95,7 @@ class Awake:
 
 
 class Batches:
-    """By model: how full its trainer's batch is, how fast that goes, and how long the trainer computes on one."""
+    """The batch of each model's trainer: how full it is, how fast it fills, and how long the trainer computes on one."""
 
     def __init__(self, smooth_s: float) -> None:
         self._smooth_s = smooth_s
@@ -104,7 +104,7 @@ class Batches:
         self._training: dict[str, Mean] = {}
 
     def filled(self, now_s: float, filling: Filling) -> None:
-        """How full one is now."""
+        """Notes how full a model's batch is now."""
         self._filling[filling.model] = filling
         pace = self._paces.setdefault(filling.model, Pace(self._smooth_s))
         pace.seen(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)

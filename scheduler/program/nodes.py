@@ -17,7 +17,7 @@ Role = Literal["rollout", "train", "switching", "idle"]
 
 @dataclass(frozen=True, slots=True)
 class NodeAdded:
-    """There is one more node, or one has other tags now."""
+    """A node was added, or its tags changed."""
 
     node: str
     tags: tuple[str, ...]
@@ -54,8 +54,9 @@ class Released:
     node: str
     model: str
     busy_s: float = 0.0
-    """How long it computed on the groups of the batch that it has trained, without the step at the end and without waiting; 0: it
-    has trained none, or does not say."""
+    """Seconds that it computed on the groups of its newest trained batch, without the step at the end and without waiting; 0
+    if it has trained none, or does not say.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Filling:
     model: str
     buffer: int
     groups: int
-    """That are rewarded, of `size`."""
+    """Rewarded groups, of `size`."""
     size: int
     running: int
     """Calls that run or wait."""
@@ -78,7 +79,7 @@ class Filling:
 
     @classmethod
     def of(cls, model: str, rule: StalenessRule, running: int, leased: int = -1, trained: int = -1) -> Self:
-        """By a trained model's ledger. A batch that was truncated has no more groups than it has."""
+        """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has."""
         buffer = rule.consumed
         occupied = {row.buffer: row.occupied for row in rule.buffers()}
         groups = occupied.get(buffer, 0)

@@ -1,4 +1,4 @@
-"""Where calls go, which engines pull weights, and which calls move: StaleFlow's coordinator, of one model.
+"""Places calls, has engines pull weights, and moves calls: StaleFlow's coordinator, for one model.
 
 Owns what waits and what runs where, by the events alone (`calls.py`): speculative state, as what was decided counts before any
 engine shows it. The policies decide: `placement`, `sync`, `migration`, `tails`. Invariants:
@@ -55,7 +55,7 @@ class PlacementSettings:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PlacementSettings:
-        """From their JSON form: the fields, those that are objects as theirs."""
+        """Reads the settings from their JSON form."""
         parts = {"engine": EngineModel, "sync": SyncSettings, "migration": MigrationSettings}
         read = {name: parts[name](**value) if name in parts else value for name, value in given.items()}
         return cls(**read)
@@ -89,7 +89,7 @@ class Placement(Reactor):
         self._steps: dict[str, float] = {}
         """Tokens that a call has sampled that was in the engine all the time: what calls have now is what they had, and these."""
         self._told: dict[str, int] = {}
-        """When engines were told to pull (ns), until they are open again or gone."""
+        """The times (ns) at which engines were told to pull, until they are open again or gone."""
         self._divided = 0
         self._placed: list[Placed] = []
         self.begun = self.physical("begun", Begun)

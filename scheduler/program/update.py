@@ -44,7 +44,7 @@ Order = Literal["rolling", "together", "pull"]
 _WITH_WEIGHTS = ("load", "label", "resume", "probe", "open")
 """Steps that may fail because of the version."""
 _ALONE_S = 1.0
-"""With `pull`: when nobody has named an engine for so long, and none runs the version, one pulls unasked."""
+"""With `pull`: seconds after which one engine pulls unasked, if none was named and none runs the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class UpdateSettings:
     resume_s: float = 30.0
 
     def deadline_s(self, step: Step) -> float:
-        """How long a step may take."""
+        """Returns the seconds that a step may take."""
         named = {"load": self.load_s, "probe": self.probe_s, "label": self.resume_s, "resume": self.resume_s}
         return named.get(step, self.hold_s)
 

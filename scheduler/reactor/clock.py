@@ -27,7 +27,7 @@ class Tag(NamedTuple):
 
 
 class Clock(Protocol):
-    """Where a runtime reads the time."""
+    """The source of a runtime's time."""
 
     def now(self) -> int:
         """Nanoseconds; never less than before."""

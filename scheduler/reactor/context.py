@@ -109,7 +109,7 @@ class Context:
             self._sources = self._effects = _NOTHING
 
     def triggers(self) -> str:
-        """Which of its triggers are present, as JSON."""
+        """The triggers that are present, as JSON."""
         on = self.reaction.on
         if len(on) == 1:
             return f"[{on[0].quoted}]"

@@ -34,7 +34,7 @@ FORMAT = 1
 
 
 class BadRecording(Exception):
-    """Not a recording, or one that is damaged elsewhere than at the end of a run."""
+    """The file is no recording, or is damaged elsewhere than at the end of a run."""
 
 
 # Lines

@@ -52,7 +52,7 @@ class RunReport:
 
     @property
     def events(self) -> int:
-        """How many events came from outside."""
+        """The number of events from outside."""
         return sum(isinstance(entry, Event) for entry in self.run.entries)
 
     @property
@@ -62,7 +62,7 @@ class RunReport:
 
     @property
     def failure(self) -> Failure | None:
-        """How the run ended, if a reaction raised."""
+        """The error that ended the run, if a reaction raised."""
         return next((entry for entry in self.run.entries if isinstance(entry, Failure)), None)
 
 
@@ -74,12 +74,12 @@ class ReplayReport:
 
     @property
     def events(self) -> int:
-        """How many events came from outside."""
+        """The number of events from outside."""
         return sum(run.events for run in self.runs)
 
     @property
     def decisions(self) -> int:
-        """How many values were set on outputs."""
+        """The number of values that were set on outputs."""
         return sum(len(run.decisions) for run in self.runs)
 
     @property

@@ -102,7 +102,7 @@ class Runtime:
         return self._injected
 
     def next_time(self) -> int | None:
-        """When the next event is due, in ns; None if nothing is pending."""
+        """The time of the next event in ns; None if nothing is pending."""
         return self._tags[0].time if self._tags else None
 
     def advance(self) -> None:

@@ -78,7 +78,7 @@ class Combined:
         self._calls: dict[str, Sample] = {}
         """Calls that run or wait, by name."""
         self._to: dict[str, str] = {}
-        """Where calls that move are expected to go."""
+        """The engines that moving calls are expected to go to."""
         self._steps: dict[str, Do] = {}
         """Steps that take time, by engine."""
         self._roles: dict[str, RoleIs] = {}
@@ -96,7 +96,7 @@ class Combined:
         return Layout(rollout=scenario.gpus - train, train=0, both=train)
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """Those that train: the scenario's, if no knob says otherwise."""
+        """The GPUs that train: the scenario's, unless a setting says otherwise."""
         size = scenario.engine_gpus
         return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
 
@@ -217,7 +217,7 @@ class Combined:
         """Nothing: who looks once a second has seen it."""
 
     def on_second(self, world: World) -> None:
-        """How engines are, and how full the batch is; and a trainer that has its nodes says so."""
+        """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
         seen = tuple(_seen(world, host) for host in world.open_hosts() if host.name not in self._steps)
         self._hosting.tell(self._placement.seen, Seen(seen))
         self._fill(world)

@@ -57,7 +57,7 @@ class EngineCosts:
 
     model: EngineModel
     prefill_s: float
-    """For each token of a prompt."""
+    """Seconds for each token of a prompt."""
     capacity: int
     """Tokens in the cache."""
     slots: int
@@ -94,7 +94,7 @@ class Engine:
         return len(self._running) + len(self.waiting)
 
     def calls(self) -> Iterator[Call]:
-        """Those that run, in order of admission, then those that wait."""
+        """Running calls in order of admission, then waiting ones."""
         yield from self._running
         yield from self.waiting
 
@@ -118,7 +118,7 @@ class Engine:
         self._step(min(self._steps_until(now - self.at), self._until_event()))
 
     def next_event(self) -> float | None:
-        """When a call ends or the cache is full, if nothing is done before; None if nothing runs."""
+        """Returns the time at which a call ends or the cache is full, if nothing happens before; None if nothing runs."""
         return self.at + self._span(self._until_event()) if self._running else None
 
     def settle(self, now: float) -> list[Call]:

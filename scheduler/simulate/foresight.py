@@ -1,4 +1,4 @@
-"""How long calls are expected to be: a ranker of a stated recall, and the lengths that were seen so far.
+"""Expected lengths of calls: a ranker of a stated recall, and the lengths that were seen so far.
 
 What the ranker knows is `Sample.predicted`: how hard a task is beside others, through a noise with which it finds 0.87 of the
 truly longest fifth of the prompts (`workload.RANKER_NOISE`; StreamRL's figure). headgate's `boosted` reached 0.878 on held-out

@@ -39,32 +39,32 @@ class TrainerCosts:
     recompute_s: float
     """GPU seconds for each token whose log-probability is computed once more."""
     step_s: float
-    """For each batch."""
+    """Seconds for each batch."""
     spread: float
     """The share that is lost with each doubling of the GPUs."""
 
     def seconds(self, tokens: float, gpus: int, recompute: bool) -> float:
-        """To train so many tokens on so many GPUs, without the step at the end."""
+        """Returns the seconds to train tokens on a number of GPUs, without the step at the end."""
         each = self.token_s + (self.recompute_s if recompute else 0.0)
         return tokens * each * (1 + self.spread * math.log2(gpus)) / gpus
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
-    """How long weights are on their way, and how long a node takes to change hands."""
+    """The seconds of weight transfers, and of a node's change of role."""
 
     collective_s: float
-    """From the trainer into all engines, which stand still meanwhile, as the trainer does."""
+    """Seconds from the trainer into all engines; both stand still meanwhile."""
     push_s: float
     """The trainer's part where engines fetch for themselves (a parameter server in host memory)."""
     pull_s: float
     """An engine's part of that."""
     overlapped_s: float
-    """From the trainer to the engines, where neither waits for it."""
+    """Seconds from the trainer to the engines while neither waits."""
     to_train_s: float
     """A node with engines becomes the trainer's: weights and cache are dropped, the trainer's state is loaded."""
     to_rollout_s: float
-    """And back: the trainer's state is offloaded, the new weights are loaded."""
+    """Seconds back to rollout: the trainer's state is offloaded, the new weights are loaded."""
 
 
 def _kind(table: str, name: str) -> dict[str, Any]:

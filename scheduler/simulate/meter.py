@@ -35,7 +35,7 @@ class Meter:
         self.seconds: Counter[str] = Counter()
         """GPU seconds by role."""
         self.changes: list[tuple[float, str, str]] | None = None
-        """When which node took which role, if somebody wants to know: set it to a list before the run."""
+        """The times at which nodes took roles; set it to a list before the run to collect them."""
         self.sampled = 0
         """Tokens that left an engine."""
         self.wasted = 0
@@ -43,11 +43,11 @@ class Meter:
         self.tokens: list[int] = []
         """Trained, by batch."""
         self.ends: list[float] = []
-        """When each batch was trained."""
+        """The time at which each batch was trained."""
         self.staleness: list[Counter[int]] = []
-        """By batch: trained tokens by the batch's number less the version that sampled them."""
+        """Trained tokens by batch and by staleness (the batch's number less the version that sampled them)."""
         self.group_staleness: list[int] = []
-        """By batch: the most that the version, under which a group was started, is behind it."""
+        """The greatest staleness by batch, from the version under which a group was started."""
         self.underway = 0
         self.prefilled = 0
         self.preempted = 0

@@ -49,7 +49,7 @@ class Policy(Protocol):
     """True if the policy wants `on_second`."""
 
     def layout(self, scenario: Scenario) -> Layout:
-        """How the scenario's GPUs are divided."""
+        """Divides the scenario's GPUs."""
 
     def rule(self, scenario: Scenario) -> StalenessRule:
         """The rule that bounds staleness."""
@@ -78,7 +78,7 @@ class Policy(Protocol):
         """A step was made: `publish()`."""
 
     def on_published(self, world: World, version: int) -> None:
-        """There are newer weights."""
+        """Newer weights were published."""
 
     def on_idle(self, world: World, host: Host) -> None:
         """An open engine has nothing to do."""

@@ -97,9 +97,9 @@ class Scenario(_Table):
     turns: TurnsTable = TurnsTable()
     recorded: Path | None = None
     engine_costs: EngineCosts | None = None
-    """In place of what coefficients.toml gives: as `bench.costs` measures them on a real engine."""
+    """Engine costs in place of coefficients.toml, as `bench.costs` measures them on a real engine."""
     trainer_costs: TrainerCosts | None = None
-    """In place of what coefficients.toml gives."""
+    """Trainer costs in place of coefficients.toml."""
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """As a share of what was published."""
+        """The error as a share of the published figure."""
         return self.simulated / self.published - 1
 
 

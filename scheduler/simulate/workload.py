@@ -73,7 +73,7 @@ class Lengths:
     sigma: float = 0.9
     longest: int = 28000
     growth: float = 0.0
-    """How much longer replies become with every batch that was begun, as a share."""
+    """The share by which replies become longer with every batch that was begun."""
 
     def at(self, quantile: float, batch: float) -> int:
         """The length at a quantile, in tokens, at least 1."""
@@ -91,7 +91,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How many turns an episode has, and how long its tools take."""
+    """The number of turns of an episode, and the seconds of its tools."""
 
     mean: float = 1.0
     """Geometric, at most `most`; 1: a single turn."""

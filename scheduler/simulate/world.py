@@ -87,12 +87,12 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """That were sampled, without those of its present stay."""
+        """Sampled tokens, without those of its present stay."""
         return sum(n for _, n in self.spans)
 
     @property
     def predicted(self) -> float:
-        """How hard a ranker takes its task to be: 0.5 is the median, 1 the hardest."""
+        """The ranker's estimate of its task's difficulty: 0.5 is the median, 1 the hardest."""
         return self.group.predicted
 
 
@@ -166,7 +166,7 @@ class World:
     # Verbs: groups and samples
 
     def room(self) -> int:
-        """How many groups could start now."""
+        """Returns how many groups could start now."""
         return self.rule.free_slots()
 
     def start_group(self) -> Group | None:
@@ -367,7 +367,7 @@ class World:
             self._woken[host] = None
 
     def _end_turns(self, samples: Sequence[Sample]) -> None:
-        """For samples that have left their engine: one that ends may make others superfluous."""
+        """Ends the turns of samples that have left their engine; one that ends may make others superfluous."""
         for sample in samples:
             if not sample.over:
                 self._turn_over(sample)

@@ -30,7 +30,7 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """The length in seconds."""
         return self.end_s - self.start_s
 
 
@@ -60,7 +60,7 @@ class Timeline:
     start_s: float
     end_s: float
     intervals: tuple[Interval, ...]
-    """By node, in the order in which nodes are shown; within a node by time."""
+    """Intervals by node in the order in which nodes are shown; within a node by time."""
     steps: tuple[Step, ...] = ()
     train_nodes: frozenset[str] = frozenset()
     """On which a trainer works, always or at times."""
@@ -74,7 +74,7 @@ class Timeline:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """In the order in which they are shown."""
+        """The nodes in the order in which they are shown."""
         return tuple(dict.fromkeys(interval.node for interval in self.intervals))
 
     def check(self) -> None:

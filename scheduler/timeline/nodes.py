@@ -33,7 +33,7 @@ class Moment:
     """Seconds since 1970."""
     value: dict[str, Any]
     model: str | None = None
-    """Whose reactor it was."""
+    """The model of the reactor."""
 
     @property
     def type(self) -> str:
@@ -68,7 +68,7 @@ class _Trainer:
     whole: int = -1
     """The newest batch that is complete."""
     steps: list[Step] = field(default_factory=list)
-    """In seconds since 1970."""
+    """The time in seconds since 1970."""
 
     def ended(self, step: Step) -> None:
         """Steps grow in number and time; what does not is of a ledger that began anew, or of no length."""
@@ -93,7 +93,7 @@ class Nodes:
 
     @classmethod
     def of(cls, moments: Sequence[Moment], written: frozenset[str]) -> Nodes:
-        """As they are before anything happens; who trains where is told by the whole run."""
+        """Builds the nodes before anything has happened; the whole run tells who trains where."""
         trained = dict.fromkeys(m.model for m in moments if m.model and m.type in ("Leased", "Works"))
         claims = {m.value["node"]: m.value["model"] for m in moments if m.type == "Claimed"}
         tagged = {m.value["node"] for m in moments if m.type == "NodeAdded" and "train" in m.value["tags"]}

@@ -44,7 +44,7 @@ class Written:
 
     blocks: tuple[Block, ...] = ()
     steps: tuple[Step, ...] = ()
-    """In seconds since 1970."""
+    """The time in seconds since 1970."""
 
 
 def read_metrics(path: Path) -> Written:

@@ -12,7 +12,7 @@ from scheduler.timeline.recorded import BadMetrics, Written, read_metrics, slugs
 
 RECORDING = "control.jsonl"
 METRICS = ("trainer/metrics.jsonl", "metrics.jsonl")
-"""Where a run's folder may have what its trainer wrote down."""
+"""The places of the trainer's metrics in a run's folder."""
 
 
 class BadRun(Exception):

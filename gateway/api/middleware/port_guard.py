@@ -1,4 +1,4 @@
-"""Which port serves what. Pure ASGI, around everything else.
+"""Serves each route at its own port alone. Pure ASGI, around everything else.
 
 Where the admin API has a port of its own ([admin] port), it is served there alone, with the metrics and the health checks; at any
 other port there is no such route. Told by the port that took the connection, never by what a request says of itself. The other

@@ -232,7 +232,7 @@ class FakeEngine:
             self.block = None
 
     async def wake(self) -> None:
-        """Has its memory again."""
+        """Takes its memory again."""
         await asyncio.sleep(self.faults.wake_s)
         if self.faults.fail_wake:
             raise RuntimeError("wake failed (fault)")

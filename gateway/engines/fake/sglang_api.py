@@ -30,7 +30,7 @@ def create_fake_sglang_app(engine: FakeEngine, *, incremental: bool = False) -> 
 
 
 def _metrics(engine: FakeEngine) -> str:
-    """As much of SGLang's page as is read."""
+    """Writes the part of SGLang's metrics page that the gateway reads."""
     (running, waiting, kv), labels = engine.figures, 'engine_type="unified",model_name="fake"'
     return f"""# TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{{{labels}}} {float(running)}

@@ -37,7 +37,7 @@ def create_fake_app(engine: FakeEngine) -> App:
 
 
 def _metrics(engine: FakeEngine) -> str:
-    """As much of vLLM's page as is read, and a histogram that is not."""
+    """Writes the part of vLLM's metrics page that the gateway reads, and a histogram that it does not."""
     (running, waiting, kv), blocks, size = engine.figures, 4096, 16
     labels = 'engine="0",model_name="fake"'
     return f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
