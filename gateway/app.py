@@ -37,6 +37,7 @@ from gateway.api.middleware.episode_prefix import EpisodePrefix
 from gateway.api.middleware.fast_path import FastPath
 from gateway.api.middleware.forward import Forward, Place
 from gateway.api.middleware.port_guard import PortGuard
+from gateway.api.middleware.release import Release
 from gateway.episodes.callers import agent_keys
 from gateway.errors import GatewayError
 from gateway.services import open_services
@@ -100,6 +101,7 @@ def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
         Middleware(PortGuard, settings=settings),
         Middleware(Draining, drain=app.state.drain),
         *_forward(app, settings),
+        Middleware(Release),
         Middleware(EpisodePrefix),
         Middleware(FastPath),
     ]

@@ -15,8 +15,8 @@ from fastapi import Request
 from starlette.types import Scope
 
 from gateway.api.context import Services, credentials, json_object
-from gateway.api.middleware.episode_prefix import NAMED
 from gateway.api.sampling import sampling_of, tools_of
+from gateway.api.scope import EPISODE, keep_ticket, ticket_of
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message, replies_of
 from gateway.episodes.callers import Caller
@@ -40,7 +40,6 @@ WHOLE_INTERVAL = 16
 EPISODE_HEADER = "x-headgate-episode"
 _EXPECTED = 2048
 """The most replies of one refused request that are expected back: its body was not validated, and may ask for any number."""
-_TICKET = "headgate.ticket"
 _PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
 
 
@@ -60,7 +59,7 @@ class Generation:
 
 async def identify(request: Request, gateway: Services) -> Caller:
     """Identifies the caller. Raises NotAuthenticated, NotFound or Conflict, and BadRequest if two episodes are named."""
-    prefix, header = request.scope.get(NAMED, ""), request.headers.get(EPISODE_HEADER, "")
+    prefix, header = request.scope.get(EPISODE, ""), request.headers.get(EPISODE_HEADER, "")
     if prefix and header and prefix != header:
         message = f"the path names the episode {prefix!r}, and the header {EPISODE_HEADER} another"
         raise BadRequest(message, code="invalid_value", param=EPISODE_HEADER)
@@ -68,12 +67,12 @@ async def identify(request: Request, gateway: Services) -> Caller:
 
 
 async def admitted(request: Request, gateway: Services) -> Caller:
-    """Identifies the caller, once there is a place for one more of its calls; `leave` gives the place back. Raises Busy,
-    and as `identify`."""
+    """Identifies the caller, once there is a place for one more of its calls, which the request keeps until it has been
+    answered. Raises Busy, and as `identify`."""
     caller = await identify(request, gateway)
     try:
         gateway.database.check()  # refuse now: the sampled tokens could not be recorded
-        request.scope[_TICKET] = gateway.limits.admit(caller)
+        keep_ticket(request.scope, gateway.limits.admit(caller))
     except Busy:
         body = await request.body()
         sent = await offload_read(body, lambda: _request_key(request, body))
@@ -85,7 +84,7 @@ async def admitted(request: Request, gateway: Services) -> Caller:
 
 def count_replies(scope: Scope, replies: int, param: str) -> None:
     """Each reply that a request asks for is a call. Raises Busy or BadRequest if its key may not have so many at once."""
-    if (ticket := scope.get(_TICKET)) is not None:
+    if (ticket := ticket_of(scope)) is not None:
         ticket.widen(replies, param)
 
 
@@ -97,12 +96,6 @@ def _expect_again(gateway: Services, caller: Caller, sent: RequestKey, choices: 
     key = replace(sent, episode_id=caller.episode.id)
     for index in range(choices):
         gateway.replies.refused(key.choice(index))
-
-
-def leave(scope: Scope) -> None:
-    """The request is over, whether it had been admitted or not."""
-    if (ticket := scope.pop(_TICKET, None)) is not None:
-        ticket.end()
 
 
 async def generate(
@@ -127,7 +120,7 @@ async def generate(
     messages = asked.messages or await offload_read(body, lambda: _said(asked.prompts))
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
-    ticket = request.scope.get(_TICKET)
+    ticket = ticket_of(request.scope)
     readers: list[Reader] = []
     try:
         segment = await offload(asked.stop, lambda: _segment(asked, model.renderer))

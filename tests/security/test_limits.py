@@ -199,6 +199,25 @@ async def test_places_are_given_back_however_calls_end(gateway: RunningGateway) 
     await free("the episode was closed")
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+async def test_places_are_given_back_whatever_serves_a_call(gateway: RunningGateway, path: str) -> None:
+    """Starlette's routes match a path with a newline at its end, and the fast path does not."""
+    _, headers = await gateway.open(mode="eval")
+    asked = (
+        {"prompt": "hi"}
+        if path == "completions"
+        else {"input": "hi"}
+        if path == "responses"
+        else {"messages": MESSAGES}
+    )
+    most = "max_output_tokens" if path == "responses" else "max_tokens"
+    for end in ("", "%0A"):
+        body = {"model": "demo", most: 4, **asked}
+        answer = await gateway.http.post(f"/v1/{path}{end}", headers=headers, json=body)
+        assert answer.status_code == 200, answer.text
+        await until(lambda: gateway.services.limits.running == 0, f"the place is free after {path}{end}", 10)
+
+
 async def waiting_stream(gateway: RunningGateway, headers: dict[str, str], stream: bool) -> asyncio.Task[Any]:
     task = asyncio.create_task(chat(gateway, headers, stream=stream))
     await until(lambda: bool(gateway.model.pool.calls), "the call waits")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.scope import EPISODE
+
 PREFIX = "/e/"
-NAMED = "headgate.episode"
-"""The key of the named episode's id in a request's scope."""
 
 
 def split(path: str) -> tuple[str | None, str]:
@@ -28,5 +28,5 @@ class EpisodePrefix:
             named, path = split(scope.get("path", ""))
             if named is not None:
                 path = path or "/"
-                scope = {**scope, "path": path, "raw_path": path.encode(), NAMED: named}
+                scope = {**scope, "path": path, "raw_path": path.encode(), EPISODE: named}
         await self._app(scope, receive, send)

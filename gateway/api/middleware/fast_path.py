@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api import chat, completions, messages, responses
 from gateway.api.context import Services, services
 from gateway.api.errors import refusal
-from gateway.api.generation import leave
 from gateway.errors import GatewayError
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
@@ -46,5 +45,3 @@ class FastPath:
             await refusal(request, error)(scope, receive, send)
         except ClientDisconnect:  # the request was incomplete, so nothing was begun
             return
-        finally:
-            leave(scope)

@@ -24,8 +24,7 @@ from gateway.api.access import reached
 from gateway.api.context import credentials
 from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import PREFIX, split
-from gateway.api.middleware.hop import Hop
-from gateway.api.middleware.port_guard import FORWARDED
+from gateway.api.middleware.hop import Hop, was_forwarded
 from gateway.errors import Elsewhere, GatewayError, NotBegun, Unavailable
 from gateway.keys import Keyring
 from gateway.tenancy.projects import Projects
@@ -143,7 +142,7 @@ class Forward:
         await self._hop.close()
 
     async def _answer(self, request: KeptRequest) -> None:
-        forwarded, path = self._was_forwarded(request.scope), split(request.scope["path"])[1]
+        forwarded, path = was_forwarded(request.scope, self._cluster), split(request.scope["path"])[1]
         if self._is_coordinators(path, Request(request.scope)):
             if await self._coordinator_answers(request, forwarded=forwarded):
                 return
@@ -168,10 +167,6 @@ class Forward:
             reached(self._projects, request)
             return bool(path != cluster.PATH)
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
-
-    def _was_forwarded(self, scope: Scope) -> bool:
-        mark = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
-        return bool(self._cluster.find(mark))
 
     async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:
         """Has the coordinator answer a request; returns False if this process is it. Raises Unavailable and ClientDisconnect."""

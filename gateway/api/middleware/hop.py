@@ -15,9 +15,11 @@ from starlette.types import Scope, Send
 from yarl import URL
 
 from gateway.api.errors import NOT_BEGUN
-from gateway.api.middleware.port_guard import FORWARDED
 from gateway.errors import Unavailable
+from gateway.keys import Keyring
 
+FORWARDED = b"x-headgate-forwarded"
+"""The header with the cluster's key, by which a process knows requests that another process has sent on."""
 _CONNECTION = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
@@ -43,6 +45,12 @@ def end_to_end(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes,
         for token in value.split(b",")
     }
     return [(name.lower(), value) for name, value in headers if name.lower() not in dropped | (named - _KEYS)]
+
+
+def was_forwarded(scope: Scope, cluster: Keyring[bool]) -> bool:
+    """Returns whether another process of the cluster has sent a request on; `cluster` has the cluster's key."""
+    given = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
+    return cluster.find(given) is not None
 
 
 class Hop:

@@ -11,12 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import split
+from gateway.api.middleware.hop import was_forwarded
 from gateway.errors import BadRequest
 from gateway.keys import Keyring
 from gateway.settings import Settings
 
-FORWARDED = b"x-headgate-forwarded"
-"""The header that holds the cluster's key in requests that another process sent on."""
 _BEHIND = ("/admin", "/metrics")
 _EVERYWHERE = ("/healthz", "/readyz")
 
@@ -49,11 +48,7 @@ class PortGuard:
         server = scope.get("server")
         if server is not None and server[1] == self._port:
             return _below(path, _BEHIND)
-        return not _below(path, _BEHIND) or self._was_forwarded(scope)
-
-    def _was_forwarded(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
-        return bool(self._keys.find(given))
+        return not _below(path, _BEHIND) or was_forwarded(scope, self._keys)
 
 
 def _below(path: str, roots: tuple[str, ...]) -> bool:

@@ -1,0 +1,30 @@
+"""Keys of a request's ASGI scope under which middleware and routes keep what belongs to the request."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import cast
+
+from starlette.types import Scope
+
+from gateway.tenancy.limits import Ticket
+
+EPISODE = "headgate.episode"
+"""The id of the episode that the path names."""
+_HELD = "headgate.held"
+_TICKET = "headgate.ticket"
+
+
+def hold(scope: Scope, held: ExitStack) -> Scope:
+    """Returns the scope with the stack whose contexts end when the request has been answered."""
+    return {**scope, _HELD: held}
+
+
+def keep_ticket(scope: Scope, ticket: Ticket) -> None:
+    """Makes a ticket the request's: it is released when the request has been answered, however that ends."""
+    scope[_TICKET] = cast(ExitStack, scope[_HELD]).enter_context(ticket)
+
+
+def ticket_of(scope: Scope) -> Ticket | None:
+    """The request's ticket; None before it was admitted."""
+    return scope.get(_TICKET)
