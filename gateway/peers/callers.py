@@ -7,7 +7,7 @@ Calls under agents' keys (`[agents]`) open episodes and are told apart by the co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OpenEpisode
@@ -15,15 +15,20 @@ from gateway.errors import NotAuthenticated, NotFound
 from gateway.keys import key_hash
 from gateway.rollout.replies import RequestKey
 
-if TYPE_CHECKING:
-    from gateway.peers.follower import Follower
+
+class Directory(Protocol):
+    """Finds open episodes by asking the coordinator, as `Follower` does."""
+
+    async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode: ...
+
+    async def named(self, episode_id: str, wait_s: float) -> OpenEpisode: ...
 
 
 class RemoteCallers:
     """Everyone who may call a model here. See `gateway.episodes.callers.Callers`."""
 
-    def __init__(self, follower: Follower, wait_s: float) -> None:
-        self._follower = follower
+    def __init__(self, directory: Directory, wait_s: float) -> None:
+        self._directory = directory
         self._wait_s = wait_s
 
     async def identify(self, key: str, named: str) -> Caller:
@@ -31,7 +36,7 @@ class RemoteCallers:
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
             raise NotAuthenticated(message, code="missing_api_key")
-        episode = await self._follower.keyed(key_hash(key), self._wait_s)
+        episode = await self._directory.keyed(key_hash(key), self._wait_s)
         caller = Caller(key, episode.model, episode)
         if named:
             await self.reach(caller, named)
@@ -54,7 +59,7 @@ class RemoteCallers:
         return await self.apart(caller)
 
     async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
-        return await self._follower.named(episode.id, self._wait_s)
+        return await self._directory.named(episode.id, self._wait_s)
 
     async def apart(self, caller: Caller) -> OpenEpisode:
         assert caller.episode is not None, "agents' keys are forwarded"

@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from gateway.render.encoding import encode
 from gateway.render.formats import THINKING, TOOL_FORMS
-from gateway.render.tokenizer import encode
 
 ROLES = ("system", "user", "assistant", "tool")
 """Words from which templates put control tokens together, as in `'<|' + message.role + '|>'`."""

@@ -21,13 +21,14 @@ from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.checkpoint import Checkpoint, has_images
 from gateway.render.control import ControlTokens
+from gateway.render.encoding import encode
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.pieces import TokenTexts
 from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
 from gateway.render.switches import Switches, chosen, known
 from gateway.render.template import ChatTemplate, Message, Tool
-from gateway.render.tokenizer import BareTokenizer, encode
+from gateway.render.tokenizer import BareTokenizer
 from gateway.render.yielding import LARGE, yielding
 from gateway.sections import ModelSettings, RenderSettings
 from gateway.settings import ConfigError

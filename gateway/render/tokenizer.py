@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gateway.errors import BadRequest
-from gateway.sections.models import MAX_CONTEXT
+from gateway.render.checkpoint import Checkpoint
+from gateway.render.control import ControlTokens
+from gateway.render.encoding import encode
 
-if TYPE_CHECKING:
-    from gateway.render.checkpoint import Checkpoint
-    from gateway.render.control import ControlTokens
-
-_LONG = 16
-"""Characters from which on it pays not to have offsets computed."""
 _SHORT = 24
 """Characters up to which a text is looked up: what templates write around messages is short, and always the same."""
 _KNOWN = 1024
-
-
-def encode(backend: Any, text: str, special: bool) -> list[int]:
-    """The ids of a text, by a `tokenizers.Tokenizer`: as a batch of one, which needs neither offsets nor Python's lock.
-
-    Raises BadRequest for a text that no model's context has room for: to make a list of so many ids, to copy it and to free it
-    would keep that lock from the event loop each time.
-    """
-    if len(text) < _LONG:
-        found = backend.encode(text, add_special_tokens=special)
-    else:
-        found = backend.encode_batch_fast([text], add_special_tokens=special)[0]
-    if len(found) >= MAX_CONTEXT:
-        message = f"prompt is too long: {len(found)} tokens > {MAX_CONTEXT - 1} maximum; shorten it"
-        raise BadRequest(message, code="context_length_exceeded")
-    ids: list[int] = found.ids
-    return ids
 
 
 class BareTokenizer:

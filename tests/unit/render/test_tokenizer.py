@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from gateway.errors import BadRequest
-from gateway.render.tokenizer import encode
+from gateway.render.encoding import encode
 from gateway.sections.models import MAX_CONTEXT
 
 
