@@ -230,17 +230,6 @@ async def test_a_reward_that_is_no_number_is_refused_and_the_episode_stays_open(
     await gateway.admin.reward(episode, 0.5)
 
 
-async def test_a_second_final_reward(gateway: RunningGateway) -> None:
-    episode, _ = await gateway.open("bad")
-    await gateway.admin.reward(episode, 0.5)
-    path = f"/admin/v1/episodes/{episode}/reward"
-    assert (await gateway.http.post(path, json={"reward": 0.5})).status_code == 200
-    other = await gateway.http.post(path, json={"reward": 0.6})
-    error_of(other, 409, "episode_closed")
-    assert other.headers["x-should-retry"] == "false"
-    assert (await gateway.admin.episode(episode))["reward"] == 0.5
-
-
 async def test_a_closed_episode_takes_no_calls(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("bad")
     await gateway.admin.reward(episode, 1.0)
@@ -326,8 +315,10 @@ async def test_a_version_is_used_once(gateway: RunningGateway, sound: Path, tmp_
     elsewhere = publish(tmp_path / "source", tmp_path / "again", 1, 0)
     await refused(gateway, 409, "version_used", version=1, path=str(elsewhere))
     assert (await gateway.admin.publish(1, str(sound), wait_s=10))["state"] == "live"
+    assert (await gateway.admin.status())["newest_version"] == 1
     later = publish(tmp_path / "source", tmp_path / "v5", 5, 1)
     assert (await gateway.admin.publish(5, str(later), wait_s=10))["state"] == "live"
+    assert (await gateway.admin.status())["newest_version"] == 5
     earlier = publish(tmp_path / "source", tmp_path / "v3", 3, 1)
     await refused(gateway, 409, "version_not_newer", version=3, path=str(earlier))
     response = await gateway.http.get("/admin/v1/weights/3")

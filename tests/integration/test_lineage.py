@@ -134,13 +134,3 @@ async def test_a_parent_that_was_never_live_is_refused(tiny_model: Path, tmp_pat
         assert (await push(gateway, tmp_path / "child-of-0", 2, 0))["state"] == "live"
         status = await gateway.admin.status()
         assert (status["version"], status["orphaned_versions"]) == (2, [1])
-
-
-async def test_a_number_is_used_once_and_the_status_says_which_were(tiny_model: Path, tmp_path: Path) -> None:
-    async with run_gateway(values_for(tiny_model, tmp_path)) as gateway:
-        assert (await gateway.admin.status())["newest_version"] == 0
-        await push(gateway, tmp_path, 5, 0)
-        with pytest.raises(GatewayRefused) as refused:
-            await push(gateway, tmp_path, 4, 0)
-        assert (refused.value.status, refused.value.code) == (409, "version_not_newer")
-        assert (await gateway.admin.status())["newest_version"] == 5
