@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from gateway.errors import EngineError, EngineRefused, EngineUnreachable
+from gateway.types import FinishReason
 
 _KEEP_ALIVE_S = 4.0
 """vLLM and SGLang close idle connections after 5 s by default: leave before they do."""
@@ -26,6 +27,34 @@ _BLAMES_THE_REQUEST = {400, 413, 422}
 _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
 _READ_BYTES = 2**20
 """Bytes that may wait in a connection before its sender is slowed down: the whole of a long reply fits."""
+
+
+FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+"""The reasons that engines give for the end of a request."""
+
+
+class HTTPEngine:
+    """What all engines over HTTP share. Owns the connections to one."""
+
+    def __init__(self, name: str, http: EngineHTTP) -> None:
+        self.name = name
+        self._http = http
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.close()
+
+    def _cut_off(self) -> EngineUnreachable:
+        return EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
+
+
+def version_spans(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], ...] | None:
+    """The label of each version that sampled, and how many tokens; None if the engine gave no account."""
+    if spans is None:
+        return None
+    return tuple(
+        (span["version"], span["end"] - span["start"]) for span in spans if span["end"] > span["start"]
+    )
 
 
 class EngineHTTP:

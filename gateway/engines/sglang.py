@@ -30,13 +30,12 @@ import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
 from gateway.engines.figures import samples
-from gateway.engines.http import EngineHTTP, failure
+from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.errors import EngineError, EngineUnreachable
 from gateway.types import FinishReason
 
 _GENERATE = "/generate"
 _GRAMMARS = {"json": "json_schema", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _FIGURES = (
     "sglang:num_running_reqs",
     "sglang:num_queue_reqs",
@@ -47,13 +46,12 @@ _IDLE_S = "60"
 """The time that the engine may take to release aborted requests."""
 
 
-class SGLangEngine:
+class SGLangEngine(HTTPEngine):
     """One SGLang server at `base_url`, which nobody else pauses."""
 
     def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
         """`watched` is not used: a server that was started anew is noticed by its account at the end of a run, not before."""
-        self.name = name
-        self._http = EngineHTTP(name, base_url, silence_s)
+        super().__init__(name, EngineHTTP(name, base_url, silence_s))
         self._paused = False
         self._asleep: bool | None = None
         """None: it is not known of a server that was found."""
@@ -77,7 +75,7 @@ class SGLangEngine:
             async for event in events:
                 yield reader.chunk(event)
         if not reader.finished:
-            raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
+            raise self._cut_off()
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
         """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed
@@ -169,9 +167,6 @@ class SGLangEngine:
         """`/health` takes a second and can take twenty."""
         return await (self._http.well("/ping", 5.0) if self._paused else self._http.well("/health", 25.0))
 
-    async def close(self) -> None:
-        await self._http.close()
-
     async def _pause(self, mode: str) -> None:
         await self._http.post("/pause_generation", {"mode": mode})
 
@@ -229,7 +224,8 @@ class StreamReader:
             ids=[row[1] for row in rows],
             logprobs=[row[0] for row in rows],
             finish=finish,
-            labels=_labels(meta) if finish else None,
+            # Without spans the account is missing: the one `weight_version` is that of the end.
+            labels=version_spans(meta.get("weight_versions")) if finish else None,
             top=_top(meta, new),
         )
 
@@ -282,7 +278,7 @@ def _finish(reason: dict[str, Any]) -> FinishReason:
         raise failure({"message": reason.get("message"), "code": reason["status_code"]})
     if reason["type"] == "stop" and isinstance(reason.get("matched"), str):
         raise failure({"message": reason["matched"]})
-    return _FINISH[reason["type"]]
+    return FINISH[reason["type"]]
 
 
 def _top(meta: dict[str, Any], new: int) -> list[list[tuple[int, float]]] | None:
@@ -291,14 +287,3 @@ def _top(meta: dict[str, Any], new: int) -> list[list[tuple[int, float]]] | None
     if not rows or not new:
         return None
     return [[(entry[1], entry[0]) for entry in row or ()] for row in rows[-new:]]
-
-
-def _labels(meta: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
-    """Without spans the account is missing: the one `weight_version` is that of the end, and older tokens may be of
-    another."""
-    spans = meta.get("weight_versions")
-    if spans is None:
-        return None
-    return tuple(
-        (span["version"], span["end"] - span["start"]) for span in spans if span["end"] > span["start"]
-    )

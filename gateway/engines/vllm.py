@@ -16,9 +16,9 @@ import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
 from gateway.engines.figures import label, samples
-from gateway.engines.http import EngineHTTP, failure
+from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable
-from gateway.types import FinishReason, Sampling
+from gateway.types import Sampling
 
 _GENERATE = "/inference/v1/generate"
 _ID_PREFIX = "generate-tokens-"
@@ -30,16 +30,14 @@ _FIGURES = (
     "vllm:generation_tokens_total",
 )
 _CACHE = "vllm:cache_config_info"
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class VLLMEngine:
+class VLLMEngine(HTTPEngine):
     """One vLLM server at `base_url`."""
 
     def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
         """`watched`: others may start it anew, and requests say which label it must have."""
-        self.name = name
-        self._http = EngineHTTP(name, base_url, silence_s, watched=watched)
+        super().__init__(name, EngineHTTP(name, base_url, silence_s, watched=watched))
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         finished = False
@@ -57,7 +55,7 @@ class VLLMEngine:
             yield TokenChunk([], [], "abort")
             return
         if not finished:
-            raise EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
+            raise self._cut_off()
 
     async def _check(self, label: str) -> None:
         found = orjson.loads(await self._http.get("/weight_info"))["weight_version"]
@@ -121,9 +119,6 @@ class VLLMEngine:
     async def healthy(self) -> bool:
         return await self._http.well("/health", 5.0)
 
-    async def close(self) -> None:
-        await self._http.close()
-
 
 def _body(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
@@ -180,17 +175,11 @@ def _chunk(event: dict[str, Any]) -> TokenChunk:
     return TokenChunk(
         ids=ids,
         logprobs=[entry["logprob"] for entry in content or ()],
-        finish=_FINISH[finish] if finish else None,
-        labels=_labels(choice.get("weight_versions")) if finish else None,
+        finish=FINISH[finish] if finish else None,
+        labels=version_spans(choice.get("weight_versions")) if finish else None,
         top=_top(content) if content and content[0].get("top_logprobs") else None,
     )
 
 
 def _top(content: list[dict[str, Any]]) -> list[list[tuple[int, float]]]:
     return [[(top["token_id"], top["logprob"]) for top in entry["top_logprobs"]] for entry in content]
-
-
-def _labels(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], ...] | None:
-    if spans is None:
-        return None
-    return tuple((span["version"], span["end"] - span["start"]) for span in spans)
