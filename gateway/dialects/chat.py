@@ -217,11 +217,7 @@ class ChatAnswer:
         async for news in self._choices:
             yield b"".join([self._events(index, delivery) for index, delivery in news])
         last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]
-        options = self._request.stream_options
-        if options is not None and options.include_usage:
-            usage = orjson.dumps({"choices": [], "usage": self._usage()})
-            last.append(self._head + b"," + usage[1:] + b"\n\n")
-        yield b"".join([*last, b"data: [DONE]\n\n"])
+        yield stream_end(last, self._head, self._request.stream_options, self._usage())
 
     def _events(self, index: int, delivery: Delivery) -> bytes:
         events = []
@@ -282,6 +278,16 @@ class ChatAnswer:
 _BEFORE_INDEX = b',"choices":[{"index":'
 _BEFORE_TEXT = b',"delta":{"content":'
 _AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+def stream_end(
+    last: Sequence[bytes], head: bytes, options: StreamOptions | None, usage: dict[str, Any]
+) -> bytes:
+    """The last events of all choices, the usage if it was asked for, and `[DONE]`."""
+    counted = b""
+    if options is not None and options.include_usage:
+        counted = head + b"," + orjson.dumps({"choices": [], "usage": usage})[1:] + b"\n\n"
+    return b"".join([*last, counted, b"data: [DONE]\n\n"])
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:

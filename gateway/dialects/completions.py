@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, usage_of
+from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, usage_of
 from gateway.dialects.request import GenerationRequest, unsupported
 from gateway.dialects.shares import Share, Shares
 from gateway.errors import BadRequest, validation_error
@@ -172,11 +172,7 @@ class CompletionAnswer:
         async for news in self._choices:
             yield b"".join([self._event(index, delivery) for index, delivery in news])
         last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]
-        options = self._request.stream_options
-        if options is not None and options.include_usage:
-            usage = orjson.dumps({"choices": [], "usage": self._usage()})
-            last.append(self._head + b"," + usage[1:] + b"\n\n")
-        yield b"".join([*last, b"data: [DONE]\n\n"])
+        yield stream_end(last, self._head, self._request.stream_options, self._usage())
 
     def _event(self, index: int, delivery: Delivery) -> bytes:
         text = _text([delivery])
