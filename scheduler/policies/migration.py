@@ -134,10 +134,8 @@ def _from_queues(
 
 def _takes(engine: OpenEngine, call: Movable, choice: Choice) -> bool:
     """True if the engine has room for the call and may sample it."""
-    if engine.waiting or engine.version < call.version:
-        return False
-    gain = engine.model.gain(engine.running, engine.kv, call.length)
-    return not engine.running or gain > choice.mu / call.weight * engine.model.alone(call.length)
+    legal = not engine.waiting and engine.version >= call.version
+    return legal and choice.pays(engine, call.length, call.weight)
 
 
 def _to_gain(

@@ -196,7 +196,7 @@ class Choice:
         """The same under `gain`, where `steps_s` is known. Thousands are asked for in a second, so all is in one place."""
         now_s, then_s = steps_s
         running, model = engine.running, engine.model
-        if running and not self._is_worth_it(engine, length, weight, now_s, then_s):
+        if not self.pays(engine, length, weight, steps_s):
             return (_FULL, running, engine.version, engine.name)
         others = running + engine.extra
         prefill_s = model.k3 * (length - cached)
@@ -207,13 +207,20 @@ class Choice:
     def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
         """True if it is better for a call to run in the engine than to wait: by tokens a second, whatever the others
         count. A call with more weight waits for less."""
-        if self.rule == "cached" or not engine.running:
-            return True
-        return self._is_worth_it(engine, length, weight, *engine.steps_s(length))
+        return self.rule == "cached" or self.pays(engine, length, weight)
 
-    def _is_worth_it(
-        self, engine: OpenEngine, length: int, weight: float, now_s: float, then_s: float
+    def pays(
+        self,
+        engine: OpenEngine,
+        length: int,
+        weight: float = 1.0,
+        steps_s: tuple[float, float] | None = None,
     ) -> bool:
+        """True if a call adds enough tokens a second to the engine, by `mu`, and nothing waits there; an empty engine takes
+        any call. `steps_s`: as `OpenEngine.steps_s`, where it is known."""
+        if not engine.running:
+            return True
+        now_s, then_s = steps_s or engine.steps_s(length)
         gain = (engine.running + 1) / then_s - engine.running / now_s
         return not engine.waiting and gain > self.mu / weight * engine.model.alone(length)
 
