@@ -17,7 +17,6 @@
         ├── EngineUnreachable
         ├── EngineRefused   the engine says that the request is wrong; no other would take it
         ├── EngineReplaced  it was started anew behind our backs, and has other weights
-        ├── StepTimedOut    names the step that missed its deadline
         └── ProbeFailed     an engine does not run the weights it should
 
 `api/errors.py` is the one place that turns them into HTTP.
@@ -155,16 +154,6 @@ class EngineRefused(EngineError):
 
 class EngineReplaced(EngineError):
     """An engine that others start was started anew: it does not have the label, and so the weights, that it was given."""
-
-
-class StepTimedOut(EngineError):
-    """A step missed its deadline."""
-
-    status = 504
-
-    def __init__(self, step: str, seconds: float) -> None:
-        super().__init__(f"step '{step}' was not done within {seconds:g} s", code="step_timed_out")
-        self.step = step
 
 
 class ProbeFailed(EngineError):

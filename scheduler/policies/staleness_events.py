@@ -8,14 +8,12 @@ retry and truncated (see `Unstick`). A member (`MemberDropped`): surplus (other 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 RefuseReason = Literal[
     "no_slot", "size_differs", "group_full", "group_closed", "group_finished", "episode_finished", "not_stuck"
 ]
 StuckAction = Literal["retry", "truncate"]
-
-_T = TypeVar("_T")
 
 
 # Events
@@ -204,7 +202,6 @@ Command = (
 )  # fmt: skip
 
 _EVENTS: dict[str, type[Event]] = {t.__name__: t for t in get_args(Event)}
-_COMMANDS: dict[str, type[Command]] = {t.__name__: t for t in get_args(Command)}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -214,25 +211,17 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 def event_from_json(value: dict[str, Any]) -> Event:
     """The inverse of `event_to_json`. Raises ValueError if `value` is no event."""
-    return _from_json(_EVENTS, value)
+    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items() if name != "type"}
+    kind: Any = _EVENTS.get(str(value.get("type")))
+    if kind is None:
+        raise ValueError(f"no event of the ledger: {value}")
+    try:
+        event: Event = kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"not the fields of {kind.__name__}: {value}") from error
+    return event
 
 
 def command_to_json(command: Command) -> dict[str, Any]:
     """The command's fields, and its class name as `type`."""
     return {"type": type(command).__name__, **asdict(command)}
-
-
-def command_from_json(value: dict[str, Any]) -> Command:
-    """The inverse of `command_to_json`. Raises ValueError if `value` is no command."""
-    return _from_json(_COMMANDS, value)
-
-
-def _from_json(kinds: dict[str, type[_T]], value: dict[str, Any]) -> _T:
-    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items() if name != "type"}
-    kind = kinds.get(str(value.get("type")))
-    if kind is None:
-        raise ValueError(f"neither an event nor a command of the ledger: {value}")
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise ValueError(f"not the fields of {kind.__name__}: {value}") from error

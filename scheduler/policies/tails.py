@@ -5,16 +5,14 @@ decode step with BS calls in the batch, L its tokens. An engine with M calls, of
 PTL(BS) * L * ceil(M / BS). With L the P90 of all expected lengths for tails (about the median of the top fifth) and the P50 for
 the rest, every division of N engines into N_l for tails and N_r for the rest is tried, and the quickest is taken. The engines run
 beside one another, so the time of both groups is the greater of the two; a description of the paper that we have adds them up,
-which would be right only if one group waited for the other. Inside a group and inside an engine the longest call comes first
-(LPT: at most 4/3 of the least time, for equal machines).
+which would be right only if one group waited for the other.
 
-Not to divide is one of the choices: then every engine may have a tail, and lasts as long as one. Invariants: each engine is in
-one group and each call in one engine; by its own model a division is never slower than none.
+Not to divide is one of the choices: then every engine may have a tail, and lasts as long as one. By its own model a division is
+never slower than none.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +26,8 @@ _TAIL_PERCENT, _REST_PERCENT = 90, 50
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A call, and what it is expected to take."""
+    """A call's expected size."""
 
-    call: str
     tokens: float
     """Tokens that it is expected to sample."""
     prompt: int = 0
@@ -53,65 +50,24 @@ class Division:
         return max(self.tails_s, self.rest_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The share of the load that an engine gets."""
-
-    name: str
-    tails: bool
-    """True if the engine is one of those for tails."""
-    calls: tuple[str, ...]
-    """Longest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """The engines for tails and for the rest."""
-
-    division: Division
-    engines: tuple[Engine, ...]
-    """The engines in the order in which they were given; the first are for tails."""
-
-
-def dispatch(
-    calls: Sequence[Expected], engines: Sequence[str], model: EngineModel, slots: int, alpha: float = ALPHA
-) -> Dispatch:
-    """Alg. 2: which engine gets which calls, and in which order.
-
-    `slots`: calls that run at once in an engine. The result depends on the arguments alone, and not on the order of the calls.
-    Raises ValueError for arguments out of range, or an engine or a call that is named twice.
-    """
-    for what, names in (("engine", list(engines)), ("call", [call.call for call in calls])):
-        if len(set(names)) < len(names):
-            raise ValueError(f"{what}s: one is named twice")
-    ranked = rank(calls)
-    division = divide(ranked, len(engines), model, slots, alpha)
-    first = division.tails
-    count = tail_count(len(ranked), alpha) if first else 0
-    placed = [*_longest_first(ranked[:count], first), *_longest_first(ranked[count:], division.rest)]
-    found = zip(engines, placed, strict=True)
-    return Dispatch(division, tuple(Engine(name, i < first, some) for i, (name, some) in enumerate(found)))
-
-
 def divide(
     calls: Sequence[Expected], engines: int, model: EngineModel, slots: int, alpha: float = ALPHA
 ) -> Division:
     """Chooses how many engines to keep for tails: the quickest division, of equals the one with fewest. Raises ValueError."""
     _check(engines, slots, alpha)
-    ranked = rank(calls)
-    count = tail_count(len(ranked), alpha)
-    lengths = sorted(call.tokens for call in ranked)
-    prompt = sum(call.prompt for call in ranked) / max(len(ranked), 1)
+    count = tail_count(len(calls), alpha)
+    lengths = sorted(call.tokens for call in calls)
+    prompt = sum(call.prompt for call in calls) / max(len(calls), 1)
     tail, rest = _percentile(lengths, _TAIL_PERCENT), _percentile(lengths, _REST_PERCENT)
 
     def seconds(number: int, among: int, tokens: float) -> float:
         return engine_s(-(-number // among), tokens, prompt, model, slots)
 
-    whole = seconds(len(ranked), engines, tail)
+    whole = seconds(len(calls), engines, tail)
     best = Division(0, engines, whole, whole)
     for tails in range(1, engines if count else 1):
         others = engines - tails
-        tails_s, rest_s = seconds(count, tails, tail), seconds(len(ranked) - count, others, rest)
+        tails_s, rest_s = seconds(count, tails, tail), seconds(len(calls) - count, others, rest)
         best = min(best, Division(tails, others, tails_s, rest_s), key=lambda d: d.seconds)
     return best
 
@@ -128,27 +84,11 @@ def engine_s(calls: int, tokens: float, prompt: float, model: EngineModel, slots
     return step_s * tokens * -(-calls // batch)
 
 
-def rank(calls: Sequence[Expected]) -> list[Expected]:
-    """The calls, longest first; equally long ones by name."""
-    return sorted(calls, key=lambda call: (-call.tokens, call.call))
-
-
 def tail_count(calls: int, alpha: float = ALPHA) -> int:
     """Returns how many of `calls` are tails: the share, rounded up, and never all of them."""
     if alpha <= 0 or calls < 2:
         return 0
     return min(math.ceil(round(calls * alpha, 9)), calls - 1)
-
-
-def _longest_first(ranked: Sequence[Expected], engines: int) -> list[tuple[str, ...]]:
-    """LPT: each call to the engine with the fewest tokens so far, the longest call first."""
-    given: list[list[str]] = [[] for _ in range(engines)]
-    loads = [(0.0, 0, engine) for engine in range(engines)]
-    for call in ranked:
-        load, number, engine = heapq.heappop(loads)
-        given[engine].append(call.call)
-        heapq.heappush(loads, (load + call.tokens, number + 1, engine))
-    return [tuple(some) for some in given]
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float:

@@ -259,6 +259,6 @@ class Placement(Reactor):
         among = max(1, len(names) // stride)
         aside = 0
         if len(names) > 1 and wishes:
-            sample = [Expected(wish.call, wish.expected, wish.length) for wish in wishes[::stride]]
+            sample = [Expected(wish.expected, wish.length) for wish in wishes[::stride]]
             aside = divide(sample, among, self._settings.engine, self._settings.slots).tails
         self._engines.set_aside(names[: min(aside * len(names) // among, len(names) - 1)])

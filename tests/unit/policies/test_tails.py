@@ -1,14 +1,12 @@
-"""StreamRL's dispatch: divisions computed by hand, and what holds of every one."""
+"""StreamRL's division of engines: some computed by hand, and properties of every one."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.tails import Division, Expected, dispatch, divide, engine_s, rank, tail_count
+from scheduler.policies.tails import Division, Expected, divide, engine_s, tail_count
 from scheduler.policies.throughput import EngineModel
 
 UNIT = EngineModel(k1=0, k2=1, k3=0, k4=0)
@@ -16,7 +14,7 @@ UNIT = EngineModel(k1=0, k2=1, k3=0, k4=0)
 
 
 def some(*tokens: float) -> list[Expected]:
-    return [Expected(f"c{i}", n) for i, n in enumerate(tokens)]
+    return [Expected(n) for n in tokens]
 
 
 CALLS = st.lists(st.floats(1, 1e5), min_size=0, max_size=40).map(lambda tokens: some(*tokens))
@@ -67,19 +65,6 @@ def test_engines_are_not_divided_where_that_would_be_slower() -> None:
     assert divide(some(*[10] * 10), 2, UNIT, slots=1) == Division(0, 2, 50, 50)
 
 
-def test_the_longest_comes_first_in_every_group_and_goes_where_least_is() -> None:
-    found = dispatch(some(10, 100, 9, 90, 8, 7, 6, 5, 4, 3), ["a", "b", "c"], UNIT, slots=2)
-    assert [(engine.name, engine.tails) for engine in found.engines] == [
-        ("a", True),
-        ("b", False),
-        ("c", False),
-    ]
-    a, b, c = (engine.calls for engine in found.engines)
-    assert a == ("c1", "c3")
-    # 10 | 9 -> 10 | 17 -> 17 | 17 (7 to the first) -> 6 to the first (23) -> 5 (22) -> 4 (26) -> 3 (26)
-    assert (b, c) == (("c0", "c5", "c6", "c9"), ("c2", "c4", "c7", "c8"))
-
-
 @pytest.mark.parametrize(
     ("calls", "alpha", "count"),
     [(0, 0.2, 0), (1, 0.2, 0), (2, 0.2, 1), (5, 0.2, 1), (6, 0.2, 2), (10, 0, 0), (2, 0.99, 1)],
@@ -90,47 +75,29 @@ def test_how_many_are_tails(calls: int, alpha: float, count: int) -> None:
 
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="engines"):
-        dispatch([], [], UNIT, slots=1)
+        divide([], 0, UNIT, slots=1)
     with pytest.raises(ValueError, match="slots"):
-        dispatch([], ["a"], UNIT, slots=0)
+        divide([], 1, UNIT, slots=0)
     with pytest.raises(ValueError, match="alpha"):
-        dispatch([], ["a"], UNIT, slots=1, alpha=1)
-    with pytest.raises(ValueError, match="engines: one is named twice"):
-        dispatch([], ["a", "a"], UNIT, slots=1)
-    with pytest.raises(ValueError, match="calls: one is named twice"):
-        dispatch([Expected("c", 1), Expected("c", 2)], ["a"], UNIT, slots=1)
+        divide([], 1, UNIT, slots=1, alpha=1)
 
 
 @given(CALLS, st.integers(1, 9), MODELS, st.integers(1, 16), st.floats(0, 0.9))
-def test_what_holds_of_every_dispatch(
+def test_what_holds_of_every_division(
     calls: list[Expected], n: int, model: EngineModel, slots: int, alpha: float
 ) -> None:
-    names = [f"e{i}" for i in range(n)]
-    found = dispatch(calls, names, model, slots, alpha)
-    division = found.division
+    division = divide(calls, n, model, slots, alpha)
     undivided = divide(calls, n, model, slots, alpha=0)
     assert undivided.tails == 0
     assert division.seconds <= undivided.seconds
     assert division.tails + division.rest == n
     assert division.rest >= 1
-    assert [engine.name for engine in found.engines] == names
-    assert sum(engine.tails for engine in found.engines) == division.tails
-    given_out = [call for engine in found.engines for call in engine.calls]
-    assert sorted(given_out) == sorted(call.call for call in calls)
-    tokens = {call.call: call.tokens for call in calls}
-    for engine in found.engines:
-        assert all(tokens[a] >= tokens[b] for a, b in pairwise(engine.calls))
-    longest_of_rest = max((tokens[c] for e in found.engines if not e.tails for c in e.calls), default=0)
-    if division.tails:
-        assert all(tokens[c] >= longest_of_rest for e in found.engines if e.tails for c in e.calls)
 
 
 @given(CALLS, st.integers(1, 9), st.randoms(use_true_random=False))
 def test_the_order_in_which_calls_are_given_says_nothing(
     calls: list[Expected], n: int, random: object
 ) -> None:
-    names = [f"e{i}" for i in range(n)]
     shuffled = list(calls)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert dispatch(calls, names, UNIT, 4) == dispatch(shuffled, names, UNIT, 4)
-    assert rank(calls) == rank(shuffled)
+    assert divide(calls, n, UNIT, 4) == divide(shuffled, n, UNIT, 4)
