@@ -24,7 +24,7 @@ from bench.processes import Child, run_gateway, run_mock, run_server
 from bench.replies import TOOL_TOKENS
 from bench.report import Spread, Steps, number, show, spread
 from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
-from processes.child import ChildDied
+from processes.errors import ChildDied
 from processes.ports import free_port
 
 TARGETS = ("engine", "headgate", "passthrough", "litellm")

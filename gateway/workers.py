@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,18 +24,18 @@ from typing import Protocol
 
 import httpx
 
+import processes.supervised
 from gateway.engines.process import connect, launch, spoken
 from gateway.sections.environment import ENGINE_URLS
 from gateway.server import bound
 from gateway.settings import ConfigError, Settings
-from processes.child import ChildDied, LocalProcess
+from processes.child import LocalProcess
+from processes.errors import GivenUp
 from processes.ports import free_port
+from processes.supervised import Backoff, Life, SupervisedProcess
 
 log = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.2
-_LONGEST_DELAY_S = 10.0
-_LONG_LIFE_S = 30.0
 _LOOK_EVERY_S = 1.0
 _SICK_S = 30.0
 """A child that has answered, and then not for so long, is killed."""
@@ -147,20 +147,21 @@ class Supervisor:
                     loop.remove_signal_handler(number)
 
     async def _supervise(self) -> int:
-        engines, workers = self._kept(self._all_engines()), self._kept(self._workers)
+        engines = self._kept(self._all_engines(), _CLOSE_S)
+        workers = self._kept(self._workers, self._server.shutdown_s + _CLOSE_S)
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         try:
             done, _ = await asyncio.wait({stop, *engines, *workers}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stop}:
                 task.result()
             return 0
-        except (ChildDied, OSError) as error:
+        except GivenUp as error:
             log.critical("%s", error)
             return 1
         finally:
             stop.cancel()
-            await self._end(self._workers, workers, self._server.shutdown_s + _CLOSE_S)
-            await self._end(self._all_engines(), engines, _CLOSE_S)
+            await _end(workers)
+            await _end(engines)
 
     def _on_signal(self) -> None:
         """The second one is passed on, and the third is the last."""
@@ -172,53 +173,43 @@ class Supervisor:
             elif self._signals > 2:
                 process.kill()
 
-    def _kept(self, children: Sequence[Child]) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(self._keep(child), name=f"keep-{child.name}") for child in children]
+    def _kept(self, children: Sequence[Child], stop_s: float) -> list[asyncio.Task[None]]:
+        return [
+            asyncio.create_task(self._keep(child, stop_s), name=f"keep-{child.name}") for child in children
+        ]
 
-    async def _keep(self, child: Child) -> None:
-        """Starts a child again and again. Raises ChildDied if that is of no use."""
-        delay = 0.0
-        while True:
-            began = time.monotonic()
+    async def _keep(self, child: Child, stop_s: float) -> None:
+        """Starts a child again and again. Raises GivenUp if that is of no use."""
+
+        async def start() -> list[processes.supervised.Child]:
             process = self._processes[child.name] = await child.start()
-            self._tell_targets()
-            watching = asyncio.create_task(self._watch(child, process), name=f"watch-{child.name}")
             try:
-                status = await process.wait()
-            finally:
-                watching.cancel()
-                await asyncio.wait({watching})
-            process.kill()  # kill what the process left behind
-            if status > 0 and isinstance(child, Worker) and not self._up:
-                raise ChildDied(f"{child.name} ended with {status} before it was up; what it said is above")
-            delay = delay_s(delay, time.monotonic() - began)
-            log.error("%s ended with %d; it is started again in %.1f s", child.name, status, delay)
-            await asyncio.sleep(delay)
-
-    async def _watch(self, child: Child, process: LocalProcess) -> None:
-        """Sees when a child is up, and kills one that has been silent for too long since."""
-        answered: float | None = None
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            if await child.healthy():
-                if answered is None:
-                    self._up |= {child.name} if isinstance(child, Worker) else set()
-                    log.info("%s is up (process %d)", child.name, process.pid)
-                answered = time.monotonic()
-            elif answered is not None and time.monotonic() - answered > _SICK_S:
-                log.error("%s has not answered for %g s", child.name, _SICK_S)
+                self._tell_targets()
+            except OSError:
                 process.kill()
+                raise
+            return [processes.supervised.Child(process)]
 
-    async def _end(
-        self, children: Sequence[Child], keepers: list[asyncio.Task[None]], grace_s: float
-    ) -> None:
-        if not keepers:
-            return
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.wait(keepers)
-        left = [self._processes[child.name] for child in children if child.name in self._processes]
-        await asyncio.gather(*(process.stop(grace_s) for process in left))
+        async def healthy(_: processes.supervised.Child) -> bool:
+            answers = await child.healthy()
+            if answers and not kept.up.is_set():
+                self._up |= {child.name} if isinstance(child, Worker) else set()
+                log.info("%s is up (process %d)", child.name, self._processes[child.name].pid)
+            return answers
+
+        kept = SupervisedProcess(
+            child.name,
+            start,
+            _Restarts(child, self._up),
+            lambda text: log.error("%s", "; ".join(text.rsplit("\n  ", 1))),
+            healthy=healthy,
+            start_s=math.inf,
+            silent_s=_SICK_S,
+            stop_s=stop_s,
+            silent_stop_s=0.0,
+            look_s=(_LOOK_EVERY_S, _LOOK_EVERY_S),
+        )
+        await kept.run()
 
     def _all_engines(self) -> list[KeptEngine]:
         return [engine for some in self._engines.values() for engine in some]
@@ -251,11 +242,33 @@ def check(settings: Settings, workers: int, targets: Path | None = None) -> None
         raise ConfigError("--workers needs a [server] port that they all know, and 0 is none")
 
 
-def delay_s(before_s: float, lived_s: float) -> float:
-    """The pause before a child that lived so long is started again, if the last pause was `before_s`."""
-    if lived_s >= _LONG_LIFE_S:
-        return _FIRST_DELAY_S
-    return min(max(2 * before_s, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+class _Restarts(Backoff):
+    """As many restarts as it takes, but none where the next start would fail too: the program is not there, or a worker fails
+    before any was up.
+    """
+
+    def __init__(self, child: Child, up: set[str]) -> None:
+        """`up`: the workers that have ever answered."""
+        super().__init__()
+        self._child = child
+        self._up = up
+
+    def after(self, life: Life) -> float | None:
+        if not life.started:
+            raise GivenUp(f"{self._child.name} {life.reason}")
+        if (life.status or 0) > 0 and isinstance(self._child, Worker) and not self._up:
+            raise GivenUp(
+                f"{self._child.name} ended with {life.status} before it was up; what it said is above"
+            )
+        return super().after(life)
+
+
+async def _end(keepers: list[asyncio.Task[None]]) -> None:
+    """Ends the children of some tasks at the same time, and waits until they have ended."""
+    for keeper in keepers:
+        keeper.cancel()
+    if keepers:
+        await asyncio.wait(keepers)
 
 
 def _engines(settings: Settings) -> dict[str, list[KeptEngine]]:

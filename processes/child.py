@@ -14,15 +14,15 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
+
+from processes.errors import ChildDied
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MOST_READ = 2**20
-
-
-class ChildDied(Exception):
-    """A child process ended although it was needed, or could not be started; the message quotes its last lines."""
+LINE_BYTES = 2**20
+"""The longest line that can be read from a child."""
 
 
 class LocalProcess:
@@ -45,15 +45,7 @@ class LocalProcess:
         try:
             with _output(log) as output:
                 begun_at = output.tell() if output is not None else 0
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**os.environ, **(env or {})},
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
+                process = await start_group(argv, asyncio.subprocess.DEVNULL, output, output, env)
         except OSError as error:
             what = error.filename or argv[0]
             raise ChildDied(f"{name} cannot be started: {what}: {error.strerror or error}") from error
@@ -109,9 +101,9 @@ class LocalProcess:
         return ""
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL for whatever of the group is left after `grace_s`."""
+        """SIGTERM, then SIGKILL for whatever of the group is left after `grace_s`; with 0, SIGKILL at once."""
         try:
-            if self.returncode is None:
+            if self.returncode is None and grace_s > 0:
                 self._signal(signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), grace_s)
@@ -130,6 +122,26 @@ class LocalProcess:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+async def start_group(
+    argv: Sequence[str],
+    stdin: int,
+    stdout: int | IO[bytes] | None,
+    stderr: int | IO[bytes] | None,
+    env: Mapping[str, str] | None = None,
+) -> asyncio.subprocess.Process:
+    """Starts `argv` as the head of a process group, which dies with this process; `env` is added to its own. Raises OSError."""
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, **(env or {})},
+        limit=LINE_BYTES,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
 
 
 @contextlib.contextmanager

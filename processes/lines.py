@@ -15,8 +15,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from processes.child import start_group
+
 TAIL_BYTES = 64 * 1024
-_LINE_BYTES = 1024 * 1024
 _QUOTED_LINES = 15
 _DRAIN_S = 1.0
 _EXIT_S = 5.0
@@ -44,7 +45,7 @@ class LineWorker:
         """Starts a process in place of the one before. Raises WorkerFailed."""
         await self.end()
         pipe = asyncio.subprocess.PIPE
-        self._process = await start_group(self._argv, pipe, pipe, pipe)
+        self._process = await start_worker(self._argv, pipe, pipe, pipe)
         assert self._process.stderr is not None
         self._errors = _Tail(self._process.stderr)
 
@@ -123,24 +124,16 @@ def quoted(errors: str) -> str:
     return "stderr:\n" + "\n".join(errors.splitlines()[-_QUOTED_LINES:])
 
 
-async def start_group(
+async def start_worker(
     argv: Sequence[str],
     stdin: int,
     stdout: int | IO[bytes],
     stderr: int | IO[bytes],
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Starts `argv` as the head of a process group; `env` is added to this process's. Raises WorkerFailed."""
+    """Starts `argv` by `start_group`. Raises WorkerFailed."""
     try:
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env={**os.environ, **(env or {})},
-            limit=_LINE_BYTES,
-            start_new_session=True,
-        )
+        return await start_group(argv, stdin, stdout, stderr, env)
     except OSError as error:
         raise WorkerFailed(f"cannot start {argv[0]}: {error}") from error
 

@@ -88,7 +88,7 @@ def main() -> None:
 def _plain_errors() -> Iterator[None]:
     """Prints errors that a user can act on without a traceback."""
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from processes.child import ChildDied
+    from processes.errors import ChildDied
     from trainer.errors import ConfigError, TrainerError
 
     try:

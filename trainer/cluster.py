@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import httpx
 
 from processes import ports
-from processes.child import ChildDied, LocalProcess
+from processes.child import LocalProcess
+from processes.errors import ChildDied
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.settings import GatewaySettings, Settings
 

@@ -29,7 +29,8 @@ from rich.console import Console
 
 from examples.service.programs import NotInstalled
 from examples.service.servers import start_postgres, start_prometheus, start_redis
-from processes.child import ChildDied, LocalProcess
+from processes.child import LocalProcess
+from processes.errors import ChildDied
 
 _HERE = Path(__file__).parent
 _START_S = 300.0

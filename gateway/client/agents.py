@@ -29,7 +29,7 @@ from typing import IO, Any, Protocol
 
 from gateway.json_depth import loads
 from gateway.rewards import number
-from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_group
+from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_worker
 
 
 class AgentCrashed(Exception):
@@ -220,7 +220,7 @@ class CommandAgent:
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
         try:
-            process = await start_group(self._argv, asyncio.subprocess.DEVNULL, output, errors, env)
+            process = await start_worker(self._argv, asyncio.subprocess.DEVNULL, output, errors, env)
         except WorkerFailed as error:
             raise AgentCrashed(str(error)) from error
         try:

@@ -17,7 +17,8 @@ from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.settings import ConfigError
-from processes.child import ChildDied, LocalProcess
+from processes.child import LocalProcess
+from processes.errors import ChildDied
 from processes.ports import free_port
 
 LOOPBACK = "127.0.0.1"

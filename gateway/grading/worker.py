@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from gateway.rewards import number
-from processes.child import die_with_parent
 
 _QUOTED = 4000
 """Characters of a traceback."""
@@ -29,7 +28,6 @@ _QUOTED = 4000
 
 def main(name: str) -> int:
     """Serves until the input ends. Answers the exit status."""
-    die_with_parent()
     questions, answers = _private_streams()
     try:
         function = load(name)

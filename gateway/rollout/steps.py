@@ -23,7 +23,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import Weights
 from gateway.sections import EngineSettings, ModelSettings, UpdateSettings
-from processes.child import ChildDied
+from processes.errors import ChildDied
 from scheduler.policies.probe import ProbeReport, judge
 from scheduler.program.events import Do, Step
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from processes.errors import ProcessError
 
-class ClusterError(Exception):
+
+class ClusterError(ProcessError):
     """A cluster that cannot run as its file says."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import processes.supervised
 from scheduler.cluster.tags import Capacity, Place, Seen
 
 SECRET = "HEADGATE_"
@@ -33,29 +34,11 @@ class Job:
     """The resources reserved for it alone; none where it takes turns with others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a process."""
+class Running(processes.supervised.Running, Protocol):
+    """A process that was started at a place, and where it can be reached."""
 
-    status: int
-    said: str
-    """Its last lines, or what became of its node."""
-
-
-class Running(Protocol):
-    """A process that was started."""
-
-    name: str
     host: str
     port: int
-
-    async def wait(self) -> Ended:
-        """Waits until the process ends, or its node is lost."""
-        ...
-
-    async def stop(self, grace_s: float) -> None:
-        """Ends it and whatever it started; what is left after `grace_s` is killed."""
-        ...
 
 
 class Launcher(Protocol):
@@ -70,7 +53,7 @@ class Launcher(Protocol):
         ...
 
     async def start(self, jobs: Sequence[Job]) -> list[Running]:
-        """Starts all of these or none. Raises ClusterError, or OSError."""
+        """Starts all of these or none. Raises ClusterError, ChildDied, or OSError."""
         ...
 
     async def close(self) -> None:

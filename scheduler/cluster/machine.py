@@ -12,29 +12,23 @@ from collections.abc import Mapping, Sequence
 
 from processes.child import LocalProcess
 from processes.ports import free_port
+from processes.supervised import Child
 from scheduler.cluster.file import ClusterFile
-from scheduler.cluster.launch import SECRET, Ended, Job, Running, filled
+from scheduler.cluster.launch import SECRET, Job, Running, filled
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Seen
 
 HOST = "127.0.0.1"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-class LocalRunning:
+class LocalRunning(Child):
     """A process on this machine."""
 
     def __init__(self, process: LocalProcess, port: int) -> None:
-        self.name = process.name
+        super().__init__(process)
         self.host = HOST
         self.port = port
         self.pid = process.pid
-        self._process = process
-
-    async def wait(self) -> Ended:
-        return Ended(await self._process.wait(), self._process.tail())
-
-    async def stop(self, grace_s: float) -> None:
-        await self._process.stop(grace_s)
 
 
 class LocalLauncher:

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import httpx
 
+from processes.supervised import Say
 from scheduler.cluster.file import GatewayFile
-from scheduler.cluster.supervised_process import Say
 from scheduler.cluster.tags import Node
 
 _ADMIN = "/admin/v1"

@@ -15,18 +15,20 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 import httpx
 
 from processes.child import LocalProcess
+from processes.errors import GivenUp
 from processes.ports import url_of
+from processes.supervised import Budget, Child, Say, SupervisedProcess
 from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer
 from scheduler.cluster.growth import Growth
-from scheduler.cluster.launch import Ended, Job, Launcher, Running, filled
+from scheduler.cluster.launch import Job, Launcher, Running, filled
 from scheduler.cluster.registry import Address, Registry
-from scheduler.cluster.supervised_process import Budget, GivenUp, Say, SupervisedProcess
 from scheduler.cluster.tags import Assignment, Capacity, Node, Place, assign, check_counts, match, unmatched
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -38,7 +40,7 @@ class Engine:
     """An engine that should run, and the task that keeps it."""
 
     place: Place
-    kept: SupervisedProcess
+    kept: SupervisedProcess[Running]
     task: asyncio.Task[None]
 
 
@@ -55,7 +57,7 @@ class Supervisor:
         self._say, self._show = say, show
         self._groups = file.wanted()
         self._engines: dict[str, Engine] = {}
-        self._all: WeakSet[SupervisedProcess] = WeakSet()
+        self._all: WeakSet[SupervisedProcess[Any]] = WeakSet()
         """Whatever is kept, those that are on their way out too."""
         self._names: dict[str, str] = {}
         self._nodes: list[Node] = []
@@ -140,7 +142,7 @@ class Supervisor:
         stack.push_async_callback(_ended, task)
         return task
 
-    def _kept(self, stack: AsyncExitStack, kept: SupervisedProcess) -> asyncio.Task[None]:
+    def _kept(self, stack: AsyncExitStack, kept: SupervisedProcess[Any]) -> asyncio.Task[None]:
         self._all.add(kept)
         return self._task(stack, kept.run(), kept.name)
 
@@ -259,7 +261,7 @@ class Supervisor:
             if engine.kept.up.is_set() and engine.kept.running
         }
 
-    def _engine(self, place: Place, http: httpx.AsyncClient) -> SupervisedProcess:
+    def _engine(self, place: Place, http: httpx.AsyncClient) -> SupervisedProcess[Running]:
         engine, shared = self._file.engine, any(rank.node == place.node for rank in self._assignment.ranks)
         values = {"config": str(self.gateway.path.resolve()), "model": self.gateway.model}
         argv = tuple(filled(part, values) for part in engine.command)
@@ -295,14 +297,14 @@ class Supervisor:
 
     # Gateway and trainer
 
-    def _gateway(self, registry: Registry) -> SupervisedProcess:
+    def _gateway(self, registry: Registry) -> SupervisedProcess[Child]:
         table = self._file.gateway
         argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(table.config)]
         argv += ["--workers", str(table.workers)] if table.workers > 1 else []
         log = self._file.cluster.dir / "gateway.log"
 
-        async def start() -> list[Running]:
-            return [_Here(await LocalProcess.start("gateway", argv, log))]
+        async def start() -> list[Child]:
+            return [Child(await LocalProcess.start("gateway", argv, log))]
 
         return SupervisedProcess(
             "gateway",
@@ -366,20 +368,6 @@ class Supervisor:
             f"{self._file.cluster.name} is up: agents at {gateway.url}/v1, admin API at {gateway.admin_url}/admin/v1/engines,"
             f" logs in {logs}; ctrl-c ends everything"
         )
-
-
-class _Here:
-    """The gateway's process, as a `Running`."""
-
-    def __init__(self, process: LocalProcess) -> None:
-        self.name, self.host, self.port = process.name, "127.0.0.1", 0
-        self._process = process
-
-    async def wait(self) -> Ended:
-        return Ended(await self._process.wait(), self._process.tail())
-
-    async def stop(self, grace_s: float) -> None:
-        await self._process.stop(grace_s)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

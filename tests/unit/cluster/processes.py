@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.cluster.launch import Ended
+from processes.supervised import Ended
 
 
 class Process:
@@ -13,6 +13,7 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name, self.host, self.port = name, "127.0.0.1", 1
         self.stopped = False
+        self.grace_s: float | None = None
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> Ended:
@@ -20,3 +21,4 @@ class Process:
 
     async def stop(self, grace_s: float) -> None:
         self.stopped = True
+        self.grace_s = grace_s

@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from processes.errors import GivenUp
 from processes.ports import free_port
+from processes.supervised import Ended, SupervisedProcess
 from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
-from scheduler.cluster.launch import Ended, Job, Running
-from scheduler.cluster.supervised_process import GivenUp, SupervisedProcess
+from scheduler.cluster.launch import Job, Running
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen
 from tests.harness.waiting import result_of, turns, until

@@ -14,7 +14,7 @@ import pytest
 
 from gateway import workers
 from gateway.settings import ConfigError, Settings
-from gateway.workers import KeptEngine, Supervisor, Worker, check, delay_s
+from gateway.workers import KeptEngine, Supervisor, Worker, check
 from processes.child import LocalProcess
 from processes.ports import free_port
 from tests.harness.waiting import until, within
@@ -62,15 +62,6 @@ def supervisor(settings: Settings, *stubs: Stub, targets: Path | None = None) ->
 async def stopped(made: Supervisor, running: asyncio.Task[int]) -> int:
     os.kill(os.getpid(), signal.SIGTERM)
     return await running
-
-
-def test_who_ends_at_once_waits_longer_each_time_and_who_lived_long_does_not() -> None:
-    waits, wait = [], 0.0
-    for _ in range(8):
-        wait = delay_s(wait, lived_s=1.0)
-        waits.append(wait)
-    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-    assert delay_s(wait, lived_s=60.0) == 0.2
 
 
 async def test_a_child_that_is_killed_is_started_again_and_its_port_is_told(

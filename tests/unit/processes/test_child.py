@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from processes.child import ChildDied, LocalProcess
+from processes.child import LocalProcess
+from processes.errors import ChildDied
 from tests.harness.waiting import result_of, turns, until
 
 Start = Callable[[str], Awaitable[LocalProcess]]
@@ -167,14 +168,20 @@ async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> Non
     await until(lambda: not alive(int(path.read_text())), "it is gone")
 
 
-async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "started", ["LocalProcess.start('child', argv, None)", "start_worker(argv, *3 * [PIPE])"]
+)
+async def test_a_child_dies_with_its_parent(started: str, tmp_path: Path) -> None:
+    """And so does one that is asked in lines, though it does not read."""
     path = tmp_path / "pid"
     code = f"""
 import asyncio, os, pathlib, sys
+from asyncio.subprocess import PIPE
 from processes.child import LocalProcess
+from processes.lines import start_worker
 async def main():
     argv = [sys.executable, "-c", "import time; time.sleep(60)"]
-    child = await LocalProcess.start("child", argv, pathlib.Path({str(tmp_path / "log")!r}))
+    child = await {started}
     pathlib.Path({str(path)!r}).write_text(str(child.pid))
     await asyncio.Event().wait()
 asyncio.run(main())

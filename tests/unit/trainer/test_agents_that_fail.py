@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from processes.child import ChildDied
+from processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from trainer.metrics import Metrics

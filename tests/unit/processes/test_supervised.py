@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from scheduler.cluster import supervised_process as module
+from processes import supervised as module
+from processes.child import LocalProcess
+from processes.errors import GivenUp
+from processes.supervised import Backoff, Budget, Child, Ended, Life, SupervisedProcess
 from scheduler.cluster.errors import NodeLost
-from scheduler.cluster.launch import Ended, Running
-from scheduler.cluster.supervised_process import Budget, GivenUp, SupervisedProcess
+from scheduler.cluster.launch import Running
 from tests.harness.waiting import result_of, within
 from tests.machines.virtual import Clock, VirtualLoop
 from tests.unit.cluster.processes import Process
@@ -114,13 +116,50 @@ async def test_silence_is_a_death() -> None:
     await asyncio.wait({task})
 
 
+def life(ended_at: float, lived_s: float = 1.0) -> Life:
+    return Life("ended with 1", 1, True, ended_at, lived_s)
+
+
 def test_restarts_wait_longer_each_time_and_the_window_moves_on() -> None:
     budget = Budget(restarts=3, window_s=100)
-    assert [budget.delay_s(now) for now in (0, 1, 2)] == [0.2, 0.4, 0.8]
-    assert budget.delay_s(100) is None
-    assert budget.delay_s(100.5) is not None, "the first is out of the window"
+    assert [budget.after(life(now)) for now in (0, 1, 2)] == [0.2, 0.4, 0.8]
+    assert budget.after(life(100)) is None
+    assert budget.after(life(100.5)) is not None, "the first is out of the window"
     many = Budget(restarts=50, window_s=1e9)
-    assert max(many.delay_s(now) or 0 for now in range(50)) == 10.0
+    assert max(many.after(life(now)) or 0 for now in range(50)) == 10.0
+
+
+def test_who_ends_at_once_waits_longer_each_time_and_who_lived_long_does_not() -> None:
+    backoff = Backoff()
+    waits = [backoff.after(life(now)) for now in range(8)]
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert backoff.after(life(100, lived_s=60.0)) == 0.2
+    assert backoff.after(life(101)) == 0.4
+
+
+def test_what_is_silent_is_given_less_time_to_end_than_what_shall_end(loop: VirtualLoop) -> None:
+    world = World()
+    task = loop.create_task(world.kept(silent_s=30, stop_s=60, silent_stop_s=1).run())
+    loop.settle()
+    world.well = False
+    loop.advance(40)
+    world.well = True
+    loop.settle()
+    task.cancel()
+    loop.settle()
+    assert [one.grace_s for (one,) in world.gangs] == [1, 60]
+
+
+async def test_a_command_that_is_not_there_is_tried_again_and_then_given_up() -> None:
+    async def start() -> list[Child]:
+        return [Child(await LocalProcess.start("it", ["no-such-command"], None))]
+
+    said: list[str] = []
+    with pytest.raises(
+        GivenUp, match=r"after 1 restarts: could not be started: .*no-such-command: No such file"
+    ):
+        await SupervisedProcess("it", start, Budget(1, 600), said.append).run()
+    assert len(said) == 1
 
 
 def test_silence_counts_from_the_last_answer(loop: VirtualLoop) -> None:
