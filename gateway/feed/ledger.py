@@ -24,6 +24,7 @@ from gateway.store import decisions
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 from scheduler.policies import rules
+from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
@@ -42,7 +43,8 @@ from scheduler.policies.staleness_events import (
 from scheduler.policies.staleness_state import LedgerSettings
 
 _SETTINGS = "Settings"
-_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))}
+_WITHIN = "equal_within"
+_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))} - {_WITHIN}
 """The keys of [staleness] on which the meaning of the stored events depends."""
 
 
@@ -69,10 +71,11 @@ class StoredLedger:
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
         """Replays the stored events. Raises ConfigError if they were made under other settings."""
-        loaded = cls(database, _rule(settings, model), model)
         stored = await database.read(lambda c: statements.events(c, model))
+        within = stored[0].get(_WITHIN, 0.0) if stored else ROUNDING
+        loaded = cls(database, _rule(settings, model, within), model)
         if not stored:
-            row = {"type": _SETTINGS, **settings.model_dump(include=_BOUND)}
+            row = {"type": _SETTINGS, **settings.model_dump(include=_BOUND), _WITHIN: within}
             await database.submit(lambda c: statements.insert_event(c, model, row, []))
         elif differing := different(stored[0], settings):
             raise ConfigError(_refusal(model, differing))
@@ -158,7 +161,7 @@ def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, 
     """
     defaults = StalenessSettings().model_dump(include=_BOUND)
     wanted = settings.model_dump(include=_BOUND)
-    begun = defaults | {key: value for key, value in stored.items() if key != "type"}
+    begun = defaults | {key: value for key, value in stored.items() if key not in ("type", _WITHIN)}
     return {key: (begun[key], wanted[key]) for key in sorted(begun) if begun[key] != wanted.get(key)}
 
 
@@ -170,9 +173,9 @@ async def check_settings(database: Database, settings: StalenessSettings, model:
         raise ConfigError(_refusal(model, differing))
 
 
-def _rule(settings: StalenessSettings, model: str) -> StalenessRule:
+def _rule(settings: StalenessSettings, model: str, within: float = ROUNDING) -> StalenessRule:
     try:
-        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}))
+        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}), equal_within=within)
         return rules.create(settings.rule, limits)
     except ValueError as error:
         raise ConfigError(f"[staleness] of {model!r}: {error}") from error

@@ -112,7 +112,7 @@ class Ledger(StalenessRule[GroupRow]):
             commands += [MemberDropped(episode_id, "surplus"), AbortEpisode(episode_id, "surplus")]
         if group.rewarded() < min(self.settings.min_members, group.size):
             return commands + self._drop(group, "too_few_rewards")
-        if self.settings.drop_equal and group.equal():
+        if self.settings.drop_equal and group.equal(self.settings.equal_within):
             return commands + self._drop(group, "zero_variance")
         return commands + self._occupy(group)
 

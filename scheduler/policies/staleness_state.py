@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from scheduler.policies.rewards import all_equal
 from scheduler.policies.staleness_events import (
     BufferReady,
     Command,
@@ -47,6 +48,8 @@ class LedgerSettings:
     """Members that may race in a group beyond its size: the first `size` to be rewarded are trained."""
     drop_equal: bool = False
     """Drop a group whose rewards are all equal."""
+    equal_within: float = 0.0
+    """The share of the largest reward by which equal rewards may differ. A ledger keeps the value that it was begun with."""
     late: LateAction = "cancel"
     """The treatment of a group that misses its last buffer: dropped and aborted (`cancel`), dropped but not aborted
     (`drop`), or trained in a later buffer with its too old tokens masked (`mask`)."""
@@ -139,9 +142,9 @@ class GroupRow:
         """The number of members with a reward."""
         return list(self.members.values()).count("rewarded")
 
-    def equal(self) -> bool:
-        """At least two members are rewarded, and all with one value."""
-        return self.rewarded() == len(self.values) >= 2 and len(set(self.values.values())) == 1
+    def equal(self, within: float) -> bool:
+        """At least two members are rewarded, and all with one value, but for rounding (`LedgerSettings.equal_within`)."""
+        return self.rewarded() == len(self.values) >= 2 and all_equal(self.values.values(), within)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from scheduler.policies.rewards import all_equal
 from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
 from trainer.correction import (
     importance_ratio,
@@ -57,9 +58,10 @@ class Grpo:
         return self.settings.normaliser == "sequence"
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """reward - mean, over the (population) standard deviation unless that is off; zeros where all rewards are equal."""
+        """reward - mean, over the (population) standard deviation unless that is off; zeros where all rewards are equal, but for
+        rounding."""
         centred = rewards - rewards.mean()
-        if len(rewards) < 2 or bool((rewards == rewards[0]).all()):
+        if all_equal(rewards.tolist()):
             return torch.zeros_like(rewards)
         return centred / rewards.std(correction=0) if self.settings.normalise_std else centred
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.staleness import Ledger
 from scheduler.policies.staleness_events import (
     AbortEpisode,
@@ -193,6 +194,15 @@ def test_a_group_of_equal_rewards_is_dropped_and_frees_its_entry() -> None:
     book = play(LedgerSettings(0, 1, drop_equal=True), *(Join("g", e, 2) for e in "ab"), Reward("a", 0.5))
     assert book.apply(Reward("b", 0.5)) == [GroupDropped("g", "zero_variance")]
     assert book.apply(Join("h", "h", 1)) == [Admit("h", "h", 0, 0)]
+
+
+@pytest.mark.parametrize(("within", "dropped"), [(ROUNDING, True), (0.0, False)])
+def test_rewards_that_differ_by_rounding_are_equal_unless_the_ledger_began_without_it(
+    within: float, dropped: bool
+) -> None:
+    limits = LedgerSettings(0, 1, drop_equal=True, equal_within=within)
+    book = play(limits, *(Join("g", e, 2) for e in "ab"), Reward("a", 0.1 + 0.2))
+    assert (book.apply(Reward("b", 0.3)) == [GroupDropped("g", "zero_variance")]) is dropped
 
 
 def test_the_entry_of_equal_rewards_is_filled_and_surplus_members_are_told_first() -> None:

@@ -21,9 +21,9 @@ def test_advantages_are_centred_and_scaled() -> None:
     torch.testing.assert_close(centred, expected)
 
 
-@pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [1.0], [0.0, 0.0]])
+@pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [1.0], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3, 0.3]])
 def test_a_group_with_equal_rewards_teaches_nothing(rewards: list[float]) -> None:
-    advantages = Grpo(GrpoSettings()).advantages(torch.tensor(rewards))
+    advantages = Grpo(GrpoSettings()).advantages(torch.tensor(rewards, dtype=torch.float64))
     assert advantages.tolist() == [0.0] * len(rewards)
 
 
