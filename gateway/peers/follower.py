@@ -191,7 +191,7 @@ class Follower:
         for pool in self._pools.values():
             pool.hold(_NO_LINK)
             for slot in pool.slots.values():
-                slot.doubt()
+                slot.hold_output()
         self._by_key.clear()
         idle = [live.id for live in self.episodes.values() if not live.calls]
         for episode_id in idle:  # the coordinator will not report their end
@@ -288,7 +288,7 @@ class Follower:
             return
         same = (slot.generation, slot.version) == (shown["generation"], shown["version"])
         if same and shown["settled"]:
-            slot.trust()
+            slot.release_output()
         else:
             slot.evict("its weights changed while this process had no coordinator")
 

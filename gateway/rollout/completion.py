@@ -1,4 +1,4 @@
-"""One reply in the making, from a prompt to a committed turn.
+"""Makes one reply, from a prompt to a committed turn.
 
 A task of its own makes the reply; clients read it (`reply.Reader`) and may come and go. Invariants (design, R2, R3 and R5):
 - the tokens whose text is delivered are the tokens that are recorded, once each and in order;
@@ -6,7 +6,7 @@ A task of its own makes the reply; clients read it (`reply.Reader`) and may come
 - while nobody reads, no engine works; a reader who comes within the grace period gets the rest from the last token on (but not
   of a seeded call: the sampler's state was lost with its run);
 - otherwise, and when the call fails or is stopped, what was sampled is recorded as an abandoned branch, which is never trained;
-- of a call that another process has taken over nothing more is shown or recorded here.
+- once another process has taken the call over, this one delivers and records nothing more of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Segment = Callable[[Int32Array], Segmenter]
 
 
 def _nothing(_tokens: int) -> None:
-    """Charges nothing, where nothing is limited."""
+    """The callback of replies without one."""
 
 
 class _Deserted(GatewayError):
@@ -45,7 +45,7 @@ class _Deserted(GatewayError):
 
 
 class Completion:
-    """Start it, read its `reply`, or `stop` it."""
+    """Makes a reply in a task of its own. `start` it, then read its `reply`, or `stop` it."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Completion:
         self.reply = _reply(runner.call.call_id, details, len(prompt.ids))
         self.reply.deserted = self._stop_engine
         self.charge: Callable[[int], None] = _nothing
-        """Called once, with the tokens that the reply took: of the prompt, and sampled."""
+        """Called once, with the number of tokens that the reply took: those of the prompt and the sampled ones."""
         self.finished: Callable[[int], None] = _nothing
-        """Called once, if the reply was sampled to its end and recorded, with its tokens."""
+        """Called once, with the number of sampled tokens, if the reply is complete and recorded."""
         self._runner = runner
         self._prompt = prompt
         self._segment = segment
@@ -74,17 +74,17 @@ class Completion:
         self._grace_s = grace_s
         self._restarts = runner.call.restarts
         self._pieces: list[Piece] = []
-        """Taken, and not yet part of a delivery."""
+        """Pieces that are not yet part of a delivery."""
         self._delivered = 0
         self._whole = False
-        """Everything was sampled."""
+        """True once every token is sampled."""
         self._given_up = False
         self._stopped_by: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
         self._track: Track | None = None
         self._epoch = 1
         self._gathered: Delivery | None = None
-        """The delivery that is being logged, and shown afterwards."""
+        """The delivery that is being logged, and is shown to readers afterwards."""
 
     def resume(self, logged: LoggedCall) -> None:
         """Before `start`: replaces the call with one that another process began; it continues from the last logged token."""
@@ -106,18 +106,18 @@ class Completion:
         return self._runner.call
 
     def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
-        """Before `start`: what is sampled is logged, so that another process can go on with it."""
+        """Before `start`: has the sampled tokens logged, so that another process can continue the call."""
         self._track = handover.follow(
             place, self, self.call.turn, self._prompt.ids, self.details, self._epoch
         )
 
     def start(self) -> asyncio.Task[None]:
-        """Begins to make the reply. The task lives until a client has all of it, or nobody will get it any more."""
+        """Starts the task. It lives until a client has the whole reply, or no client can come for it any more."""
         self._task = asyncio.create_task(self._live(), name=f"reply-{self.reply.call_id}")
         return self._task
 
     async def stop(self, reason: GatewayError) -> None:
-        """Ends it now, read or not; when this returns, what was sampled is recorded. Readers get `reason` raised."""
+        """Ends the reply now; when this returns, what was sampled is recorded. Readers get `reason` raised."""
         self._stopped_by = self._stopped_by or reason
         self.reply.move()
         await self._runner.stop(reason)
@@ -148,16 +148,16 @@ class Completion:
         finally:
             if self._track is not None:
                 self._track.end(self.reply.delivered)
-            self._part()
+            self._release()
 
-    def _part(self) -> None:
-        """Lets go of what refers back here: replies are many, and should not wait for the garbage collector."""
+    def _release(self) -> None:
+        """Breaks reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
         self.reply.deserted = None
         self._runner.detach()
         self.charge(len(self._prompt.ids) + len(self.call.turn.ids))
 
     async def _wait_for_a_reader(self) -> None:
-        """Raises what ended the waiting: the end of the grace period, or `stop`."""
+        """Waits until there is a reader. Raises _Deserted after the grace period, or the reason of `stop`."""
         if self.reply.readers and self._stopped_by is None:
             return
         try:
@@ -171,7 +171,7 @@ class Completion:
             raise self._stopped_by
 
     async def _generate(self) -> None:
-        """Generates until everything was sampled, or nobody reads any more."""
+        """Generates until every token is sampled, or the last reader has left."""
         if self._whole:
             return
         if self.call.turn.ids and not self._segmenter.consumed:
@@ -188,7 +188,7 @@ class Completion:
         self._whole = self.call.finish is not None
 
     def _take(self) -> None:
-        """New tokens become pieces, and, in a stream, a delivery; what a stop string ends is kept for the last one.
+        """Turns new tokens into pieces and, in a stream, into a delivery; what a stop string ends is kept for the last one.
 
         Called for every chunk of tokens, by the call's own task.
         """
@@ -208,7 +208,7 @@ class Completion:
             self.show()
 
     def gather(self) -> None:
-        """In a stream, what was taken so far becomes the next delivery."""
+        """In a stream, makes the pieces so far the next delivery."""
         if not self._pieces or not self.details.stream or self._segmenter.stopped or self._whole:
             return
         if self._gathered is None:
@@ -217,13 +217,13 @@ class Completion:
             self._pieces = []
 
     def show(self) -> None:
-        """Delivers what was gathered, unless nobody shall have more of the reply."""
+        """Delivers what was gathered, unless the reply is over or another process has it."""
         if self._gathered is not None and not self.reply.over and not self._superseded:
             self.reply.deliver(self._gathered)
         self._gathered = None
 
     async def supersede(self) -> None:
-        """Another process goes on with the call."""
+        """Ends the reply here, because another process continues the call."""
         self._stopped_by = self._stopped_by or superseded()
         self.reply.move()
         await self._runner.stop(self._stopped_by)
@@ -233,7 +233,7 @@ class Completion:
         return self._track is not None and self._track.taken
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
-        """The tokens that were taken since the last delivery."""
+        """The tokens since the last delivery; from now on they count as delivered."""
         turn, start, end = self.call.turn, self._delivered, self._segmenter.consumed
         self._delivered = end
         return turn.ids[start:end], turn.logprobs[start:end], self.call.top[start:end] or None
@@ -297,7 +297,7 @@ class Completion:
                     return
 
     async def _stop_engine(self) -> None:
-        """The last reader has left: the engine stops at once, and the tokens are kept if they can be continued."""
+        """Stops the engine when the last reader has left; the tokens are kept if the call can be continued."""
         self._given_up = bool(self.call.pinned) and not self._whole
         await self._runner.stop(_Deserted("nobody reads the reply"))
 

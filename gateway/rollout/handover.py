@@ -1,8 +1,8 @@
-"""The running calls of this process in the bus, and those of processes that are gone.
+"""Logs this process's running calls in the bus, and takes over those of processes that are gone.
 
-Owns this process's place among the living, the writing of the logs of its running calls, and the taking over of others'. What is
-new of all calls is written together, a moment after it came. Invariants:
-- what a stream shows of a call was logged before, so whoever takes the call over goes on from all that any client has seen;
+Owns this process's heartbeat, the logs of its running calls, and the taking over of others'. News of all calls is written
+together, a moment after it came. Invariants:
+- a stream shows only what was logged before, so whoever takes the call over continues from all that any client has seen;
 - a log is written by its owner alone: who finds that it was taken over neither shows nor records any more of the call;
 - within `[bus] alive_s` of its last sign of life nobody takes anything from a process; after that it asks before it records;
 - a bus that is away or has lost everything stops nothing: calls go on as if there were none, and are logged anew when it is back.
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
 _ANYBODY = Process("anybody")
-"""The owner of logs that every process may end: those of refused requests, which may come again to any process."""
+"""The owner of the logs of refused requests: a retry may come to any process, so each of them may end these logs."""
 _ENTRIES_PER_S = 4000
-"""Logging takes no more of the event loop than these do: the more calls there are, the rarer each is logged."""
+"""Bounds the time that logging takes: the more calls run, the less often each is logged."""
 
 
 class Logged(Protocol):
-    """A call as its log sees it."""
+    """The part of a `Completion` that its log needs."""
 
     def gather(self) -> None:
         """Gathers what was taken so far, to log it."""
@@ -45,7 +45,7 @@ class Logged(Protocol):
         ...
 
     async def supersede(self) -> None:
-        """Another process goes on with the call: nothing more of it is shown or recorded here."""
+        """Ends the reply here, because another process continues the call."""
         ...
 
 
@@ -66,9 +66,9 @@ class Track:
         self.call = call
         self.call_id = turn.call_id
         self.taken = False
-        """Another process owns the log now."""
+        """True once another process owns the log."""
         self.left = False
-        """The log stays when the call ends, for whoever takes it over."""
+        """True if the log stays when the call ends, for another process to take over."""
         self.over = False
         self.written_at = 0.0
         self._handover = handover
@@ -91,7 +91,7 @@ class Track:
         return self.movable and self._begun and not self.over
 
     def mark(self) -> bool:
-        """There is something new. False: it will not be logged; show it."""
+        """Has new tokens logged. False: they will not be logged, so show them now."""
         if not self.movable or self.over:
             return False
         return self._handover.mark(self)
@@ -104,7 +104,7 @@ class Track:
             raise superseded()
 
     def end(self, delivered: bool = False) -> None:
-        """The log is needed no more: a client has all of the reply (`delivered`), or nobody will get it."""
+        """Ends the log: a client has the whole reply (`delivered`), or none will get it."""
         if not (self.over or self.taken or (self.left and not delivered)):
             self.over = True
             self._handover.mark(self)
@@ -137,7 +137,7 @@ class Track:
 
 
 class Handover:
-    """Start it before the first call, and close it after the last."""
+    """The running calls of this process in the bus. Start it before the first call, and close it after the last."""
 
     def __init__(self, bus: Bus, process: Process, settings: BusSettings) -> None:
         self.process = process
@@ -150,19 +150,19 @@ class Handover:
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
         self._alive_until = 0.0
-        """By the loop's clock; at least so long, nobody takes anything from this process."""
+        """The time (by the loop's clock) until which no other process takes a call from this one."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = False
 
     async def start(self) -> None:
-        """This process counts as alive from now."""
+        """Announces this process as alive, and starts the heartbeat."""
         self._open = True
         await self._beat()
         self._keep(asyncio.create_task(self._beat_forever(), name="bus-heartbeat"))
         self._keep(asyncio.create_task(self._write_forever(), name="bus-log"))
 
     async def close(self) -> None:
-        """This process counts as alive no more. What it has not `left` is over."""
+        """Withdraws this process. Calls that it has not left to others (`leave`) end."""
         await self.flush()
         self._open = False
         tasks = list(self._tasks)
@@ -184,14 +184,14 @@ class Handover:
         details: TurnDetails,
         epoch: int = 1,
     ) -> Track:
-        """Logs a call until its track's `end`."""
+        """Logs a call until `Track.end`."""
         track = Track(self, _place(place), call, turn, prompt, details, epoch)
         self._tracks[track.call_id] = track
         self.mark(track)
         return track
 
     async def leave(self) -> None:
-        """Leaves the running calls to other processes, as far as they are logged."""
+        """Leaves the running calls that are logged to other processes."""
         for track in self._tracks.values():
             self._dirty[track] = None
         if await self.flush():
@@ -206,7 +206,7 @@ class Handover:
             return True
 
     async def find(self, place: tuple[str, str]) -> list[LoggedCall]:
-        """The running calls at a place, in whatever process. None, if the bus is away."""
+        """The running calls at a place, of every process; empty while the bus is away."""
         try:
             logs = await self._bus.find(_place(place))
         except BusAway:
@@ -221,14 +221,14 @@ class Handover:
         return not call.details.stream or call.log.age_s < self._bus.unbroken_s
 
     async def take(self, call: LoggedCall) -> bool:
-        """Makes a call of a process that is gone this one's. False: another one was faster, or the bus is away."""
+        """Takes over a call of a process that is gone. False: another process was faster, or the bus is away."""
         try:
             return await self._bus.take(call.log, self.process)
         except BusAway:
             return False
 
     async def drop(self, call: LoggedCall) -> None:
-        """A call that was taken is not gone on with after all."""
+        """Ends the log of a call that was taken over and is not continued after all."""
         over = Entry(call.log.call, "", call.log.epoch + 1, b"", b"", 0, b"", over=True)
         try:
             await self._bus.write(self.process, [over])
@@ -240,7 +240,7 @@ class Handover:
         self._tell(Entry(name, _place(place), 1, logged.head_of_refused(request_key), b"", 0, b""))
 
     def settle(self, name: str) -> None:
-        """A request that was expected has come."""
+        """Ends the log of a refused request that has come again."""
         self._tell(Entry(name, "", 1, b"", b"", 0, b"", over=True))
 
     def _tell(self, entry: Entry) -> None:
@@ -255,21 +255,21 @@ class Handover:
             self._keep(asyncio.create_task(tell(), name="bus-refused"))
 
     def mark(self, track: Track) -> bool:
-        """There is something new of a call; called for every chunk of tokens. False: nothing is logged any more."""
+        """Marks a call as having news; called for every chunk of tokens. False: nothing is logged any more."""
         if self._open and track not in self._dirty:
             self._dirty[track] = None
             self._news.set()
         return self._open
 
     async def confirm(self, track: Track) -> None:
-        """Learns whether the log is still this process's, if it may not be."""
+        """Checks that the log is still this process's, unless its heartbeat is recent enough to be sure."""
         alive_s = self._alive_until - asyncio.get_running_loop().time()
         if alive_s < self._settings.alive_s / 3:
             self._dirty[track] = None
             await self.flush()
 
     async def flush(self) -> bool:
-        """Writes what is new. False: the bus is away; what was to be shown is shown."""
+        """Writes the news of all marked calls. False: the bus is away, and what waited for the log is shown without it."""
         async with self._writing:
             tracks, self._dirty = list(self._dirty), {}
             if not tracks:
@@ -300,7 +300,7 @@ class Handover:
             self._keep(asyncio.create_task(track.call.supersede(), name=f"supersede-{track.call_id}"))
 
     def _missed(self, tracks: Sequence[Track], now: float) -> None:
-        """The bus is away: the calls go on without it, and are tried again at the next heartbeat."""
+        """Lets calls go on while the bus is away; their entries are tried again at the next heartbeat."""
         for track in tracks:
             track.call.show()
             if track.over and track.written_at + self._settings.log_s < now:  # the bus has expired the log

@@ -1,9 +1,9 @@
-"""A running call as bytes, so that another process can go on with it. Pure.
+"""Encodes a running call as a log, so that another process can continue it. Pure.
 
 The head, written once: what was asked, how it is sampled, the prompt. The body: for each token its id and its log-probability, 8
 bytes, little-endian. The state: what else is known of these tokens, above all which versions can have sampled them.
 
-A call whose sampler has a state cannot be gone on with: of it the log has only what tells retries where it runs.
+A call whose sampler has a state cannot be continued: its log only tells retries where it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
 _DETAILS = [field.name for field in fields(TurnDetails) if field.name not in ("arrived", "seconds")]
-"""The fields of a call's details that are logged: all but those that mean something in one process alone."""
+"""The fields of a call's details that are logged: all but those that have a meaning only within one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class LoggedCall:
     prompt: Int32Array
     """Shape (prompt tokens,)."""
     details: TurnDetails | None
-    """None: the call cannot be gone on with."""
+    """None: the call cannot be continued."""
     turn: Turn
     refused: bool = False
     """True for the log of a refused request that is expected back, which has no call."""
@@ -56,7 +56,7 @@ def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
 
 
 def head_of_refused(request_key: str) -> bytes:
-    """Returns the head of a refused request's log. Builds that do not know such logs take it for a call that cannot go on."""
+    """Returns the head of a refused request's log. Older builds read it as a call that cannot be continued."""
     values = {"format": _FORMAT, "request_key": request_key, "details": None, "refused": True}
     text = orjson.dumps(values)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
@@ -70,7 +70,7 @@ def state_of(turn: Turn, details: TurnDetails) -> bytes:
 
 
 def body_of(turn: Turn, start: int) -> bytes:
-    """The tokens from the number `start` on."""
+    """The tokens from index `start` on."""
     pairs = zip(turn.ids[start:], turn.logprobs[start:], strict=True)
     return b"".join([_PACK(token, logprob) for token, logprob in pairs])
 
@@ -97,12 +97,12 @@ def read(log: Log) -> LoggedCall | None:
 
 
 def top_of(turn: Turn) -> list[list[tuple[int, float]]]:
-    """The alternatives of tokens that another process sampled: the tokens themselves, since alternatives are not logged."""
+    """The alternatives to tokens of another process: the tokens themselves, since alternatives are not logged."""
     return [[token] for token in zip(turn.ids, turn.logprobs, strict=True)]
 
 
 def finish_of(turn: Turn, sampling: Sampling) -> FinishReason | None:
-    """The finish reason, if the tokens are all there are: who sampled the last one did not come to say so."""
+    """The finish reason of logged tokens that are complete; None if some are missing. The log itself has no finish reason."""
     if turn.ids and turn.ids[-1] in sampling.stop_token_ids:
         return "stop"
     return "length" if len(turn.ids) >= sampling.max_tokens else None

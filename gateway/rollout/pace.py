@@ -14,7 +14,7 @@ _WINDOW_S = 1.0
 
 
 class Pace:
-    """Counts the tokens of a process, in windows of a second."""
+    """Measures a process's tokens per second, in windows of a second."""
 
     def __init__(self, chunks_per_s: float = 14_000.0) -> None:
         self._most = chunks_per_s
@@ -23,7 +23,7 @@ class Pace:
         self._rate = 0.0
 
     def count(self, tokens: int, now: float) -> None:
-        """Tokens have come."""
+        """Counts tokens that have arrived."""
         passed = now - self._began
         if passed >= _WINDOW_S:
             self._rate = self._tokens / passed
@@ -31,7 +31,7 @@ class Pace:
         self._tokens += tokens
 
     def interval(self, now: float) -> int:
-        """Tokens to a chunk for a stream that begins now: at least 1. What was long ago does not count."""
+        """Returns the tokens per chunk for a stream that begins now: at least 1. Rates older than two windows do not count."""
         if now - self._began > 2 * _WINDOW_S:
             return 1
         return min(max(1, math.ceil(self._rate / self._most)), MOST_TOKENS)

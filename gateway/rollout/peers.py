@@ -1,7 +1,7 @@
-"""The seam between the coordinator and the other gateway processes, whose calls run in the same engines.
+"""The interface between the coordinator and the other gateway processes, whose calls run in the same engines.
 
-Whatever is asked of them is sent at once and in order; awaiting the answer waits until each of them has done it, or counts as
-gone. A process that is gone starts no run any more, and the engine's own account says what its last ones were sampled by.
+Requests are sent at once and in order; awaiting one waits until each process has done it or counts as gone. A process that is
+gone starts no more runs; the engine's own account tells the versions that sampled its last ones.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ class Peers(Protocol):
     """The other gateway processes, as the coordinator sees them."""
 
     def show(self, model: str, slot: Slot) -> Awaitable[None]:
-        """The slot is now as it is here: what is not open gets no new run."""
+        """Sends a slot's state; a slot that is not open gets no new run there."""
         ...
 
     def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        """The engine will go on under `version` with the requests that are frozen in it."""
+        """Tells that the engine will continue its frozen requests under `version`."""
         ...
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        """The engine is asked to give back every request of theirs that can move."""
+        """Has the engine give back every request of theirs that can move."""
         ...
 
     def forget(self, model: str, name: str) -> Awaitable[None]:
-        """There is no such engine any more."""
+        """Tells that an engine was removed."""
         ...
 
     def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """The episode's run is over: its calls are stopped, and what they sampled is recorded."""
+        """Stops an episode's calls and records what they sampled."""
         ...
 
     def runs(self, model: str, name: str) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class _Done:
 
 
 class NoPeers:
-    """A gateway of one process."""
+    """No other process: for a gateway of one process."""
 
     def show(self, model: str, slot: Slot) -> Awaitable[None]:
         return _Done()

@@ -1,9 +1,10 @@
-"""The reply that a request gets: one in the making, here or in another process, one from the record, or a new one (design, R4).
+"""Finds or makes the reply to a request: one in progress, here or in another process, a recorded one, or a new one (design, R4).
 
-Owns every reply in the making, for the grace period every finished one that no client has had whole, and what is known of
-requests that were refused and are expected back. Invariants: requests with one idempotency key get the same reply, at whatever
-moment each of them comes; a retry without a key gets the reply of the request that it repeats (`repeats`), and no other client's;
-requests that merely say the same are samples of their own, unless the client of the other one is known to be gone.
+Owns every reply in progress, for the grace period every finished one that no client has had whole, and the refused requests
+that are expected back. Invariants:
+- requests with one idempotency key get the same reply, at whatever moment each of them comes;
+- a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
+- equal requests get replies of their own, unless the client of the other one is known to be gone.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from gateway.errors import Elsewhere, GatewayError, Unavailable, Unprocessable
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.handover import Handover
 from gateway.rollout.logged import LoggedCall
-from gateway.rollout.repeats import Earlier, Fate, repeated
 from gateway.rollout.reply import Reader, Reply
+from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated
 from gateway.rollout.upstream import UpstreamCall
 from gateway.store import turns
 from gateway.store.database import Database
@@ -39,7 +40,7 @@ _TRIES = 3
 _EXPECTED_S = 60.0
 """The time within which a refused request may come back."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
-"""Codes of failures after which the call goes on elsewhere, or never."""
+"""Codes of failures after which no retry comes to this process for the same call."""
 
 Calls = set[Completion | UpstreamCall]
 """The calls that run in an episode."""
@@ -47,7 +48,7 @@ Calls = set[Completion | UpstreamCall]
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """By what a request is known again within its episode: `name` is of its idempotency key if it has one, else of its body."""
+    """Identifies a request within its episode: `name` is a hash of its idempotency key if it has one, else of its body."""
 
     episode_id: str
     name: str
@@ -58,7 +59,7 @@ class RequestKey:
 
     @classmethod
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
-        """A request with an idempotency key counts as a retry, for there is no telling the first one."""
+        """The key of a request. One with an idempotency key counts as a retry, since the first cannot be told from the others."""
         content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
         if not idempotency_key:
             return cls(episode_id, content, content, retries > 0)
@@ -74,7 +75,7 @@ class RequestKey:
 
     @property
     def stored(self) -> str:
-        """As calls are stored with it; begins with the name."""
+        """The key as it is stored with a call; begins with the name."""
         return self.name + self.body
 
     @property
@@ -98,7 +99,7 @@ _Source = Completion | LoggedCall | None
 
 
 class Replies:
-    """Every reply that somebody reads or may come back for."""
+    """Every reply that a client reads or may come back for."""
 
     def __init__(self, database: Database, handover: Handover | None = None) -> None:
         """Without `handover` the calls of other processes are unknown."""
@@ -106,13 +107,13 @@ class Replies:
         self._handover = handover
         self._completions: dict[tuple[str, str], list[Completion]] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """A retry finds or begins its reply alone among its like."""
+        """Serializes the retries of one request."""
         self._beginning: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
-        """The requests whose replies are about to be begun."""
+        """First requests whose replies are being started; retries wait for them."""
         self._expected: dict[tuple[str, str], dict[str, float]] = {}
         """The times until which requests that were refused or failed are expected back, by a name for each request."""
-        self._repaid: set[str] = set()
-        """The calls that are being given up, in whose place retries were begun already."""
+        self._replaced: set[str] = set()
+        """Calls that are ending, in whose place retries have begun already."""
 
     async def open(
         self,
@@ -121,7 +122,7 @@ class Replies:
         begin: Callable[[], Awaitable[Completion]],
         segment: Segment,
     ) -> Reader:
-        """A reader of the request's reply. `begin` makes a new one, which is in `calls` as long as it lives.
+        """Opens the request's reply for reading. `begin` makes a new reply, which is in `calls` as long as it lives.
 
         Raises Unprocessable if the request's idempotency key was that of another request, Elsewhere if another process makes
         the reply, and what `begin` raises.
@@ -132,10 +133,10 @@ class Replies:
         async with self._locks.setdefault(key.place, asyncio.Lock()):
             if underway := self._beginning.get(key.place):
                 await asyncio.wait(underway)
-            return await self._again(request)
+            return await self._retry(request)
 
     def refused(self, key: RequestKey) -> None:
-        """No reply was begun for a request, which will come again. A retry's first request is known already."""
+        """Records that a request was refused and may come again. A retry needs no record: its first request has one."""
         if not key.retry:
             self._expect(key.place, key.stored, secrets.token_hex(8))
 
@@ -152,18 +153,18 @@ class Replies:
             if not together:
                 del self._beginning[key.place]
 
-    async def _again(self, request: _Request) -> Reader:
-        earlier: list[Earlier[_Source]] = []
+    async def _retry(self, request: _Request) -> Reader:
+        earlier: list[EarlierRequest[_Source]] = []
         for _ in range(_TRIES):
             earlier = await self._earlier(request.key)
-            found = repeated(earlier, exact=request.key.exact)
+            found = find_repeated(earlier, exact=request.key.exact)
             if found is None:
                 break
             source = found.source
             if isinstance(source, LoggedCall) and self._is_reachable(source):
                 raise self._elsewhere(source)
-            if found.fate in (Fate.REFUSED, Fate.ELSEWHERE):
-                return await self._anew(request, earlier, found)
+            if found.state in (RequestState.REFUSED, RequestState.ELSEWHERE):
+                return await self._begin_new(request, earlier, found)
             if isinstance(source, Completion):
                 return source.reply.read()
             if source is None:
@@ -172,21 +173,24 @@ class Replies:
                 reader = await self._resumed(request, source, alone=len(earlier) == 1)
             if reader is not None:
                 return reader
-        return await self._anew(request, earlier, None)
+        return await self._begin_new(request, earlier, None)
 
-    async def _anew(
-        self, request: _Request, earlier: Sequence[Earlier[_Source]], instead: Earlier[_Source] | None
+    async def _begin_new(
+        self,
+        request: _Request,
+        earlier: Sequence[EarlierRequest[_Source]],
+        instead: EarlierRequest[_Source] | None,
     ) -> Reader:
-        """A new reply; `instead`: of that of a request that was refused or failed."""
+        """Begins a new reply; `instead`: the refused or failed request that it answers."""
         completion, reader = await request.begin(), None
-        if instead is not None and instead.fate is Fate.REFUSED:
-            await self._repay(request.key.place, instead)
+        if instead is not None and instead.state is RequestState.REFUSED:
+            await self._replace_refused(request.key.place, instead)
         if request.key.exact or len(earlier) < 2:
             reader = await self._answered(request, completion)
         return reader or self._start(request, completion)
 
     async def _resumed(self, request: _Request, logged: LoggedCall, *, alone: bool) -> Reader | None:
-        """The reply that a process has begun which is gone; if it has recorded that before, from the record.
+        """Continues the reply of a process that is gone, or reads it from the record if that process recorded it.
 
         None: another process was faster, or the reply was given up. `alone`: no other request says the same.
         """
@@ -211,7 +215,7 @@ class Replies:
         return self._start(request, completion)
 
     async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
-        """The recorded reply. None: `completion` is to make it, and no call that runs elsewhere will be recorded as the answer.
+        """The recorded reply, or None after older attempts were fenced: then `completion` makes the reply.
 
         The bus may have lost that there is such a call, so the store is asked.
         """
@@ -224,7 +228,7 @@ class Replies:
 
     # Earlier requests
 
-    async def _earlier(self, key: RequestKey) -> list[Earlier[_Source]]:
+    async def _earlier(self, key: RequestKey) -> list[EarlierRequest[_Source]]:
         """Every earlier request that the retry may repeat: first what is here, then what is in the bus, then what is recorded.
 
         In this order none is missed that is recorded meanwhile.
@@ -244,30 +248,36 @@ class Replies:
         ):
             _check(key, stored)
         ids = [call["id"] for call in recorded]
-        found: list[Earlier[_Source]] = [Earlier(name, Fate.REFUSED, None) for name in expected]
-        found += [at for at in map(self._fate_here, here.values()) if at and at.call_id not in expected]
-        found += [self._fate_there(logged, logged.log.call in ids) for logged in there.values()]
+        found: list[EarlierRequest[_Source]] = [
+            EarlierRequest(name, RequestState.REFUSED, None) for name in expected
+        ]
+        found += [at for at in map(self._state_here, here.values()) if at and at.call_id not in expected]
+        found += [self._state_elsewhere(logged, logged.log.call in ids) for logged in there.values()]
         known = here.keys() | there.keys()
-        return found + [Earlier(name, Fate.RECORDED, None) for name in ids if name not in known]
+        return found + [
+            EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known
+        ]
 
-    def _fate_here(self, completion: Completion) -> Earlier[_Source] | None:
-        """None: another process has the call, or a retry was begun in its place."""
+    def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
+        """The state of a request of this process. None: another process has the call, or a retry has replaced it."""
         reply = completion.reply
         if completion.joinable:
-            return Earlier(reply.call_id, Fate.LOST if reply.orphaned else Fate.HERE, completion)
-        if reply.call_id in self._repaid or _is_elsewhere(reply.failure):
+            return EarlierRequest(
+                reply.call_id, RequestState.LOST if reply.orphaned else RequestState.HERE, completion
+            )
+        if reply.call_id in self._replaced or _is_elsewhere(reply.failure):
             return None
-        return Earlier(reply.call_id, Fate.REFUSED, completion)
+        return EarlierRequest(reply.call_id, RequestState.REFUSED, completion)
 
-    def _fate_there(self, logged: LoggedCall, recorded: bool) -> Earlier[_Source]:
+    def _state_elsewhere(self, logged: LoggedCall, recorded: bool) -> EarlierRequest[_Source]:
         assert self._handover is not None
         if logged.refused or (
             logged.log.url is None and not recorded and not self._handover.can_take(logged)
         ):
-            return Earlier(logged.log.call, Fate.REFUSED, logged)
+            return EarlierRequest(logged.log.call, RequestState.REFUSED, logged)
         if logged.log.url is not None:
-            return Earlier(logged.log.call, Fate.ELSEWHERE, logged)
-        return Earlier(logged.log.call, Fate.LOST, logged)
+            return EarlierRequest(logged.log.call, RequestState.ELSEWHERE, logged)
+        return EarlierRequest(logged.log.call, RequestState.LOST, logged)
 
     def _is_reachable(self, logged: LoggedCall) -> bool:
         """Returns whether a request can be sent on to the process that has a call."""
@@ -292,8 +302,8 @@ class Replies:
         now = time.monotonic()
         return [name for name, until in self._expected.get(place, {}).items() if until > now]
 
-    async def _repay(self, place: tuple[str, str], request: Earlier[_Source]) -> None:
-        """A request that was refused has its reply now."""
+    async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
+        """Forgets a refused request, whose retry has a reply now."""
         if isinstance(request.source, LoggedCall):
             assert self._handover is not None
             if request.source.refused:
@@ -301,12 +311,12 @@ class Replies:
             elif await self._handover.take(request.source):
                 await self._handover.drop(request.source)
         elif request.source is not None:
-            self._repaid.add(request.call_id)
+            self._replaced.add(request.call_id)
         elif self._expected.get(place, {}).pop(request.call_id, None) and self._handover is not None:
             self._handover.settle(request.call_id)
 
     async def close(self) -> None:
-        """Ends every reply. What was sampled is left to another process if it is in the bus, and else recorded."""
+        """Ends every reply. What was sampled is left to other processes if it is in the bus, and otherwise recorded."""
         if self._handover is not None:
             await self._handover.leave()
         reason = Unavailable("the gateway is being stopped", retry_after=1.0, code="stopping")
@@ -334,8 +344,8 @@ class Replies:
             if not together:
                 del self._completions[key.place]
             failure, call_id = completion.reply.failure, completion.reply.call_id
-            if call_id in self._repaid:
-                self._repaid.discard(call_id)
+            if call_id in self._replaced:
+                self._replaced.discard(call_id)
             elif failure is not None and not key.exact and not _is_elsewhere(failure):
                 self._expect(key.place, key.stored, call_id)
 
@@ -343,7 +353,7 @@ class Replies:
         return reader
 
     async def _recorded(self, request: _Request, call_id: str = "") -> Reader | None:
-        """A recorded reply to the request, the newest if no call is named, made from its tokens as the first one was."""
+        """Replays the recorded reply of a call, or the newest one, from its tokens."""
         key = request.key
 
         def read(connection: Connection) -> tuple[dict[str, Any], TokenTree] | None:
@@ -381,5 +391,5 @@ def _check(key: RequestKey, stored: str) -> None:
 
 
 def _is_elsewhere(failure: Exception | None) -> bool:
-    """Returns whether a call that failed here goes on in another process, or will never be asked for again."""
+    """Returns whether no retry will come to this process for a call that failed here."""
     return isinstance(failure, GatewayError) and failure.code in _NOT_BACK

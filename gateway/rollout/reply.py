@@ -31,7 +31,7 @@ class Delivery:
 
 
 class Reply:
-    """Grows until it is `over`; then either `finish_reason` or `failure` says how it ended."""
+    """A reply that grows until it is `over`; then either `finish_reason` or `failure` tells how it ended."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Reply:
         temperature: float,
         top_p: float,
     ) -> None:
-        """`temperature`, `top_p`: with which it is sampled, whatever was asked for."""
+        """`temperature`, `top_p`: the values in use, which may differ from those that were requested."""
         self.call_id = call_id
         self.received_at = received_at
         self.seconds: float | None = None
-        """From then until it was whole; None: it is not."""
+        """The time from `received_at` until the reply was complete; None while it is not."""
         self.prompt_tokens = prompt_tokens
         self.temperature = temperature
         self.top_p = top_p
@@ -55,13 +55,13 @@ class Reply:
         self.over = False
         self.finish_reason = ""
         self.matched_stop = ""
-        """The stop string that ended it."""
+        """The stop string that ended the reply; empty if none did."""
         self.failure: Exception | None = None
         self.readers: set[Reader] = set()
         self.deserted: Callable[[], Awaitable[None]] | None = None
         """Called when the last reader has left before the end."""
         self.delivered = False
-        """A reader got all of it."""
+        """True once a reader has had the whole reply."""
         self._text: dict[str, list[str]] = {"reasoning": [], "content": []}
         self._moved = asyncio.Event()
 
@@ -97,7 +97,7 @@ class Reply:
         self._tell()
 
     def message(self) -> Message:
-        """As OpenAI's API has it: no content beside tool calls is `null`."""
+        """The reply as a message of OpenAI's API, where content that is missing beside tool calls is `null`."""
         content = "".join(self._text["content"])
         message: Message = {"role": "assistant", "content": content or (None if self.tool_calls else "")}
         if self._text["reasoning"]:
@@ -113,11 +113,11 @@ class Reply:
 
     @property
     def orphaned(self) -> bool:
-        """Nobody reads it, and nobody has had all of it."""
+        """True if the reply has no reader, and none has had all of it."""
         return not self.readers and not self.delivered
 
     def read(self) -> Reader:
-        """A new reader, who counts at once and until it leaves."""
+        """Adds a reader, which counts until it leaves."""
         reader = Reader(self)
         self.readers.add(reader)
         self.move()
@@ -145,7 +145,7 @@ class Reader:
         self.news = asyncio.Event()
 
     async def leave(self, delivered: bool) -> None:
-        """The client needs the reply no more; `delivered`: it was there when the last piece was sent."""
+        """Removes the reader; `delivered`: its client was there when the last piece was sent."""
         reply = self.reply
         reply.readers.discard(self)
         reply.delivered = reply.delivered or delivered
@@ -155,7 +155,7 @@ class Reader:
 
 
 News = list[tuple[int, Delivery]]
-"""(choice, what is new of it)."""
+"""(index of the choice, its next delivery)."""
 
 
 class Choices:

@@ -2,8 +2,8 @@
 
 Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- between `cross` and `confirm`, and while it is in `doubt` which weights the engine has, nothing that arrives is taken: it is
-  read, and held until the probe has spoken;
+- tokens that arrive between `cross` and `confirm`, or while output is held (`hold_output`), are not taken before the probe has
+  passed;
 - `fail` cuts every run; what was held is forgotten, and the call goes on elsewhere from what it had taken.
 """
 
@@ -52,16 +52,16 @@ class Slot:
         self.external_url = url
         """The engine's URL, if this gateway does not start it."""
         self.owned = False
-        """True for a mirror of an engine that is a child of the coordinator, and ends with it."""
+        """True if the engine is a child of the coordinator, and so ends with it; set in the other processes."""
         self.state: SlotState = "starting"
         self.reason = ""
         self.version = -1
         self.given_up = False
-        """Nobody waits for it any more."""
-        self.restless = False
-        """True for an engine that was to sleep and has to be stopped, because somebody waits for its memory."""
+        """True if updates and calls no longer wait for the engine."""
+        self.stop_at_once = False
+        """True for an engine that failed to sleep while a trainer waits for its memory: it is stopped without a grace period."""
         self.generation = 0
-        """Grows whenever the engine is opened: what it had cached before is gone."""
+        """Grows whenever the engine is opened, which empties its prefix cache."""
         self.restarts = 0
         self.last_token_at = 0.0
         self.engine: Engine | None = None
@@ -90,7 +90,7 @@ class Slot:
         return sum(run.pinned for run in self.runs.values())
 
     def movable(self) -> list[str]:
-        """The requests in the engine that can go on in another one."""
+        """Ids of the requests that can continue in another engine."""
         return [run.request_id for run in self.runs.values() if not run.pinned]
 
     async def run(self, call: Call, request: GenerateRequest, take: Take) -> None:
@@ -131,7 +131,7 @@ class Slot:
         await self._ended.wait()
 
     def cross(self, version: int, stale_kv: bool) -> None:
-        """The engine goes on under `version` with the requests that are frozen in it."""
+        """Holds output until `confirm`: the engine continues its frozen requests under `version`."""
         self._settled.clear()
         self._crossed = True
         for run in self.runs.values():
@@ -142,23 +142,23 @@ class Slot:
         """True if arriving tokens are taken."""
         return self._settled.is_set()
 
-    def doubt(self) -> None:
-        """Nobody says any more whether the engine's weights change."""
+    def hold_output(self) -> None:
+        """Holds output, because no coordinator tells whether the engine's weights change."""
         self._settled.clear()
 
-    def trust(self) -> None:
-        """They have not changed."""
+    def release_output(self) -> None:
+        """Takes what was held: the weights have not changed."""
         self._settled.set()
 
     def confirm(self, version: int) -> None:
-        """The engine runs `version`: what was held is taken, and requests get in."""
+        """Opens the engine, which runs `version`, and takes what was held."""
         self.state, self.reason, self.version = "open", "", version
         self.generation += 1
         self._crossed = False
         self._settled.set()
 
     def fail(self, reason: str) -> None:
-        """The engine is of no use any more; its requests go on elsewhere."""
+        """Quarantines the engine and cuts its runs; their calls continue in other engines."""
         self.state, self.reason = "quarantined", reason
         for run in self.runs.values():
             run.cut(reason)
@@ -166,7 +166,7 @@ class Slot:
         self._settled.set()
 
     def evict(self, reason: str) -> None:
-        """Nothing that is held will be confirmed: its requests go on elsewhere without it."""
+        """Discards held output, which will never be confirmed, and cuts the runs; their calls continue in other engines."""
         if not self._settled.is_set():
             for run in self.runs.values():
                 run.cut(reason)
@@ -195,7 +195,7 @@ class Slot:
             await engine.close()
 
     def describe(self, model: str) -> dict[str, Any]:
-        """For the admin API."""
+        """The slot for the admin API."""
         process = self.process.process if self.process else None
         return {
             "name": self.name,

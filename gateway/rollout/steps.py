@@ -1,4 +1,4 @@
-"""Does with an engine what the control program says: one method a step (`scheduler.program.events.Step`).
+"""Carries out the control program's steps on engines: one method per step (`scheduler.program.events.Step`).
 
 Nothing is decided here, and no deadline is kept here: a step ends, fails with an EngineError, or is cancelled by whoever runs it.
 Owns the reports of what each step took.
@@ -113,13 +113,13 @@ class EngineSteps:
         }
 
     def register_version(self, weights: Weights) -> None:
-        """A version that steps may be about."""
+        """Makes a version known, so that steps can use it."""
         self._weights[weights.version] = weights
         while len(self._weights) > _REMEMBERED:
             del self._weights[min(self._weights)]
 
     def weights(self, version: int) -> Weights | None:
-        """A version that is known."""
+        """The weights of a registered version."""
         return self._weights.get(version)
 
     def reports(self, version: int) -> list[UpdateReport]:
@@ -129,19 +129,19 @@ class EngineSteps:
         return found
 
     def quarantine(self, do: Do) -> None:
-        """The engine is of no use as it is: its requests go on elsewhere. At once."""
+        """Takes an engine out of service at once; its requests continue in other engines."""
         slot = self._pool.slots.get(do.engine)
         if slot is not None:
             if slot.state != "draining":
                 self._report(do.engine, do.version).failure = do.reason
-            slot.restless = slot.state == "asleep"
+            slot.stop_at_once = slot.state == "asleep"
             slot.given_up = do.step == "quarantine"
             slot.fail(do.reason)
             self._pool.notify()
             self._peers.show(self._pool.model, slot)
 
     async def run(self, do: Do) -> None:
-        """Does a step. Raises EngineError, with what went wrong."""
+        """Carries out a step. Raises EngineError, with what went wrong."""
         slot, seconds = self._pool.slots[do.engine], self._report(do.engine, do.version).seconds
         started = time.monotonic()
         try:
@@ -157,7 +157,7 @@ class EngineSteps:
     # Starting and stopping engines
 
     async def _launch(self, slot: Slot, weights: Weights) -> None:
-        """A process of our own; or a connection, and the weights loaded, as nobody knows what an external engine ran so far."""
+        """Starts an engine's process; or connects to an external one and loads the weights, as it may have others."""
         slot.state, slot.given_up = "starting", False
         await self._announce(slot)
         if slot.external_url is not None:
@@ -171,7 +171,7 @@ class EngineSteps:
         await self._announce(slot)
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
-        """Requests may run there: of a gateway that was killed, or of other processes. Those that cannot move stay, frozen."""
+        """Connects to an engine that may run requests of other gateways, or of one that was killed. Pinned ones stay, frozen."""
         engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api, watched=True)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
@@ -187,7 +187,7 @@ class EngineSteps:
         await self._renew(engine, weights)
 
     async def _renew(self, engine: Engine, weights: Weights) -> None:
-        """Weights for a paused engine that has no request."""
+        """Loads weights into a paused engine without requests, and resumes it."""
         await self._check_leadership()
         await engine.load(weights.path)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
@@ -196,7 +196,7 @@ class EngineSteps:
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
         slot.restarts += 1
-        await slot.stop(0.0 if slot.restless else 10.0)
+        await slot.stop(0.0 if slot.stop_at_once else 10.0)
 
     async def _drain(self, slot: Slot, _weights: Weights) -> None:
         slot.state = "draining"
@@ -230,7 +230,7 @@ class EngineSteps:
             await engine.sleep(self._level)
 
     async def _wake(self, slot: Slot, weights: Weights) -> None:
-        """The newest weights in any case: what it had may be older, or forgotten."""
+        """Wakes an engine and loads the newest weights, as its own may be older or lost."""
         slot.state, slot.reason = "held", "it wakes"
         await self._announce(slot)
         engine = _engine(slot)
@@ -250,7 +250,7 @@ class EngineSteps:
         await _engine(slot).pause()
 
     async def _settle(self, slot: Slot, _weights: Weights) -> None:
-        """A request that was on its way when the engine paused arrives later and must be given back too."""
+        """Pauses again until no request is left: one that was on its way when the engine paused arrives later."""
         while self.runs(slot)[0]:
             await self._a_moment(slot)
             if self.runs(slot)[0]:
@@ -299,7 +299,7 @@ class EngineSteps:
 
     @staticmethod
     async def _scores(engine: Engine, sequence: Sequence[int], weights: Weights) -> list[float]:
-        """Raises ProbeFailed where the engine computes no numbers; servers cannot put such into JSON, and fail in other words."""
+        """Scores a sequence. Raises ProbeFailed for NaN and infinity, which servers report as an error of JSON."""
         try:
             found = await engine.score(sequence)
         except EngineError as error:

@@ -1,8 +1,8 @@
-"""Models on somebody else's OpenAI-compatible API: the request goes there as it came, and what was said is recorded.
+"""Models behind another OpenAI-compatible API: requests are relayed unchanged, and the exchange is recorded.
 
 The address and the key come from the administrator's configuration alone, never from a request. Nothing of it is trained: there
-are no tokens and no log-probabilities to be sure of. What was received is recorded, also when the client went away, the upstream
-failed or the episode ended in the middle of it.
+are no reliable tokens and log-probabilities. What was received is recorded, also when the client went away, the upstream failed
+or the episode ended in the middle of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
 
 @dataclass(slots=True, eq=False)
 class UpstreamCall:
-    """A call to an upstream model, and what came of it."""
+    """A call to an upstream model, and its answer so far."""
 
     call_id: str
     episode_id: str
@@ -50,14 +50,14 @@ class UpstreamCall:
     _scope: asyncio.Timeout | None = None
 
     async def stop(self, reason: GatewayError | None = None) -> None:
-        """Ends the call; `reason` is what its client hears."""
+        """Ends the call; its client gets `reason`."""
         self._stopped_by = reason or UpstreamFailed("the call was stopped", code="call_stopped")
         if self._scope is not None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def until_stopped(self) -> AsyncIterator[None]:
-        """Work that `stop` ends, by raising its reason."""
+        """A context that `stop` ends by raising its reason."""
         if self._stopped_by is not None:
             raise self._stopped_by
         try:
@@ -71,7 +71,7 @@ class UpstreamCall:
             self._scope = None
 
     def take(self, part: bytes) -> None:
-        """A part of the answer came."""
+        """Adds a part of the answer."""
         if self.first_part_at is None:
             self.first_part_at = time.time()
         self.parts.append(part)
@@ -105,7 +105,7 @@ class Upstream:
         await self._http.aclose()
 
     async def end(self, reason: GatewayError) -> None:
-        """Ends every call that runs; their clients hear the reason."""
+        """Ends every running call; their clients get the reason."""
         for call in list(self._running):
             await call.stop(reason)
 
@@ -140,11 +140,11 @@ class Upstream:
             yield part
 
     def hidden(self, said: bytes) -> bytes:
-        """The upstream's text without the key: some APIs quote it when they refuse it."""
+        """Removes the key from the upstream's text: some APIs quote a key that they refuse."""
         return said.replace(self._key.encode(), b"***") if self._key else said
 
     def broken(self, call: UpstreamCall) -> UpstreamFailed:
-        """A stream that ended as if it were whole, and is not."""
+        """The error for a stream that ended early without saying so."""
         call.finish_reason = "error"
         return UpstreamFailed(
             f"the upstream of {self.name!r} ended its answer in the middle", code="upstream_broke_off"
@@ -188,7 +188,7 @@ class Upstream:
 
     @contextmanager
     def _translated(self, call: UpstreamCall, step: str) -> Iterator[None]:
-        """The HTTP libraries' errors as ours. A connection that cannot be made is a ConnectTimeout to them, refused or not."""
+        """Translates the HTTP libraries' errors. They report every failed connection as a ConnectTimeout, refused or not."""
         try:
             yield
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:

@@ -6,26 +6,28 @@ import itertools
 
 import pytest
 
-from gateway.rollout.repeats import Earlier, Fate, repeated
 from gateway.rollout.replies import RequestKey
+from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated
 
 
-def chosen(*fates: Fate, exact: bool = False) -> int | None:
+def chosen(*states: RequestState, exact: bool = False) -> int | None:
     """The place of the request that is repeated."""
-    found = repeated([Earlier(str(at), fate, None) for at, fate in enumerate(fates)], exact=exact)
+    found = find_repeated(
+        [EarlierRequest(str(at), state, None) for at, state in enumerate(states)], exact=exact
+    )
     return None if found is None else int(found.call_id)
 
 
-LOST, REFUSED, HERE, ELSEWHERE, RECORDED = Fate
+LOST, REFUSED, HERE, ELSEWHERE, RECORDED = RequestState
 
 
-@pytest.mark.parametrize("fate", Fate)
-def test_the_only_request_is_the_one(fate: Fate) -> None:
-    assert chosen(fate) == 0
+@pytest.mark.parametrize("state", RequestState)
+def test_the_only_request_is_the_one(state: RequestState) -> None:
+    assert chosen(state) == 0
 
 
 @pytest.mark.parametrize("served", itertools.product((HERE, ELSEWHERE, RECORDED), repeat=2))
-def test_of_several_the_one_without_a_reply_is_repeated(served: tuple[Fate, ...]) -> None:
+def test_of_several_the_one_without_a_reply_is_repeated(served: tuple[RequestState, ...]) -> None:
     assert chosen(*served, REFUSED) == 2
     assert chosen(*served, LOST) == 2
     assert chosen(REFUSED, *served, LOST) == 3, "a client that is back goes on with what was sampled for it"
@@ -41,9 +43,9 @@ def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> 
     assert chosen(RECORDED, ELSEWHERE) == 1
 
 
-@pytest.mark.parametrize("fate", [LOST, HERE, ELSEWHERE, RECORDED])
-def test_an_idempotency_key_names_one_request(fate: Fate) -> None:
-    assert chosen(REFUSED, fate, exact=True) == 1
+@pytest.mark.parametrize("state", [LOST, HERE, ELSEWHERE, RECORDED])
+def test_an_idempotency_key_names_one_request(state: RequestState) -> None:
+    assert chosen(REFUSED, state, exact=True) == 1
     assert chosen(REFUSED, exact=True) is None
 
 

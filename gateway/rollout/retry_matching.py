@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Fate(Enum):
-    """The fate of a request, as far as this process knows."""
+class RequestState(Enum):
+    """The state of an earlier request, as far as this process knows."""
 
     LOST = "its client went away without the whole reply"
     REFUSED = "it was refused or failed, and has no reply"
@@ -26,16 +26,16 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier(Generic[T]):
+class EarlierRequest(Generic[T]):
     """An earlier request, which a retry may repeat."""
 
     call_id: str
-    fate: Fate
+    state: RequestState
     source: T
     """The source from which its reply is made."""
 
 
-def repeated(earlier: Sequence[Earlier[T]], *, exact: bool) -> Earlier[T] | None:
+def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> EarlierRequest[T] | None:
     """Returns the request that a retry repeats; with None or a REFUSED one the retry begins a reply of its own.
 
     `exact`: all of `earlier` have the retry's idempotency key, so that they are one request. Otherwise, in this order:
@@ -44,15 +44,16 @@ def repeated(earlier: Sequence[Earlier[T]], *, exact: bool) -> Earlier[T] | None
     3. the only one that there is, though its client seems to be served: a connection can break unnoticed;
     4. one in another process, if none runs here: that process knows whether the client is gone.
     """
-    fates = (Fate.LOST, Fate.HERE, Fate.ELSEWHERE, Fate.RECORDED) if exact else (Fate.LOST, Fate.REFUSED)
-    for fate in fates:
+    lost, served = RequestState.LOST, (RequestState.HERE, RequestState.ELSEWHERE, RequestState.RECORDED)
+    states = (lost, *served) if exact else (lost, RequestState.REFUSED)
+    for state in states:
         for request in earlier:
-            if request.fate is fate:
+            if request.state is state:
                 return request
     if exact:
         return None
     if len(earlier) == 1:
         return earlier[0]
-    if any(request.fate is Fate.HERE for request in earlier):
+    if any(request.state is RequestState.HERE for request in earlier):
         return None
-    return next((request for request in earlier if request.fate is Fate.ELSEWHERE), None)
+    return next((request for request in earlier if request.state is RequestState.ELSEWHERE), None)
