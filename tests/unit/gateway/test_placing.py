@@ -187,6 +187,10 @@ class Engine:
         return self.load
 
 
+async def leads() -> None:
+    """This process is the coordinator for good."""
+
+
 @dataclass
 class Coordinator:
     """A pool whose calls the control program places."""
@@ -212,7 +216,8 @@ async def coordinator(pool: EnginePool, tmp_path: Path) -> AsyncIterator[Coordin
     settings = Settings.parse(
         {"models": {"demo": {"path": "/m"}}, "control": {"recording": str(tmp_path / "control.jsonl")}}
     )
-    host = Host(settings, {"demo": ModelEngines(pool, None, settings.engine)})  # type: ignore[arg-type]
+    models = {"demo": ModelEngines(pool, None, settings.engine)}  # type: ignore[arg-type]
+    host = Host(settings, models, Others(), leads)
     placement = ControlPlacement(host, "demo", pool, Others(), EngineModel())
     host.start()
     host.begin("demo", 0)
