@@ -22,7 +22,6 @@ from gateway.store import episodes as statements
 from gateway.store.connections import give_back
 from gateway.store.database import Database
 from gateway.store.retention import Ages, Place, Swept
-from gateway.store.schema import check_form
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +90,10 @@ async def prune_store(
     given = settings.retention if days is None else RetentionSettings.model_construct(keep_days=days)
     if ages(given, 0.0).newest is None:
         raise ConfigError("nothing says what is old: --older-than, or [retention] keep_days")
+    from gateway.store.schema import (
+        check_form,  # Alembic takes 0.1 s to import, and a gateway never asks this
+    )
+
     await asyncio.to_thread(check_form, settings.store)
     database = await Database.open(settings.store)
     try:

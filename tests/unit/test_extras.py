@@ -70,6 +70,13 @@ def test_a_gateway_that_has_loaded_a_tokenizer_has_imported_no_extra(
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
+def test_the_application_imports_nothing_that_only_some_gateways_need() -> None:
+    """Migrations run once, most gateways have no Redis, and models are loaded when it opens."""
+    later = ("alembic", "redis", "renderers", "openai", "pyarrow.parquet", "typer")
+    done = run(f"import sys\nimport gateway.app\nprint([name for name in {later!r} if name in sys.modules])")
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("program", ["gateway", "scheduler"])
 def test_a_program_starts_without_any_extra(program: str) -> None:
     done = run(f"{WITHOUT}from {program}.cli import main\nmain()", "--help")

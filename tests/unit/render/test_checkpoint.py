@@ -249,6 +249,7 @@ def test_templates_in_the_configuration(tmp_path: Path) -> None:
         "{% set ns = namespace(last='') %}{% for m in messages %}{% set ns.last = m.content %}{% endfor %}{{ ns.last }}",
         "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}\n{% endgeneration %}{{ x }}{% endfor %}",
         "{{ dict(a=1) }}{{ dict.fromkeys([1, 2]) }}{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}",
+        "{% for m in messages %}\n    {% if loop.last %}\n  x\n    {% endif %}\n{% endfor %}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update(a=1) }}",
         "{% set ns = namespace(_a=1) %}",
