@@ -1,0 +1,49 @@
+"""What a request holds is released however the application beneath ends, its being sent on to another process included."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, cast
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.middleware.release import Release
+from gateway.api.scope import keep_ticket, ticket_of
+from gateway.errors import Elsewhere
+from gateway.tenancy.limits import Ticket
+
+
+class Limits:
+    """Counts the places that are taken."""
+
+    taken = 1
+
+    def leave(self, _holders: tuple[Any, ...], calls: int) -> None:
+        self.taken -= calls
+
+
+async def alive() -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    "end", [None, Elsewhere("http://other", alive), asyncio.CancelledError(), OSError("the client is gone")]
+)
+async def test_the_ticket_is_released_and_not_before(end: BaseException | None) -> None:
+    limits = Limits()
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        keep_ticket(scope, Ticket(limits, (("agent", "a"),)))  # type: ignore[arg-type]
+        assert ticket_of({**scope, "path": "/"}) is not None, (
+            "it is the request's, in copies of its scope too"
+        )
+        assert limits.taken == 1
+        if end is not None:
+            raise end
+
+    nothing = cast(Any, None)
+    with suppress(Elsewhere, asyncio.CancelledError, OSError):
+        await Release(app)({"type": "http"}, nothing, nothing)
+    assert limits.taken == 0
