@@ -243,8 +243,9 @@ def check(settings: Settings, workers: int, targets: Path | None = None) -> None
 
 
 class _Restarts(Backoff):
-    """As many restarts as it takes, but none where the next start would fail too: the program is not there, or a worker fails
-    before any was up.
+    """Unlimited restarts, except where the next start would fail too.
+
+    That is so if the program is missing, or if a worker failed before any was up. Raises GivenUp then.
     """
 
     def __init__(self, child: Child, up: set[str]) -> None:

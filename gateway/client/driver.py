@@ -288,7 +288,7 @@ class EpisodeRunner:
                 self._on_wait(said)
 
     async def _restarted(self, episode_id: str) -> bool:
-        """Has the gateway forget what a crashed agent did. False: the episode is over, so that there is no second try."""
+        """Restart the episode after a crash of its agent. Returns False if the episode is over and must not be tried again."""
         try:
             await self._patience.insist(
                 f"restart episode {episode_id}", lambda: self._client.restart(episode_id)

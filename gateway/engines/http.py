@@ -34,7 +34,7 @@ FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": 
 
 
 class HTTPEngine:
-    """What all engines over HTTP share. Owns the connections to one."""
+    """The shared base of all HTTP engines. Owns the connections to one."""
 
     def __init__(self, name: str, http: EngineHTTP) -> None:
         self.name = name

@@ -237,7 +237,6 @@ class LibraryBridge:
         *,
         system: bool,
     ) -> list[int] | None:
-        """As in `Bridge`."""
         if turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
             return None
         prompt = history[max(0, sampled_from - TAIL) : sampled_from].tolist()

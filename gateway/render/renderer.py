@@ -273,7 +273,7 @@ class ChatRenderer:
         return self.form if self.call_example else None
 
     def _write_call(self) -> str:
-        """Has the template write a call, and reads it back: only then the marks mean the form that they look like."""
+        """A tool call as the template writes it, checked by parsing it back: only then do its markers identify the format."""
         form = self.form
         if form is None:
             return ""

@@ -43,7 +43,7 @@ _ALWAYS_OWN = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
 
 @dataclass(frozen=True)
 class _Built:
-    """What a class builds around a vocabulary, as `tokenizer.json` would say it, and the special tokens that it has unasked."""
+    """The parts that a tokenizer class adds to a vocabulary, as in `tokenizer.json`, and its default special tokens."""
 
     normalizer: dict[str, Any]
     pre_tokenizer: dict[str, Any]

@@ -64,7 +64,7 @@ class Turn:
         return len(self._crossed) > 1
 
     def cross(self, version: int, stale_kv: bool) -> None:
-        """From now on tokens may be of `version`. `stale_kv`: their context was not computed anew."""
+        """Record that later tokens may be of `version`. `stale_kv`: their context was not recomputed."""
         self._crossed.append((version, stale_kv))
 
     def append(self, ids: list[int], logprobs: list[float]) -> None:

@@ -169,7 +169,9 @@ class Forward:
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
     async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:
-        """Has the coordinator answer a request; returns False if this process is it. Raises Unavailable and ClientDisconnect."""
+        """Let the coordinator answer a request; returns False if this process is the coordinator. Raises Unavailable and
+        ClientDisconnect.
+        """
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
             if forwarded:
