@@ -269,7 +269,7 @@ async def _direct(client: Client, rounds: int, steps: Steps) -> dict[str, Any]:
 
 
 async def _speed(gateway: str) -> dict[str, Any]:
-    """What the gateway knows of its engine's speed."""
+    """The gateway's speed model of its engine, from the admin API."""
     async with httpx.AsyncClient(base_url=gateway) as http:
         engines = (await http.get("/admin/v1/engines")).raise_for_status().json()["engines"]
     found: dict[str, Any] = engines[0]["speed"] or {"error": None}

@@ -85,7 +85,7 @@ async def replies(
     tools: list[Tool] | None = None,
     reasoning: bool = False,
 ) -> list[list[Piece]]:
-    """What the model said, for every seed with which it came to an end."""
+    """The complete replies over all seeds; replies that were cut off are left out."""
     tools = TOOLS if tools is None else tools
     prompt = renderer.render(MESSAGES, tools) + (renderer.encode("<think>\n") if reasoning else [])
     grammar = constraint(renderer, tools, choice, parallel, form, reasoning)
@@ -127,7 +127,7 @@ def is_weather(value: Any) -> bool:
 
 
 def check_calls(pieces: list[Piece], names: set[str]) -> int:
-    """That a reply is whole calls with arguments that their schemas allow, and nothing else; how many."""
+    """Assert that a reply is complete calls with valid arguments and nothing else; returns the number of calls."""
     assert {piece.kind for piece in pieces if piece.kind != "reasoning"} == {"tool_call"}
     calls = [piece.tool_call for piece in pieces if piece.tool_call is not None]
     for call in calls:

@@ -1,4 +1,4 @@
-"""What every engine must do for the gateway, held against the fake engine behind both APIs and against real vLLM."""
+"""Engine conformance: the behaviour that the gateway needs, on the fake engine behind both APIs and on real vLLM."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def engine(
 
 
 def counted(chunks: Sequence[TokenChunk]) -> int:
-    """How many tokens there were by the engine's own account."""
+    """The number of sampled tokens according to the engine."""
     assert chunks[-1].labels is not None
     return sum(count for _, count in chunks[-1].labels)
 
@@ -302,7 +302,7 @@ async def refused_or_silent(engine: Engine, name: str) -> None:
 
 
 async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
-    """What runs, what it holds and what was sampled; and then that nothing runs."""
+    """Running requests, cache use and sampled tokens are reported, and no running request at the end."""
     before = await engine.look()
     assert before is not None
     assert (before.running, before.waiting) == (0, 0)

@@ -37,7 +37,7 @@ _NO_IDS, _NO_LOGPROBS, _NO_FLAGS = np.empty(0, np.int32), np.empty(0, np.float32
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model is to do in one turn."""
+    """The scripted output of the model in one turn."""
 
     content: str = ""
     thought: str | None = None

@@ -119,8 +119,9 @@ async def test_an_engine_that_fails_its_health_checks_is_lost(tiny_model: Path, 
 async def test_an_engine_that_fails_in_the_middle_costs_nothing(
     gateway: RunningGateway, tiny_model: Path, stream: bool, fault: str
 ) -> None:
-    """By an error, or by a connection that breaks. A whole answer comes in larger pieces, and a piece that the engine did not
-    finish is lost with it."""
+    """The engine fails with an error or a broken connection. Whole answers arrive in larger pieces; an unfinished piece is
+    lost.
+    """
     await gateway.fake("faults", **{fault: 4 if stream else 20})
     episode, headers = await gateway.open()
     answer = await gateway.chat(headers, max_tokens=10 if stream else 40, stream=stream)

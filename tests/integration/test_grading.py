@@ -323,7 +323,7 @@ async def test_an_episode_that_is_not_needed_any_more_is_aborted_while_it_is_gra
 async def test_an_episode_whose_group_was_given_up_is_closed_as_untrained(
     tiny_model: Path, tmp_path: Path, judge: Judge
 ) -> None:
-    """With late = "drop" the agent may go on, but no batch takes its episode."""
+    """With `late = "drop"` the agent may continue, but no batch takes its episode."""
     given = values(
         tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={**ONE_SLOT, "late": "drop"}
     )

@@ -197,7 +197,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
                 assert task.exception() is None, repr(task.exception())
 
     def memory_is_what_is_stored(self) -> None:
-        """Where nothing waits to be committed, the ledger equals a pure rule that was fed the committed events."""
+        """With no write pending, the ledger equals a pure rule that was fed the committed events."""
         pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS)))
         for value in self.events():
             pure.apply(event_from_json(value))

@@ -1,4 +1,4 @@
-"""What a program needs beside headgate's own dependencies: nothing, or the extra that its error names."""
+"""Extra dependencies: a program needs none, or its error names the extra to install."""
 
 from __future__ import annotations
 

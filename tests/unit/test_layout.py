@@ -1,4 +1,4 @@
-"""Where tests keep what they share: in modules without tests, which any of them may import and move."""
+"""Location of shared test code: modules without tests, which any test may import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a window counts: chunks where they came, not where their answer ended; and how late a loop is."""
+"""Measurement windows: chunks count when they arrive, not when their answer ends; and the lag of the event loop."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_recording_is_the_same_whatever_the_threads_do(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("workers", [0, 2, 8])
 def test_the_first_failure_by_declaration_ends_the_run(tmp_path: Path, workers: int) -> None:
-    """Those behind it may have run; nobody learns of it."""
+    """Reactions declared after the first failing one may have run, but have no effect."""
 
     def heavy(index: int, value: int) -> None:
         nap(index, value)

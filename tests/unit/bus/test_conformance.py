@@ -1,4 +1,4 @@
-"""What every bus does: the same tests for the one in memory and the one in a Redis server."""
+"""Bus conformance: the same tests for the in-memory bus and the Redis bus."""
 
 from __future__ import annotations
 

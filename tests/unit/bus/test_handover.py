@@ -52,7 +52,7 @@ class Bus(MemoryBus):
 
 
 class Call:
-    """What its stream has shown."""
+    """A call that records the updates shown in its stream."""
 
     def __init__(self) -> None:
         self.turn = Turn("call", engine="e")

@@ -145,7 +145,7 @@ def test_the_nodes_that_are_wanted_of_one_machine(tmp_path: Path) -> None:
 
 
 def test_the_nodes_that_are_wanted_of_a_ray_cluster(tmp_path: Path) -> None:
-    """They are found by their labels; of a group any number more than it needs, if it does not say how many at most."""
+    """Nodes are found by their labels; a group without a maximum may have any number of nodes above its minimum."""
     text = (
         RAY
         + GATEWAY

@@ -1,4 +1,4 @@
-"""What holds a child process on a node of Ray, here without Ray."""
+"""The Ray actor that holds a child process, tested without Ray."""
 
 from __future__ import annotations
 

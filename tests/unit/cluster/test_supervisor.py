@@ -1,4 +1,4 @@
-"""What a supervisor makes of nodes that come and go, and of processes that end: with processes that a test ends."""
+"""Reactions of the supervisor to nodes that come and go and to processes that end; the tests end the processes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Cluster:
         await self.supervisor._tend_engines(http)
 
     def http(self) -> httpx.AsyncClient:
-        """For the engines' health."""
+        """A client for the engines' health checks."""
 
         def answer(_request: httpx.Request) -> httpx.Response:
             return httpx.Response(200 if self.well else 503)
@@ -253,7 +253,7 @@ async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_ran
 
 
 class Gateway:
-    """In place of a registry: a gateway that knows what it is told."""
+    """A fake gateway, in place of a registry, that records the engines it is told of."""
 
     def __init__(self) -> None:
         self.told: list[set[str]] = []

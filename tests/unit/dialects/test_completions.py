@@ -1,4 +1,4 @@
-"""What a legacy completion asks for, or why it is refused."""
+"""Parsing of legacy completion requests, and their refusals."""
 
 from __future__ import annotations
 

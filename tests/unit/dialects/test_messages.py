@@ -1,4 +1,4 @@
-"""What a request to Anthropic's API asks for: in the chat form, or refused by name."""
+"""Conversion of Anthropic requests to the chat form; unsupported parameters are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request for a response says, and what is refused."""
+"""Parsing of Responses API requests, and their refusals."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def parsed(raw: bytes) -> list[dict[str, Any]]:
 
 
 def check_events(events: list[dict[str, Any]], answer: dict[str, Any]) -> None:
-    """They begin and end as they should, in order, and build what the whole answer says."""
+    """Assert that events start and end correctly, are in order, and add up to the whole answer."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1] == {
@@ -148,7 +148,7 @@ def test_events_and_the_whole_answer_say_the_same(renderer: ChatRenderer, data: 
 
 
 def test_no_log_probability_is_told_from_a_tool_call_on(renderer: ChatRenderer) -> None:
-    """Not even if the end of a thought follows that was never begun; and however the reply was delivered."""
+    """Neither when an unopened thought is closed later, nor for any split of the reply into deltas."""
     text = 'Hé <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call></think>Hé '
     values = {"include": ["message.output_text.logprobs"]}
     for cuts in ([], [46], [3, 20, 47]):
@@ -219,7 +219,7 @@ def test_what_was_asked_is_repeated(renderer: ChatRenderer) -> None:
 
 
 def test_what_was_used_is_said(renderer: ChatRenderer) -> None:
-    """Where the configuration overrides a request, and where it said nothing."""
+    """Effective values appear where the configuration overrides the request and where the request sets none."""
     reply = reply_of(renderer, "a", [])
     reply.temperature, reply.top_p, reply.seconds = 0.5, 0.9, 3.75
     answer = answer_of(reply, renderer, temperature=2.0, presence_penalty=0.5, reasoning={"effort": "low"})

@@ -1,4 +1,4 @@
-"""What is not supported, in every dialect: the error names it, and says what to do instead."""
+"""Unsupported parameters in every dialect: the error names the parameter and the alternative."""
 
 from __future__ import annotations
 

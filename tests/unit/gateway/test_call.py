@@ -30,7 +30,6 @@ class Scripted:
         self.asked: list[GenerateRequest] = []
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """See `Engine`."""
         self.asked.append(request)
         reply = self.replies.pop(0)
         if isinstance(reply, EngineError):

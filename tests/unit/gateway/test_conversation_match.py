@@ -1,4 +1,4 @@
-"""Which recorded reply a conversation goes on from, and which turns make a conversation."""
+"""Matching of conversations to recorded replies, and of turns to conversations."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Streams:
         return [sum(len(choice["token_ids"]) for choice in choices) for choices in self.choices]
 
     async def ends(self) -> list[str]:
-        """How each has ended."""
+        """The finish reason of each stream."""
         await asyncio.gather(*self.tasks)
         return [choices[-1]["finish_reason"] for choices in self.choices]
 

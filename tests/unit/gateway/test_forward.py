@@ -37,7 +37,6 @@ class Process:
         self._reads = reads
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """See ASGI."""
         if scope["type"] == "http":
             if self._reads:
                 await whole(receive)
@@ -60,7 +59,6 @@ class Here:
         self.decides = False
 
     async def coordinator(self) -> str | None:
-        """See `Place`."""
         return None if self.decides else self.url
 
 
@@ -172,7 +170,7 @@ async def test_what_may_have_been_done_is_not_done_again() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/admin/v1/status"])
 async def test_a_process_that_coordinates_no_more_passes_nothing_on(path: str) -> None:
-    """It says that it has not begun, and so the sender waits for the next coordinator."""
+    """The refusal says that the request was not started, so the sender waits for the next coordinator."""
     first = Process()
     async with world(first) as (client, _, own):
         headers = {"x-headgate-forwarded": "the-key-of-the-cluster"}
@@ -188,7 +186,6 @@ class Slow:
         self.asked, self.left = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """See ASGI."""
         if scope["type"] == "http":
             await whole(receive)
             self.asked.set()

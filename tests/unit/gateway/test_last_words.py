@@ -1,4 +1,4 @@
-"""Which line of an engine's log says why it ended."""
+"""Choice of the line in an engine's log that says why it ended."""
 
 from __future__ import annotations
 

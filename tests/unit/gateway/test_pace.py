@@ -1,4 +1,4 @@
-"""How many tokens come in one chunk, told from those of the last second."""
+"""Chunk sizes, computed from the token rate of the last second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.rollout.pace import MOST_TOKENS, Pace
 
 
 def after(rate: int, seconds: int = 3, chunks_per_s: float = 1000.0) -> Pace:
-    """So many tokens a second were counted, until `seconds`."""
+    """A pace after `rate` tokens per second were counted for `seconds`."""
     pace = Pace(chunks_per_s)
     for tick in range(seconds * 100):
         pace.count(rate // 100, tick / 100)

@@ -1,4 +1,4 @@
-"""Who chooses engines for calls: a process by itself, and the coordinator's control program."""
+"""Choice of engines for calls, by a process alone and by the coordinator's control program."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def call(name: str, version: int = 0, **sampling: Any) -> Call:
 
 
 def inside(slot: Slot, *calls: Call) -> None:
-    """They run in the engine."""
+    """Register the calls as running in the slot."""
     for one in calls:
         slot.runs[one.call_id] = Run(one, slot, one.call_id, 0.0)
 
@@ -168,7 +168,7 @@ class Host(ControlHost):
 
 
 class Others(NoPeers):
-    """They have three calls in every engine."""
+    """Peers with three running calls in every engine."""
 
     def runs(self, model: str, name: str) -> tuple[int, int]:
         return 3, 0
@@ -201,11 +201,11 @@ class Coordinator:
 
     @property
     def inside(self) -> dict[str, str]:
-        """Where the program believes calls to be."""
+        """The engine of each call according to the control program."""
         return {name: run.engine for name, run in self.placement.reactor._runs.items()}
 
     def heard(self, *kinds: type) -> list[Any]:
-        """What was told of these, and is forgotten now."""
+        """Return and forget the recorded values of the given types."""
         found = [value for value in self.host.heard if isinstance(value, kinds)]
         self.host.heard = [value for value in self.host.heard if not isinstance(value, kinds)]
         return found

@@ -28,7 +28,6 @@ class Wrong(SlotPlacer):
     answers = 0
 
     def submit(self, request: PlacementRequest) -> None:
-        """See `Placer`."""
         self.answers += 1
         assert self.answers < 1_000_000, "nobody else gets a turn"
         request.found.set_result(self._pool.slots["e"])
@@ -60,11 +59,9 @@ class Counted(dict[str, Any]):
     seen = 0
 
     def values(self) -> Any:
-        """See `dict`."""
         return self._each(super().values())
 
     def items(self) -> Any:
-        """See `dict`."""
         return self._each(super().items())
 
     def _each(self, entries: Any) -> Iterator[Any]:
@@ -80,12 +77,10 @@ class Busy:
         self.aborted: dict[str, asyncio.Event] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """See `Engine`."""
         await self.aborted.setdefault(request.request_id, asyncio.Event()).wait()
         yield TokenChunk([], [], "abort")
 
     async def abort(self, request_ids: list[str]) -> None:
-        """See `Engine`."""
         for request_id in request_ids:
             self.aborted[request_id].set()
 

@@ -1,4 +1,4 @@
-"""What a prompt that extends a recorded turn is made of, and what is stored of a turn."""
+"""Contents of a prompt that extends a recorded turn, and the stored form of a turn."""
 
 from __future__ import annotations
 

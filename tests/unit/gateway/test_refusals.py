@@ -1,4 +1,4 @@
-"""How what is refused is logged: what will be well again by itself is no error."""
+"""Log levels of refusals: those that resolve by themselves are not errors."""
 
 from __future__ import annotations
 

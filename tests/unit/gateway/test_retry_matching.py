@@ -1,4 +1,4 @@
-"""Which earlier request a retry repeats, told case by case."""
+"""Matching of a retry to the earlier request that it repeats, case by case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values state a reward."""
+"""Values accepted as rewards."""
 
 from __future__ import annotations
 

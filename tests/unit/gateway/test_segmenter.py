@@ -46,7 +46,7 @@ def joined(pieces: Sequence[Piece]) -> Said:
 def segmented(
     renderer: ChatRenderer, ids: Sequence[int], cuts: Sequence[int] = (), **kwargs: Any
 ) -> tuple[Said, Segmenter]:
-    """What is said when the ids come in pushes that end at `cuts`."""
+    """The segments produced when the ids arrive in pushes that end at `cuts`."""
     stop = StopStrings(kwargs.pop("stop", ()))
     segmenter = Segmenter(renderer, **{"reasoning": False, "stop": stop, **kwargs})
     pieces: list[Piece] = []

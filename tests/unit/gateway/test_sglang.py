@@ -1,4 +1,4 @@
-"""How SGLang's streams are read: every form in which 0.5 sends tokens comes to the same tokens."""
+"""Parsing of SGLang's streams: every form in which SGLang 0.5 sends tokens yields the same tokens."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PARTS = st.lists(st.text("ab\n-]^é", max_size=4), max_size=12)
 
 
 def found_by_looking(strings: Sequence[str], parts: Sequence[str]) -> tuple[int, str]:
-    """Where a reply that comes in these parts ends, and by which string: of those that the first such part completes."""
+    """Reference implementation: the end of a reply that arrives in these parts, and the stop string completed first."""
     text = ""
     for part in parts:
         text += part
@@ -27,7 +27,7 @@ def found_by_looking(strings: Sequence[str], parts: Sequence[str]) -> tuple[int,
 
 
 def longest_beginning(strings: Sequence[str], text: str) -> int:
-    """How many characters at the end may still become one of the strings."""
+    """Reference implementation: the length of the longest suffix that is a proper prefix of a stop string."""
     sizes = [size for string in strings for size in range(len(string)) if text.endswith(string[:size])]
     return max(sizes, default=0)
 

@@ -21,7 +21,7 @@ def kinds(rows: list[dict[str, Any]], episode: str) -> list[str]:
 
 
 def told(rows: list[dict[str, Any]], episode: str) -> list[dict[str, Any]]:
-    """What the store knows of the episode and of groups of its group's name."""
+    """The rows of an episode and of groups."""
     return [row for row in rows if row["episode_id"] in ("", episode)]
 
 

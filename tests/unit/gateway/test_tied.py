@@ -15,7 +15,7 @@ TIED: dict[str, Any] = {"tie_word_embeddings": True}
 
 
 def interpreter(folder: Path, says: str) -> Path:
-    """In place of an engine's Python: answers whatever it is asked with the build's name."""
+    """A fake Python interpreter that answers every call with `says`."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\necho {says}\n")
     path.chmod(0o755)

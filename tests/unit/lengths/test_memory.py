@@ -1,4 +1,4 @@
-"""What rankers remember, by hand, and that it is bounded."""
+"""The memory of rankers: contents, by hand-computed examples, and bounds."""
 
 from __future__ import annotations
 

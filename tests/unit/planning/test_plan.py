@@ -163,7 +163,7 @@ def test_a_run_without_training_is_refused() -> None:
 
 
 def test_what_is_counted_of_a_runs_calls() -> None:
-    """Not what sampled nothing or was over later; the prompt as it came first; the longest of each step; a typical engine."""
+    """Calls without tokens or ended later do not count; prompts count as first sent, lengths as the longest of each step."""
     told: list[tuple[float, Any]] = [(0, NodeAdded("r0", ("rollout",))), (0, Leased(0))]
     for engine, k2 in (("e", 0.01), ("f", 0.02), ("g", 0.09)):
         told += [(0, Hosted(engine, "r0")), (0, Opened(engine, 0)), (0, Fitted(engine, 0.0, k2, 0.0, 0.02))]
@@ -256,7 +256,7 @@ def test_what_another_load_would_cost_is_told() -> None:
 
 
 def test_a_recorded_run_is_planned_from_its_folder(tmp_path: Path) -> None:
-    """Only its steps count, one of its runs can be named, and the plan may be for another number of nodes."""
+    """Only its steps count, one of its runs can be selected, and the plan may be for another number of nodes."""
     idle = recorded((0, Opened("x", 0)), until=3)
     runs, _ = calls(fitted=True)
     lines = [

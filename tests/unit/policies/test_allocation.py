@@ -1,4 +1,4 @@
-"""How many nodes sample and how many train: by hand, and against every other split."""
+"""Splits of nodes between sampling and training, checked by hand and against every other split."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_whether_a_call_waits_is_a_matter_of_tokens_and_a_late_one_waits_for_les
 
 
 def test_a_late_call_gets_the_fastest_engine_however_many_are_better_for_others() -> None:
-    """It counts 8, and adds 1.6 beside two late ones, 1.4 beside seven others; these add 0.04 there, and lose 1.2 here."""
+    """A late call counts 8: it adds 1.6 to `z` and 1.4 to a busy engine. Another call adds 0.04 there, and costs `z` 1.2."""
     choice = Choice("gain", mu=0.01, urgency=8.0)
     held = engines(choice, 1, **{f"busy{i}": [1] * 7 for i in range(6)}, z=[0, 0])
     assert poured(Waterfall(held), *calls(1, version=1)) == {"v1-0": "busy0"}

@@ -1,4 +1,4 @@
-"""When nodes are lent and called back, by examples computed by hand."""
+"""Lending and recall of nodes, by hand-computed examples."""
 
 from __future__ import annotations
 

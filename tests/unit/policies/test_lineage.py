@@ -1,4 +1,4 @@
-"""Which versions count after a trainer went back to an older checkpoint."""
+"""Ancestry of versions after a trainer went back to an older checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights an engine runs, judged from its log-probabilities."""
+"""Identification of an engine's weights by its log-probabilities."""
 
 from __future__ import annotations
 

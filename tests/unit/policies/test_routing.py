@@ -1,4 +1,4 @@
-"""Which engine a call goes to."""
+"""Choice of an engine for a call."""
 
 from __future__ import annotations
 

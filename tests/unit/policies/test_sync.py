@@ -1,4 +1,4 @@
-"""Which engines pull, and which calls move, worked out by hand. The engine is that of `test_placement`."""
+"""Weight pulls and call migration, by hand-computed examples. The engine is that of `test_placement`."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def test_output_goes_to_the_log_and_the_environment_is_added_to(start: Sta
 async def test_what_it_is_given_takes_the_place_of_what_it_would_inherit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a key of the parent's is hidden from it. It has no input to wait for, and may write what is no text."""
+    """A secret of the parent's environment is not inherited, stdin is closed, and output need not be valid text."""
     monkeypatch.setenv("HEADGATE_SECRET", "a key")
     ours, (read, write) = os.dup(0), os.pipe()
     os.write(write, b"what the parent is told")
@@ -172,7 +172,7 @@ async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> Non
     "started", ["LocalProcess.start('child', argv, None)", "start_worker(argv, *3 * [PIPE])"]
 )
 async def test_a_child_dies_with_its_parent(started: str, tmp_path: Path) -> None:
-    """And so does one that is asked in lines, though it does not read."""
+    """A child that is asked in lines dies too, even if it does not read."""
     path = tmp_path / "pid"
     code = f"""
 import asyncio, os, pathlib, sys

@@ -1,4 +1,4 @@
-"""How full a batch is, as every rule's ledger has it."""
+"""Fill of the next batch, for the ledger of every rule."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_batch_that_was_truncated_is_whole() -> None:
 
 
 def test_groups_of_the_next_batch_count_when_they_come() -> None:
-    """By age at 4 s, for then nothing came: (2 (e^-.2 - e^-.4) + 1 (1 - e^-.2)) / (1 - e^-.4) groups a second."""
+    """At 4 s, by age, as nothing came since: (2 (e^-.2 - e^-.4) + 1 (1 - e^-.2)) / (1 - e^-.4) groups per second."""
     batches = Batches(smooth_s=10.0)
     for now_s, filling in (
         (0, Filling("m", 0, 0, 4, 9)),

@@ -1,4 +1,4 @@
-"""Who is told to pull, and when not: engines that are on their way, come back as they were, or are gone."""
+"""Orders to pull: none for engines that are under way, that came back unchanged, or that are gone."""
 
 from __future__ import annotations
 

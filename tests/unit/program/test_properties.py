@@ -39,7 +39,7 @@ def happen(world: World, what: str, about: Any) -> None:
 
 
 def converge(world: World) -> None:
-    """From now on every step is done in a second: every update ends, and every engine that is left comes to a last version."""
+    """Complete every step within a second from now on: every update ends, and every remaining engine gets a last version."""
     world.answer = lambda do: Answer()
     world.run(400)
     assert [ended.version for ended in world.watch.ends] == world.watch.published

@@ -47,12 +47,12 @@ class Alone:
         self.tell(self.fleet.done if fleet else self.update.done, Done(engine, do.step, do.version, True))
 
     def arrives(self, engine: str) -> None:
-        """It does whatever it is asked, until it is open."""
+        """Carry out the engine's orders until it is open."""
         while engine in self.asked:
             self.answers(engine)
 
     def pull(self, *engines: str) -> None:
-        """As the placement would tell them."""
+        """Order engines to pull, in place of the placement."""
         for engine in engines:
             way = self.update._ways.get(engine)
             assert way is not None
@@ -156,7 +156,7 @@ def test_an_older_version_fails_although_an_engine_that_did_not_pull_still_runs_
 
 @pytest.mark.parametrize("wrong", ["load", "probe"])
 def test_a_version_that_an_engine_has_contradicted_is_not_live_because_others_sleep(wrong: str) -> None:
-    """It sleeps on a node that its trainer has; the other one cannot load the weights or fails with them."""
+    """One engine sleeps on a node that its trainer has claimed; the other cannot load the weights or fails with them."""
     world = World(homes={"a": "t0"}).add("r", "a").claim("t0").run(10)
 
     def answer(do: Do) -> Answer:

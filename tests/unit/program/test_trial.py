@@ -99,7 +99,7 @@ def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
 
 
 def test_one_start_that_fails_proves_nothing() -> None:
-    """It died before its turn, and somebody killed its next process too, which was started with the new version."""
+    """The engine died before its turn; its next process, started with the new version, was killed from outside."""
     world = fleet_of("a").publish(1).lose("a").run(1).lose("a", "it was killed").run(20)
     assert world.story()[-1].endswith("version 1 live")
 

@@ -177,7 +177,7 @@ def test_a_version_published_while_the_first_engine_is_launched_waits_for_it() -
 
 
 def test_an_engine_added_before_an_update_does_not_stay_behind() -> None:
-    """It was launched with version 0, and is up long after the others run version 1."""
+    """The engine was launched with version 0 and comes up long after the others run version 1."""
     world = fleet_of("a")
     world.answer = but(lambda do: do.step == "launch", Answer(after_s=7))
     story = world.add("b").publish(1).run(40).story()

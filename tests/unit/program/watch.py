@@ -1,4 +1,4 @@
-"""What must hold of whatever the control program says, checked at every word of it.
+"""Invariants of the control program's output, checked at every decision.
 
 Written from the design (Weights): knows what was asked and answered, and nothing of the program's state.
 """
@@ -124,7 +124,6 @@ class Watch:
         self.engines.setdefault(engine, fresh)
 
     def removed(self, now: int, engine: str) -> None:
-        """See `passed`."""
         found = self.engines.get(engine)
         self.failures += 1
         self._no_doubter(engine)
@@ -133,7 +132,7 @@ class Watch:
             self._moving.discard(engine)
 
     def lost(self, now: int, engine: str) -> None:
-        """It may be restarted for that."""
+        """Record the loss of an engine; it may be restarted."""
         self.failures += 1
         if (found := self.engines.get(engine)) is not None:
             found.lost = now
@@ -141,7 +140,7 @@ class Watch:
                 self._fails(engine, found, found.asked, found.to)
 
     def wanted(self, now: int, wanted: Wanted) -> None:
-        """Whether an engine shall sleep."""
+        """Check an order for an engine to sleep or to be awake."""
         engine = self.engines.get(wanted.engine)
         if engine is None:
             (self._early.discard if wanted.awake else self._early.add)(wanted.engine)
@@ -155,15 +154,15 @@ class Watch:
             engine.unwanted, engine.told = not wanted.awake, now
 
     def claimed(self, now: int, node: str) -> None:
-        """By its trainer."""
+        """Record a claim by the node's trainer."""
         self.nodes[node].claimed = now if self.nodes[node].claimed is None else self.nodes[node].claimed
 
     def released(self, node: str) -> None:
-        """By its trainer."""
+        """Record a release by the node's trainer."""
         self.nodes[node].claimed = None
 
     def role(self, told: RoleIs) -> None:
-        """What a node does now: `rollout` only while nobody has claimed it, and `train` only then."""
+        """Check a node's new role: `rollout` only while it is unclaimed, `train` only while it is claimed."""
         node = self.nodes[told.node]
         node.role, node.near = told.role, told.near
         assert told.reason
@@ -269,7 +268,7 @@ class Watch:
 
     @property
     def _given(self) -> int:
-        """What engines are to be launched with."""
+        """The version that engines are to be launched with."""
         return self._newest if self._newest != self._bad and not self._doubters else self._live
 
     def _fails(self, name: str, engine: _Engine, step: Step, version: int) -> None:

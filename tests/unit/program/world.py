@@ -40,7 +40,7 @@ LENDING = {"margin_s": 1, "min_stay_s": 2, "deadline_s": 11, "claim_s": 50, "smo
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How an engine does one step."""
+    """The outcome of one step of an engine."""
 
     ok: bool = True
     after_s: int | None = 1
@@ -138,13 +138,13 @@ class World:
         return self
 
     def remove(self, engine: str) -> World:
-        """It is no longer wanted."""
+        """Remove an engine that is no longer wanted."""
         told = partial(self.watch.removed, self.now, engine)
         self._happens(self._program.fleets[MODEL].removed, Removed(engine), told)
         return self
 
     def lose(self, engine: str, reason: str = "it died") -> World:
-        """It dies."""
+        """Lose an engine that died."""
         told = partial(self.watch.lost, self.now, engine)
         self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason), told)
         return self
@@ -164,7 +164,7 @@ class World:
         return self
 
     def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10, ahead: int = 0) -> World:
-        """How full the batch is, and the later ones."""
+        """Report the fill of the batch and of later ones."""
         self._happens(self._program.lending.filling, Filling(MODEL, buffer, groups, size, running, ahead))
         return self
 
@@ -232,7 +232,7 @@ class World:
     # Time
 
     def _next(self) -> int | None:
-        """With `pull`, placement is asked every second."""
+        """The time of the next event. With `pull`, placement is also evaluated every second."""
         due = self._soonest()
         if self.update["order"] != "pull":
             return due

@@ -36,7 +36,7 @@ class Echo(Reactor):
 
 
 class Said:
-    """What was said, and a way to wait for it."""
+    """Recorded outputs, and a way to wait for them."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Tag, str]] = []

@@ -268,7 +268,6 @@ class FullDisk(FileIO):
     room = 1000
 
     def write(self, data: Any) -> int:
-        """See `FileIO`."""
         if self.tell() >= self.room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(bytes(data)[: self.room - self.tell()])

@@ -1,4 +1,4 @@
-"""What may be declared, and the levels that follow."""
+"""Valid and invalid topologies, and the levels derived from them."""
 
 from __future__ import annotations
 

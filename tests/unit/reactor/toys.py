@@ -85,7 +85,7 @@ def toy(settings: dict[str, Any]) -> Program:
 
 @dataclass
 class _State:
-    """What a random reactor remembers: everything it does follows from this and from what is present."""
+    """The state of a random reactor: it and the present inputs determine everything the reactor does."""
 
     sum: int = 1
     budget: int = 12

@@ -1,4 +1,4 @@
-"""Where a conversation goes on from recorded tokens, and where it must not; and what that costs."""
+"""Conversations that extend recorded tokens and those that must not; and the cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOK = (("look", "é"),)
 def last_is_bridged(
     name: str, *turns: Reply, tools: bool = False, then: str = "user", system: bool = False
 ) -> bool:
-    """Whether the call after these turns goes on from the recorded tokens."""
+    """True if the call after these turns extends the recorded tokens."""
     episode = Episode(named(name), TOOLS if tools else ())
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
     messages.append(USER)

@@ -1,4 +1,4 @@
-"""Which folders a model may have."""
+"""Model folders that are accepted or refused."""
 
 from __future__ import annotations
 

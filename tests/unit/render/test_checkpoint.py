@@ -161,7 +161,7 @@ def read_without_transformers(folder: Path) -> Checkpoint:
     ],
 )
 def test_a_class_that_builds_something_else_is_asked_for_it(changed: Files, tmp_path: Path) -> None:
-    """And where transformers is not there, the error says what to install."""
+    """Without transformers the error says what to install."""
     save(named("qwen3"), tmp_path)
     for file, values in changed.items():
         rewritten(tmp_path, file, **values)

@@ -1,4 +1,4 @@
-"""Which grammar a request asks for. That engines follow them: `tests/acceptance/test_constraints.py`."""
+"""Grammars derived from requests. `tests/acceptance/test_constraints.py` tests that engines follow them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ steps = st.lists(
 
 
 def fit(family: Family, reply: Reply) -> Reply:
-    """What this family can say."""
+    """The reply reduced to what the family supports."""
     calls = reply.calls if family.tools else ()
     calls = calls if family.parallel else calls[:1]
     content = "" if calls and family.template in ("llama3_1", "mistral_v3") else reply.content

@@ -28,7 +28,7 @@ LOOK = ToolCall("look", '{"text": "é🙂"}')
 def play(
     chat: ChatRenderer, ids: Sequence[int], cuts: Sequence[int] = (), **options: Any
 ) -> tuple[list[Any], Segmenter]:
-    """What is said when the ids come in pushes that end at `cuts`; neighbouring text of one kind is joined."""
+    """The segments produced when the ids arrive in pushes that end at `cuts`; adjacent text of one kind is joined."""
     stop = StopStrings(options.pop("stop", ()))
     segmenter = Segmenter(chat, **{"reasoning": False, "tools": TOOLS, "stop": stop, **options})
     pieces: list[Piece] = []

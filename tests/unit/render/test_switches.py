@@ -1,4 +1,4 @@
-"""Which switches a template has, and what prompts are with them."""
+"""Detection of a template's switches, and the prompts rendered with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_template(directory: Path, template: str, **values: bool) -> ChatRendere
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "glm4.5", "glm4.5 (library)"])
 @pytest.mark.parametrize("effort", ["none", "minimal"])
 def test_little_effort_is_no_thinking(name: str, effort: str, tmp_path: Path) -> None:
-    """As if the settings said so: what a renderer that was loaded without thinking writes."""
+    """The prompt equals that of a renderer loaded with thinking off."""
     family = named(name)
     save(family, tmp_path)
     model = ModelSettings(path=tmp_path, family=family.family)

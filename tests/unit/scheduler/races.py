@@ -20,7 +20,7 @@ def solos(names: str) -> list[Event]:
 
 
 def lost(names: str, reason: str) -> list[Command]:
-    """What is told when these groups of one are given up while they run."""
+    """The commands by which these groups of one are given up while they run."""
     return [command for x in names for command in (GroupDropped(x, reason), AbortEpisode(x, reason))]
 
 

@@ -55,7 +55,7 @@ class Run:
 
 
 class Model:
-    """What the commands add up to."""
+    """Reference model: the state that the commands add up to."""
 
     def __init__(self, limits: LedgerSettings) -> None:
         self.limits = limits
@@ -90,12 +90,12 @@ class Model:
         return not self.complete(buffer) and self.left(buffer) > 0
 
     def open_buffers(self) -> list[int]:
-        """Where a new group may go, in order."""
+        """Buffers open to a new group, in order."""
         window = range(max(self.version, self.consumed), self.version + self.limits.eta + 1)
         return [b for b in window if self.empty(b)]
 
     def window(self, run: Run) -> range:
-        """Where a reserved group may be trained."""
+        """Buffers in which a reserved group may be trained."""
         assert run.reserved is not None
         last = run.reserved if run.late else run.version + self.limits.eta
         return range(max(run.version, self.consumed), last + 1)
@@ -105,7 +105,7 @@ class Model:
         return len(run.rewarded) == run.size or (whole and not run.underway())
 
     def stuck(self, action: str) -> set[str]:
-        """What an `Unstick` may give up."""
+        """Groups that an `Unstick` may give up."""
         first = self.consumed
         lacks = self.limits.batch - self.occupants(first)
         full = not self.complete(first) and self.left(first) == 0

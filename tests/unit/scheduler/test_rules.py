@@ -419,7 +419,7 @@ def test_memory_is_bounded() -> None:
 
 
 class Counters:
-    """What AReaL, verl and ROLL count, while every batch is trained and published in turn."""
+    """The counters of AReaL, verl and ROLL when every batch is trained and published in turn."""
 
     def __init__(self, eta: int, batch: int) -> None:
         self.eta, self.batch = eta, batch

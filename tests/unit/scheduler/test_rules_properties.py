@@ -49,7 +49,7 @@ def staleness_bound(name: str, eta: int) -> int | None:
 
 
 def live_bound(name: str, eta: int, batch: int) -> int:
-    """In groups. slime: a generated batch, and what is left of the waves of the next, less than two batches."""
+    """The bound in groups. slime: a generated batch and the rest of the next one's waves, less than two batches."""
     if name == "slime":
         return 3 * batch - 1
     return {"synchronous": 1, "one_step": 2}.get(name, eta + 1) * batch
@@ -73,7 +73,7 @@ class Run:
 
 
 class Model:
-    """What the commands add up to, and what each of them must satisfy."""
+    """Reference model: the state that the commands add up to, and the conditions on each command."""
 
     def __init__(self, name: str, limits: LedgerSettings) -> None:
         self.name = name

@@ -167,7 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.settle(Drop(episode_id, "x") if dropped else Reward(episode_id, value))
 
     def settle_again(self, rng: Random) -> None:
-        """What has its fate, or waits for that of its group, is refused whatever comes."""
+        """Settled members, and those that wait for their group's outcome, refuse every further event."""
         known = {e for group in self.ledger.groups() for e in group.members}
         if over := sorted(known - set(self.underway())):
             episode_id = rng.choice(over)
@@ -296,7 +296,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert Occupied("trial", buffer, self.model.occupants(buffer)) in trial.apply(Reward("trial"))
 
     def the_next_batch_gets_complete(self, rng: Random) -> None:
-        """From here on every engine and grader does its work, in any order, and groups start wherever they may."""
+        """From here on all engines and graders finish their work in any order, and groups start wherever they may."""
         trial = copy.deepcopy(self.ledger)
         if trial.consumed > trial.version + self.limits.eta:
             trial.apply(Publish(trial.consumed))

@@ -19,7 +19,7 @@ class Job:
 
 
 def finished(costs: EngineCosts, jobs: list[Job]) -> dict[int, float]:
-    """When each job ends."""
+    """The end time of each job."""
     model = costs.model
     coming, waiting, running = sorted(jobs, key=lambda job: job.time), [], []
     now, ends = 0.0, {}

@@ -72,7 +72,7 @@ def test_nodes_are_lent_while_the_trainer_waits_and_given_back_before_it_trains(
 
 
 def test_the_trainer_claims_its_nodes_before_the_batch_is_whole_if_it_is_told_to_lead() -> None:
-    """It then has most of a batch behind it when the last group comes."""
+    """Most of the batch is computed when the last group arrives."""
     given = scenario(batch=64, eta=1, lengths={"kind": "tail", "median": 1000, "longest": 28000})
     late, early = (run(given, policy=Combined(knobs=Knobs(lead=lead)))[1].ends[-1] for lead in (0.0, 1.0))
     assert early < late

@@ -16,7 +16,7 @@ MODEL = EngineModel(k1=1e-5, k2=6e-3, k3=2e-3, k4=3e-3)
 
 
 def run(costs: EngineCosts, jobs: list[Job]) -> tuple[dict[int, float], Engine]:
-    """When each job ends, by events alone."""
+    """The end time of each job, computed by events alone."""
     engine, ends, arrivals = Engine(costs), {}, sorted(jobs, key=lambda job: job.time)
     while arrivals or engine.load:
         due = engine.next_event()

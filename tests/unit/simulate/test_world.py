@@ -112,7 +112,7 @@ def test_twice_the_gpus_are_not_slower_where_all_replies_are_alike(name: str) ->
 
 
 def test_the_hooks_for_a_told_policy_changed_no_baseline() -> None:
-    """What each trained, and when, before `Plain` had `on_left`, `on_opened` and `on_asleep` (see test_frozen.py)."""
+    """The batches and times of each baseline before `Plain` had `on_left`, `on_opened` and `on_asleep` (see test_frozen.py)."""
     meters = {name: run(name, scenario(turns={"mean": 3, "most": 5, "wait_s": 4.0})) for name in BASELINES}
     did = {name: (meter.tokens, [f"{end:.9f}" for end in meter.ends]) for name, meter in meters.items()}
     assert hashlib.sha256(json.dumps(did).encode()).hexdigest() == BEFORE

@@ -1,4 +1,4 @@
-"""What transactions of a PostgreSQL database wait for."""
+"""Lock waits between transactions of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WAITING = (
 
 
 def wait_for_a_lock(store_url: str) -> None:
-    """Until some transaction of the database waits for another one."""
+    """Wait until some transaction of the database waits for another one."""
     engine = connect(store_url, 1)
     with engine.connect() as looking:
         deadline = time.monotonic() + 60

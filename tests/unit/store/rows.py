@@ -36,7 +36,7 @@ NAME, BODY = "n" * turns.NAME, "b" * turns.NAME
 
 
 def turn(call_id: str, index: int = 0, **values: Any) -> tuple[list[Node], dict[str, Any]]:
-    """Of the request."""
+    """The nodes and the call's row of one turn."""
     empty = np.empty(0, np.int32)
     node = Node(
         index, -1, 0, True, empty, np.empty(0, np.float32), empty, np.empty(0, np.uint8), 1.0, "", call_id

@@ -21,7 +21,7 @@ LIMIT_S = 120.0
 
 
 def start(urls: list[str], together: Barrier, said: Queue[str]) -> None:
-    """What each process does, in another module than the test's."""
+    """The body of each process, in a module other than the test's."""
     for url in urls:
         engine = connect(url, 1)
         together.wait(LIMIT_S)

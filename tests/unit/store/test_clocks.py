@@ -55,7 +55,7 @@ async def database(store_url: str) -> Any:
 
 @pytest.fixture(params=[-HOUR, HOUR], ids=["behind", "ahead"])
 def apart_s(request: pytest.FixtureRequest) -> float:
-    """How far the other process's clocks are from this one's."""
+    """The offset of the other process's clocks in seconds."""
     return float(request.param)
 
 
@@ -114,7 +114,7 @@ async def test_episodes_are_as_old_as_they_are(database: Database, store_url: st
 
 
 async def test_the_clock_is_that_of_the_moment(database: Database) -> None:
-    """Not that at which the transaction began: it may have waited for a lock since."""
+    """The time is not that of the transaction's start: the transaction may have waited for a lock since."""
 
     def twice(connection: Any) -> tuple[float, float]:
         before = clock.now(connection)

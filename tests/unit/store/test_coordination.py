@@ -1,4 +1,4 @@
-"""Who is the coordinator: one at a time, by fences that only grow, and nobody who was succeeded writes."""
+"""Coordination through the store: one coordinator at a time, growing fencing tokens, and no writes by a deposed one."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_model_that_was_renamed_keeps_its_versions_and_its_trees(connection: C
 
 
 def add_another_model(connection: Connection) -> None:
-    """What a gateway with several models adds, numbers that the first model used among it."""
+    """Add the rows of another model, with numbers that the first model used too."""
     call = {**stored(connection, "calls")[0], "id": "call-other", "model": "judge", "node": 0}
     node = {**stored(connection, "nodes")[0], "model": "judge", "call_id": "call-other"}
     lease = {**stored(connection, "leases")[0], "id": "lease-other", "model": "planner"}
@@ -259,7 +259,7 @@ def test_reasons_come_to_a_store_that_had_none_and_go_again(connection: Connecti
 
 
 async def test_a_lease_of_an_older_build_is_over(empty_url: str) -> None:
-    """It had no deadline that anyone could know after a restart: the next consumer gets the buffer."""
+    """Its deadline is unknown after a restart: the next consumer gets the buffer."""
     engine = create_engine(driver(empty_url))
     with engine.begin() as connection:
         command.upgrade(config(connection), "0001")
@@ -337,7 +337,7 @@ async def test_a_database_of_another_encoding_is_refused(postgres: PostgresServe
 async def test_a_migration_waits_for_a_table_in_use_no_longer_than_running_processes_can_bear(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gives up, so that those behind it go on, and is begun again."""
+    """The migration gives up, so that statements queued behind it proceed, and is tried again."""
     name = postgres.new_database()
     engine = create_engine(driver(postgres.url(name)))
     with engine.begin() as connection:
@@ -356,7 +356,7 @@ Columns = dict[str, dict[str, tuple[str, bool, bool]]]
 
 
 def columns(connection: Connection) -> Columns:
-    """Of every table every column: its type, and whether it may be NULL or has a default."""
+    """The columns of every table: type, nullability and default."""
     found = inspect(connection)
     return {
         table: {
@@ -368,7 +368,7 @@ def columns(connection: Connection) -> Columns:
 
 
 def broken(before: Columns, after: Columns) -> list[str]:
-    """What a process that knows the tables as they were cannot work with any more."""
+    """Changes that break a process which knows only the old tables."""
     gone = [
         f"{table}.{name} was changed or dropped"
         for table, known in before.items()
@@ -385,7 +385,7 @@ def broken(before: Columns, after: Columns) -> list[str]:
 
 
 def test_running_processes_of_the_build_before_can_go_on(connection: Connection) -> None:
-    """From revision 0006 on: before it, no two processes shared a store."""
+    """Only from revision 0006 on: before it, no two processes shared a store."""
     command.upgrade(config(connection), "0006")
     before = columns(connection)
     for revision in list(ScriptDirectory.from_config(config()).walk_revisions("0006", "head"))[::-1]:

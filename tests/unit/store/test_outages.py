@@ -138,7 +138,7 @@ class _Cut(Committer):
     ids="-".join,
 )
 def test_a_commit_without_an_answer_is_found_or_done_again(settings: StoreSettings, cuts: list[str]) -> None:
-    """What each write answers is what the transaction that stands answered."""
+    """The result of each write is that of the transaction that was committed."""
     engine = connect(settings.url, 2)
     bring_up_to_date(engine, settings)
     committer = _Cut(engine, list(cuts))

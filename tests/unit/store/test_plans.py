@@ -56,7 +56,7 @@ def asked(connection: Connection, name: str, seed: int = 1) -> list[tuple[str, A
 
 
 def scanned(connection: Connection, statement: str, values: Any) -> list[str]:
-    """What its plan reads without looking anything up."""
+    """The tables that the statement's plan scans without an index."""
     if connection.dialect.name == "sqlite":
         rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
         plan = [str(row[-1]) for row in rows]

@@ -1,4 +1,4 @@
-"""Which episodes retention takes and which it leaves, row by row."""
+"""Selection of episodes by retention, row by row."""
 
 from __future__ import annotations
 

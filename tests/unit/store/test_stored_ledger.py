@@ -159,7 +159,7 @@ async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database
 
 
 async def opened(url: str) -> tuple[Database, Leases]:
-    """As a gateway that starts."""
+    """A database and its leases, opened as at a gateway's start."""
     database = await Database.open(StoreSettings(url=url))
     return database, await leases_of(database, await StoredLedger.load(database, MINE, "m"))
 

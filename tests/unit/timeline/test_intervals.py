@@ -21,7 +21,7 @@ borders = st.lists(moments.filter(lambda at: 0 < at <= 100), unique=True, max_si
 
 
 def kind_at(changes: list[tuple[float, Kind]], at: float) -> Kind:
-    """By the definition: the last change before, or at, the moment."""
+    """Reference implementation: the kind after the last change at or before `at`."""
     return next((kind for when, kind in reversed(changes) if when <= at), "idle")
 
 

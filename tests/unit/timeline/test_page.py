@@ -44,7 +44,7 @@ def test_more_nodes_than_can_be_drawn_are_counted() -> None:
 
 
 def data_of(timeline: Timeline) -> dict[str, Any]:
-    """What the page is made of."""
+    """The JSON data embedded in the page."""
     html = page.page(timeline, "t")
     found: dict[str, Any] = json.loads(
         html.partition('type="application/json">')[2].partition("</script>")[0]

@@ -1,4 +1,4 @@
-"""What a recording says of nodes: each rule by example, and all of them together on random stories."""
+"""Node states derived from a recording: each rule by example, and all rules on random histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the trainer looks for the gateway that it starts, and how it starts it."""
+"""The gateway's URL as the trainer derives it, and the command by which the trainer starts the gateway."""
 
 from __future__ import annotations
 

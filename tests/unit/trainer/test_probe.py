@@ -1,4 +1,4 @@
-"""Which sequences a version's probe is made of."""
+"""Choice of the sequences in a version's probe."""
 
 from __future__ import annotations
 

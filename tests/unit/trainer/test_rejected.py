@@ -23,7 +23,7 @@ NAME = "model.layers.1.mlp.up_proj.weight"
 
 
 def kept_once(settings: Settings) -> Settings:
-    """With no checkpoint more than needed."""
+    """The settings with `keep = 1`, the fewest checkpoints."""
     return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"keep": 1})})
 
 

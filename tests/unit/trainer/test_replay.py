@@ -41,7 +41,7 @@ async def train(trainer: Trainer, *, until: str = "ack") -> None:
 
 
 async def killed_after(gateway: RunningGateway, settings: Settings, *untils: str) -> Learner:
-    """What a trainer leaves behind that is killed after its last of so many steps; answers the state that is lost."""
+    """Run a trainer and kill it after the last of the given steps; returns the lost state."""
     async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         for until in untils:
             await train(trainer, until=until)
