@@ -311,13 +311,13 @@ async def test_a_version_that_is_no_number(gateway: RunningGateway, sound: Path)
 
 
 async def test_a_version_is_used_once(gateway: RunningGateway, sound: Path, tmp_path: Path) -> None:
-    assert (await gateway.admin.publish(1, str(sound), wait_s=10))["state"] == "live"
+    assert (await gateway.admin.publish(1, str(sound), wait_s=60))["state"] == "live"
     elsewhere = publish(tmp_path / "source", tmp_path / "again", 1, 0)
     await refused(gateway, 409, "version_used", version=1, path=str(elsewhere))
-    assert (await gateway.admin.publish(1, str(sound), wait_s=10))["state"] == "live"
+    assert (await gateway.admin.publish(1, str(sound), wait_s=60))["state"] == "live"
     assert (await gateway.admin.status())["newest_version"] == 1
     later = publish(tmp_path / "source", tmp_path / "v5", 5, 1)
-    assert (await gateway.admin.publish(5, str(later), wait_s=10))["state"] == "live"
+    assert (await gateway.admin.publish(5, str(later), wait_s=60))["state"] == "live"
     assert (await gateway.admin.status())["newest_version"] == 5
     earlier = publish(tmp_path / "source", tmp_path / "v3", 3, 1)
     await refused(gateway, 409, "version_not_newer", version=3, path=str(earlier))

@@ -40,7 +40,7 @@ async def test_they_reach_the_trainer_on_their_turns_and_in_the_sum(gateway: Run
     assert row["components"] == {"form": 1.0, "calls": 0.25}
     assert {call["id"]: call["reward"] for call in row["calls"]} == {first: 0.5, second: None, third: -0.25}
     lease = await gateway.admin.lease("trainer")
-    groups = (await gateway.admin.leased_groups(lease, wait_s=30)).groups
+    groups = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
     assert groups_from_arrow(groups_to_arrow(groups))[0].episodes[0].reward == 1.25
     (fed,) = groups[0].episodes
     rewards = {node.call_id: node.reward for node in fed.nodes if node.sampled}
@@ -61,7 +61,7 @@ async def test_the_ledger_is_told_the_whole_reward(tiny_model: Path, tmp_path: P
                 await gateway.admin.call_reward(episode, call, bonus)
                 await gateway.admin.reward(episode, 1.0)
         lease = await gateway.admin.lease("trainer")
-        groups = (await gateway.admin.leased_groups(lease, wait_s=30)).groups
+        groups = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
         assert [g.group_id for g in groups] == ["different"]
         assert sorted(e.reward for e in groups[0].episodes) == [1.0, 2.0]
 

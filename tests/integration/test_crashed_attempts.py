@@ -58,7 +58,7 @@ async def test_what_a_crashed_attempt_did_is_neither_trained_nor_rewarded(gatewa
     assert (left.status_code, left.json()["error"]["code"]) == (409, "attempt_over")
     assert not set(crashed) & set(whole), "an attempt is not answered from the record of the one before"
     lease = await gateway.admin.lease("trainer")
-    groups = (await gateway.admin.leased_groups(lease, wait_s=20)).groups
+    groups = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
     (episode,) = [episode for group in groups for episode in group.episodes]
     assert episode.reward == 1.0 + 0.5
     reasons = {node.call_id: node.mask_reason for node in episode.nodes if node.sampled}

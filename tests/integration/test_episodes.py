@@ -54,7 +54,7 @@ async def test_the_members_of_a_group_share_its_slot(gateway: RunningGateway) ->
 
 async def test_opening_waits_until_a_slot_is_free(gateway: RunningGateway) -> None:
     opened = [await gateway.open(f"task-{i}") for i in range(4)]
-    late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=30), name="late")
+    late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=60), name="late")
     done, _ = await asyncio.wait({late}, timeout=0.2)
     assert not done
     await gateway.admin.abandon(opened[0][0], "makes room")
@@ -65,10 +65,10 @@ async def test_a_publish_makes_room_for_those_that_wait(gateway: RunningGateway,
     for i in range(4):
         episode, _ = await gateway.open(f"task-{i}")
         await gateway.admin.reward(episode, 1.0)
-    late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=30), name="late")
+    late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=60), name="late")
     lease = await gateway.admin.lease("trainer")
     new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
-    await gateway.admin.publish(1, str(new), wait_s=10)
+    await gateway.admin.publish(1, str(new), wait_s=60)
     await gateway.admin.ack(lease, "checkpoint-1")
     assert (await result_of(late, "the episode that waits for a slot is opened")).version == 1
 

@@ -128,7 +128,7 @@ async def test_a_restart_on_the_same_database_goes_on_where_it_was(tiny_model: P
     async with run_gateway(values) as gateway:
         done, _ = await gateway.open("done")
         await gateway.admin.reward(done, 1.0)
-        await gateway.admin.publish(1, str(new), wait_s=10)
+        await gateway.admin.publish(1, str(new), wait_s=60)
         episode, headers = await gateway.open("open")
         first = await gateway.chat(headers, max_tokens=12)
         assert first.status_code == 200
@@ -195,7 +195,7 @@ async def test_a_slow_client_holds_up_no_update(gateway: RunningGateway, tmp_pat
         reader.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer,
     ):
         new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
-        assert (await admin.publish(1, str(new), wait_s=20))["state"] == "live"
+        assert (await admin.publish(1, str(new), wait_s=60))["state"] == "live"
         received = [line async for line in answer.aiter_lines()]
     assert "data: [DONE]" in received
 
@@ -217,7 +217,7 @@ async def test_a_client_that_does_not_read_holds_nothing_up(tiny_model: Path, tm
             client.connect(("127.0.0.1", gateway.settings.server.port))
             head = f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: {headers['Authorization']}\r\n"
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            await until(lambda: gateway.engine.sampled >= length, "the engine has said everything", 30)
+            await until(lambda: gateway.engine.sampled >= length, "the engine has said everything")
             await until(lambda: gateway.slot.streams == 0, "and is free")
             client.settimeout(20)
             answer = await asyncio.to_thread(read_all, client)

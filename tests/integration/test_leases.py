@@ -40,10 +40,10 @@ async def test_groups_come_by_cursor_while_the_buffer_fills(gateway: RunningGate
     nothing = await gateway.admin.leased_groups(lease)
     assert (nothing.groups, nothing.cursor, nothing.complete) == ((), 0, False)
     await finished(gateway, "a")
-    first = await gateway.admin.leased_groups(lease, nothing.cursor, wait_s=5)
+    first = await gateway.admin.leased_groups(lease, nothing.cursor, wait_s=60)
     assert ([g.group_id for g in first.groups], first.cursor, first.complete) == (["a"], 1, False)
     await finished(gateway, "b")
-    second = await gateway.admin.leased_groups(lease, first.cursor, wait_s=5)
+    second = await gateway.admin.leased_groups(lease, first.cursor, wait_s=60)
     assert ([g.group_id for g in second.groups], second.cursor, second.complete) == (["b"], 2, True)
     again = await gateway.admin.leased_groups(lease)
     assert [g.group_id for g in again.groups] == ["a", "b"]
@@ -51,9 +51,9 @@ async def test_groups_come_by_cursor_while_the_buffer_fills(gateway: RunningGate
 
 async def test_waiting_for_groups_ends_as_soon_as_there_is_one(gateway: RunningGateway) -> None:
     lease = await gateway.admin.lease("trainer")
-    waiting = asyncio.create_task(gateway.admin.leased_groups(lease, wait_s=30), name="waiting")
+    waiting = asyncio.create_task(gateway.admin.leased_groups(lease, wait_s=60), name="waiting")
     await finished(gateway, "a")
-    got = await result_of(waiting, "the lease that waits is given")
+    got = await result_of(waiting, "the groups that are waited for are there", 30)
     assert [group.group_id for group in got.groups] == ["a"]
 
 

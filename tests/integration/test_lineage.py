@@ -30,7 +30,7 @@ def values_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
 async def push(gateway: RunningGateway, work: Path, version: int, parent: int) -> dict[str, Any]:
     source = fake_weights(work / f"source-{version}", f"weights {version}")
     path = publish(source, work / f"v{version}", version, parent)
-    return await gateway.admin.publish(version, str(path), wait_s=30)
+    return await gateway.admin.publish(version, str(path), wait_s=60)
 
 
 async def sampled_by_three_versions(gateway: RunningGateway, work: Path) -> str:
@@ -122,7 +122,7 @@ async def test_a_parent_that_was_never_live_is_refused(tiny_model: Path, tmp_pat
             source = fake_weights(tmp_path / f"source-{version}", f"weights {version}")
             probe = {"sequences": [[5, 9]], "new_logprobs": [[-9.0]], "parent_logprobs": [[-8.0]]}
             publish(source, tmp_path / f"v{version}", version, 0 if version == 1 else 7, probe)
-        record = await gateway.admin.publish(1, str(tmp_path / "v1"), wait_s=30)
+        record = await gateway.admin.publish(1, str(tmp_path / "v1"), wait_s=60)
         assert record["state"] == "failed"
         await gateway.fake("faults", stale_reload=False)
         with pytest.raises(GatewayRefused) as refused:

@@ -91,7 +91,7 @@ async def test_publishing_to_one_model_does_not_touch_the_other(
 ) -> None:
     gateway, engines = pair
     weights = publish(fake_weights(tmp_path / "source", "weights 1"), tmp_path / "v1", 1, 0)
-    record = await gateway.admin.publish(1, str(weights), wait_s=30, model="planner")
+    record = await gateway.admin.publish(1, str(weights), wait_s=60, model="planner")
     assert (record["state"], record["model"]) == ("live", "planner")
     actor, planner = [await gateway.admin.status(name) for name in ("actor", "planner")]
     assert (actor["version"], actor["updates"], actor["consumed"]) == (0, 0, 0)
@@ -173,7 +173,7 @@ async def test_a_call_to_another_model_is_recorded_and_reaches_no_feed(
 async def test_two_models_survive_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     weights = publish(fake_weights(tmp_path / "source", "weights 1"), tmp_path / "v1", 1, 0)
     async with gateway_of(tiny_model, tmp_path, {"actor": {}, "planner": {}}) as (gateway, _):
-        await gateway.admin.publish(1, str(weights), wait_s=30, model="planner")
+        await gateway.admin.publish(1, str(weights), wait_s=60, model="planner")
         episode = await finished(gateway, "planner", "planner", "actor")
         fence = (await gateway.admin.lease("trainer", "planner")).fence
     async with gateway_of(tiny_model, tmp_path, {"actor": {}, "planner": {}}) as (gateway, engines):
@@ -249,7 +249,7 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
     admin = gateway.admin
     helper, port = FakeEngine("none"), free_port()
     async with serve(create_fake_app(helper), port):
-        added = await admin.add_engine("helper", f"http://127.0.0.1:{port}", "judge", wait_s=30)
+        added = await admin.add_engine("helper", f"http://127.0.0.1:{port}", "judge", wait_s=60)
         assert (added["name"], added["model"], added["state"]) == ("helper", "judge", "open")
         for engine in (engines["judge"], helper):
             engine.set_faults(
@@ -276,7 +276,7 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
             for engine in (engines["judge"], helper):
                 engine.set_faults({"delay_s": 0.0})
             assert "data: [DONE]" in [line async for line in lines]
-        assert (await admin.remove_engine("helper", wait_s=30))["removed"]
+        assert (await admin.remove_engine("helper", wait_s=60))["removed"]
     assert {engine["name"] for engine in await admin.engines()} == {"actor-0", "judge-0"}
 
 

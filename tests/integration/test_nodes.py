@@ -69,12 +69,12 @@ async def test_a_node_is_lent_while_its_trainer_waits_and_its_calls_go_on_when_i
         await becomes(gateway, "t0", "rollout")
         for version in (1, 2):
             await share(gateway, 8, own, lent)
-            claimed = await gateway.admin.claim("t0", wait_s=30)
+            claimed = await gateway.admin.claim("t0", wait_s=60)
             assert (claimed["role"], claimed["claim_s"]) == ("train", 60.0)
             assert state_of(gateway, "t0-0") == "asleep"
             assert (await gateway.fake("state", lent))["running"] == 0
             await arrived(gateway, 8, own)
-            record = await gateway.admin.publish(version, str(versions[version]), wait_s=30)
+            record = await gateway.admin.publish(version, str(versions[version]), wait_s=60)
             assert record["state"] == "live"
             assert [report["engine"] for report in record["report"]] == ["demo-0"]
             assert state_of(gateway, "t0-0") == "asleep"
@@ -104,12 +104,12 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")  # both engines are open
         await arrived(gateway, 4)
-        await gateway.admin.claim("t0", wait_s=30)
+        await gateway.admin.claim("t0", wait_s=60)
         await until(lambda: gateway.model.pool.waiting == 4, "all wait again")
         for slot in slots.values():
             told = await gateway.fake("state", slot)
             assert (told["asleep"], told["running"]) == (2, 0)
-        record = await gateway.admin.publish(1, str(versions[1]), wait_s=30)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=60)
         assert record["state"] == "live"
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")  # both engines are open
@@ -185,7 +185,7 @@ async def test_what_cannot_be_is_refused_by_name(tiny_model: Path, tmp_path: Pat
             (400, "invalid_value"),
         ]
         assert "'train'" in refusals[3].message
-        assert (await admin.claim("t0", wait_s=5))["role"] == "train"
+        assert (await admin.claim("t0", wait_s=60))["role"] == "train"
         assert (await admin.release("t0"))["role"] == "idle"
 
 
@@ -211,7 +211,7 @@ async def test_nodes_and_their_engines_come_and_go(tiny_model: Path, tmp_path: P
             "n0", BOTH
         )  # it is a trainer's node too from now on: its engine sleeps until that has spoken
         await until(lambda: state_of(gateway, "e0") == "asleep", "it falls asleep", 40)
-        assert (await admin.claim("n0", wait_s=20))["role"] == "train"
+        assert (await admin.claim("n0", wait_s=60))["role"] == "train"
         waiting = asyncio.create_task(admin.add_engine("e1", node="n0", wait_s=40), name="added")
         assert (await waiting)["state"] == "asleep"
         removed = await admin.remove_node("n0")
@@ -231,12 +231,12 @@ async def test_an_engine_that_dies_on_a_claimed_node_is_not_started_before_it_is
         _, headers = await gateway.open(mode="eval")
         call = asyncio.create_task(gateway.chat(headers, max_tokens=12), name="call")
         await arrived(gateway, 1)
-        await gateway.admin.claim("t0", wait_s=30)
+        await gateway.admin.claim("t0", wait_s=60)
         pid = slot.describe("demo")["pid"]
         os.killpg(pid, signal.SIGKILL)
         await until(lambda: slot.restarts == 1, "its death is noticed", 40)
         assert slot.process is None
-        await gateway.admin.claim("t0", wait_s=30)
+        await gateway.admin.claim("t0", wait_s=60)
         assert slot.process is None
         await gateway.admin.release("t0")
         await arrived(gateway, 1)

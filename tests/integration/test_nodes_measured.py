@@ -54,11 +54,11 @@ async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
 async def test_a_trainer_says_how_long_it_computed_or_does_not(gateway: RunningGateway) -> None:
     await gateway.admin.add_node("t0", BOTH)
     told = gateway.services.leader.host.program.lending._batches
-    await gateway.admin.claim("t0", wait_s=30)
+    await gateway.admin.claim("t0", wait_s=60)
     released = await gateway.http.post("/admin/v1/nodes/t0/release", json={})  # as older trainers do
     assert released.is_success
     assert told.train_s("demo") == 0.0
-    await gateway.admin.claim("t0", wait_s=30)
+    await gateway.admin.claim("t0", wait_s=60)
     assert (await gateway.admin.release("t0", busy_s=12.5))["near"]
     assert told.train_s("demo") == 12.5
     for wrong in (-1.0, 1e9):

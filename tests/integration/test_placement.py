@@ -70,7 +70,7 @@ async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sam
         assert (new.version, old.version) == (1, 0), "the other is busy, and stays as it is"
         await release(gateway, old)
         assert 0 in await check_all(gateway, versions, await finished(agents, done))
-        await until(lambda: len(of_version(gateway, 1)) == 2, "the other has pulled", 30)
+        await until(lambda: len(of_version(gateway, 1)) == 2, "the other has pulled")
 
 
 async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
@@ -89,7 +89,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         episode, headers = await gateway.open("young", mode="eval")
         gateway.services.leader.host.lose("demo", new.name, "a test says so")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
-        await until(lambda: old.version == 1, "it has pulled", 30)
+        await until(lambda: old.version == 1, "it has pulled")
         await release(gateway, old)
         assert (await young).status_code == 200
         (turn,) = await turns_of(gateway, episode)
@@ -114,7 +114,7 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
         await until(lambda: first.streams == 6, "all are in the first")
         second.confirm(second.version)
         gateway.model.pool.notify()
-        await until(lambda: second.streams >= 2, "calls have moved", 30)
+        await until(lambda: second.streams >= 2, "calls have moved")
         await release(gateway)
         results = await finished(agents, done)
         await check_everything(gateway, versions, results)

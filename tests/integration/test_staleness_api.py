@@ -55,12 +55,12 @@ async def test_who_waits_and_what_was_lost_is_shown(tiny_model: Path, tmp_path: 
     values = settings_for(tiny_model, tmp_path, staleness={"batch": 1, "eta": 0, "min_members": 1})
     async with run_gateway(values) as gateway:
         episode, _ = await gateway.open("a", group_id="a")
-        waiting = asyncio.create_task(gateway.open("b", group_id="b", group_size=2, wait_s=30))
+        waiting = asyncio.create_task(gateway.open("b", group_id="b", group_size=2, wait_s=60))
 
         async def waits() -> bool:
             return (await gateway.admin.staleness())["waiting"] == {"b": 1}
 
-        await until(waits, "the second group waits", 30)
+        await until(waits, "the second group waits")
         await gateway.admin.abandon(episode, "crashed")
         await result_of(waiting, "the episode that waits is answered")
         shown = await gateway.admin.staleness()

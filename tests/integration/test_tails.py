@@ -66,7 +66,7 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         question = lasting(gateway.settings.model)
         for _ in range(4):
             await ask_all(gateway, question, ["long", *(f"short-{i}" for i in range(6))])
-        await until(lambda: not offload(gateway), "nobody has calls, and none is set aside", 30)
+        await until(lambda: not offload(gateway), "nobody has calls, and none is set aside")
         await hold_after(gateway, 2)
         stay = ["long", *["short-0"] * 8]
         first = asyncio.gather(*(ask(gateway, question, task, LONG) for task in stay))
@@ -77,7 +77,7 @@ async def test_long_calls_have_engines_of_their_own_and_a_replay_decides_the_sam
         assert [call.hints.expected for call in short] == [4] * 8
         expected = long.hints.expected
         assert expected > 8
-        await until(lambda: len(offload(gateway)) == 1, "one is set aside", 30)
+        await until(lambda: len(offload(gateway)) == 1, "one is set aside")
         await gateway.model.pool.move(long.call_id, None)
         (kept,) = offload(gateway)
         later = asyncio.gather(

@@ -215,7 +215,7 @@ async def test_places_are_given_back_whatever_serves_a_call(gateway: RunningGate
         body = {"model": "demo", most: 4, **asked}
         answer = await gateway.http.post(f"/v1/{path}{end}", headers=headers, json=body)
         assert answer.status_code == 200, answer.text
-        await until(lambda: gateway.services.limits.running == 0, f"the place is free after {path}{end}", 10)
+        await until(lambda: gateway.services.limits.running == 0, f"the place is free after {path}{end}")
 
 
 async def waiting_stream(gateway: RunningGateway, headers: dict[str, str], stream: bool) -> asyncio.Task[Any]:
