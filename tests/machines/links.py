@@ -13,6 +13,7 @@ from gateway.errors import Fenced
 from gateway.settings import Settings
 from tests.machines.cluster import ASK_S, LEASE_S, Cluster, Tally
 from tests.machines.processes import Process
+from tests.machines.wires import HEARD_S
 
 MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
@@ -286,6 +287,7 @@ class LinkMachine(RuleBasedStateMachine):
         for link in self.c.network.live():
             link.stall(False)
             link.up.lag_s = link.down.lag_s = 0.0
+        self.advance(HEARD_S)  # a follower may not know yet that its link is cut
         self.within(120.0, self.all_see_the_same)
         self.c.look()
         self.check_what_is_seen()
@@ -293,11 +295,12 @@ class LinkMachine(RuleBasedStateMachine):
         recorded = len(self.c.turns)
         for at in range(1 + len(self.alive())):
             self.call(at, 3, False, fresh=at == 0)
-        self.within(60.0, lambda: not any(process.runs() for process in self.alive()))
+        expected = recorded + 1 + len(self.alive())
+        self.within(60.0, lambda: len(self.c.turns) == expected and not any(p.runs() for p in self.alive()))
         self.c.look()
         for process in self.alive():
             assert not process.runs(), [w.call.call_id for w in process.works if not w.recorded]
-        assert len(self.c.turns) == recorded + 1 + len(self.alive()), "calls were refused"
+        assert len(self.c.turns) == expected, "calls were refused"
         self.c.check_store()
         assert not any(server.requests for server in self.c.servers)
         failed = [failure.get("exception") for failure in self.c.loop.failures]
