@@ -1,10 +1,12 @@
-"""A model of the staleness ledger that believes nothing but its commands: what they add up to, and what each must satisfy."""
+"""Reference models of the staleness rules, computed from their commands alone."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import pytest
 
@@ -36,9 +38,8 @@ class Run:
 
     size: int
     version: int
-    reserved: int | None = None
     occupied: int | None = None
-    late: bool = False
+    over: bool = False
     closed: bool = False
     trained: bool = False
     running: set[str] = field(default_factory=set)
@@ -46,36 +47,190 @@ class Run:
     rewarded: dict[str, float | None] = field(default_factory=dict)
     joined: int = 0
 
+    def pending(self) -> bool:
+        return not self.over and self.occupied is None
+
     def underway(self) -> set[str]:
         return self.running | self.grading
+
+    def settle(self, episode_id: str, rewarded: bool, value: float | None = None) -> None:
+        self.running.discard(episode_id)
+        self.grading.discard(episode_id)
+        if rewarded:
+            self.rewarded[episode_id] = value
+
+
+@dataclass
+class ReservedRun(Run):
+    """A group of StaleFlow's ledger, and the buffer that it holds."""
+
+    reserved: int | None = None
+    late: bool = False
 
     def equal(self) -> bool:
         values = list(self.rewarded.values())
         return len(values) > 1 and values[0] is not None and all(value == values[0] for value in values)
 
 
-class Model:
-    """Reference model: the state that the commands add up to."""
+R = TypeVar("R", bound=Run)
+
+
+class Model(ABC, Generic[R]):
+    """Reference model: the state that the commands of any rule add up to, and the conditions on each command."""
 
     def __init__(self, limits: LedgerSettings) -> None:
         self.limits = limits
         self.version = 0
         self.consumed = 0
         self.leased = False
-        self.truncated: set[int] = set()
         self.ready: set[int] = set()
-        self.groups: dict[str, Run] = {}
+        self.groups: dict[str, R] = {}
         self.fates: Counter[str] = Counter()
         self.admitted: set[str] = set()
-        self.aborted: set[str] = set()
+
+    @abstractmethod
+    def complete(self, buffer: int) -> bool:
+        """True if the batch gets no more groups."""
+
+    def occupants(self, buffer: int) -> int:
+        return sum(run.occupied == buffer for run in self.groups.values())
+
+    def run_of(self, episode_id: str) -> R:
+        return next(run for run in self.groups.values() if episode_id in run.underway())
+
+    def underway(self) -> list[str]:
+        """Episodes that run or are graded, of groups that are not over."""
+        return sorted(e for run in self.groups.values() if run.pending() for e in run.underway())
+
+    # Commands
+
+    def see(self, event: Event, commands: Sequence[Command]) -> None:
+        """Takes in what one event led to."""
+        self.event, self.commands = event, commands
+        self.skipping = any(isinstance(command, Skipped) for command in commands)
+        self.in_vain: set[str] = set()
+        for command in commands:
+            self.see_one(command)
+        assert not self.in_vain, "surplus that was not aborted"
+
+    def see_one(self, command: Command) -> None:
+        match command:
+            case Admit(episode_id, group_id, buffer, version):
+                self.see_admit(episode_id, self.groups[group_id], buffer, version)
+            case Moved() | Late():
+                self.see_moved(command, self.groups[command.group_id])
+            case Occupied(group_id, buffer, entry):
+                self.see_occupied(group_id, self.groups[group_id], buffer, entry)
+            case GroupDropped(group_id, reason):
+                self.see_group_dropped(self.groups[group_id], reason)
+            case MemberDropped(episode_id, reason):
+                self.fates[episode_id] += 1
+                if reason == "surplus":
+                    self.see_surplus(episode_id, self.run_of(episode_id))
+            case Grading(episode_id):
+                assert self.event == Finish(episode_id)
+                run = self.run_of(episode_id)
+                run.running.remove(episode_id)
+                run.grading.add(episode_id)
+            case BufferReady(buffer):
+                assert self.complete(buffer)
+                assert buffer not in self.ready
+                self.ready.add(buffer)
+            case Consumed(buffer, group_ids):
+                assert buffer == self.consumed
+                assert self.complete(buffer)
+                self.see_trained(buffer, group_ids)
+                self.pass_over(buffer + 1, group_ids)
+            case Skipped(first, until, group_ids):
+                assert (first, until) == (self.consumed, self.version)
+                assert first < until
+                assert not (self.leased and self.complete(first))
+                lost = {g for g, run in self.groups.items() if run.occupied in range(first, until)}
+                assert lost == set(group_ids)
+                self.pass_over(until, group_ids)
+            case AbortEpisode(episode_id):
+                self.in_vain.remove(episode_id)
+            case Refuse():
+                pytest.fail("a refusal among other commands")
+
+    def see_admit(self, episode_id: str, run: R, buffer: int, version: int) -> None:
+        if run.joined == 0:
+            assert version == self.version
+            self.see_start(run, buffer)
+        assert run.pending()
+        assert version == run.version
+        run.running.add(episode_id)
+        run.joined += 1
+        self.admitted.add(episode_id)
+
+    @abstractmethod
+    def see_start(self, run: R, buffer: int) -> None:
+        """A group starts, and `buffer` is said to be its batch."""
+
+    def see_moved(self, moved: Moved | Late, run: R) -> None:
+        pytest.fail(f"unexpected: {moved}")
+
+    def see_surplus(self, episode_id: str, run: R) -> None:
+        pytest.fail(f"unexpected surplus: {episode_id}")
+
+    def see_occupied(self, group_id: str, run: R, buffer: int, entry: int) -> None:
+        assert run.pending()
+        assert not run.underway()
+        assert self.enough(run)
+        assert len(run.rewarded) <= run.size
+        assert entry == self.occupants(buffer) < self.limits.batch
+        self.see_place(group_id, run, buffer)
+        run.occupied = buffer
+        if not run.trained:
+            self.fates.update(run.rewarded.keys())
+        run.trained = True
+
+    @abstractmethod
+    def see_place(self, group_id: str, run: R, buffer: int) -> None:
+        """A group gets an entry of `buffer`."""
+
+    def see_group_dropped(self, run: R, reason: str) -> None:
+        assert run.pending()
+        self.see_reason(run, reason)
+        run.over = True
+        self.fates.update([*run.underway(), *run.rewarded])
+        if self.aborts(reason):
+            self.in_vain |= run.underway()
+        run.running.clear()
+        run.grading.clear()
+
+    def aborts(self, reason: str) -> bool:
+        """True if members that still run are aborted when their group is dropped for this reason."""
+        return True
+
+    @abstractmethod
+    def see_reason(self, run: R, reason: str) -> None:
+        """A group is dropped for this reason."""
+
+    @abstractmethod
+    def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
+        """The batch was trained with these groups."""
+
+    def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
+        self.consumed, self.leased = first, False
+        for group_id in group_ids:
+            del self.groups[group_id]
+
+    def enough(self, run: R) -> bool:
+        return len(run.rewarded) >= min(self.limits.min_members, run.size)
+
+
+class LedgerModel(Model[ReservedRun]):
+    """StaleFlow's ledger."""
+
+    def __init__(self, limits: LedgerSettings) -> None:
+        super().__init__(limits)
+        self.truncated: set[int] = set()
 
     # Queries
 
     def held(self, buffer: int) -> int:
         return sum(buffer in (run.reserved, run.occupied) for run in self.groups.values())
-
-    def occupants(self, buffer: int) -> int:
-        return sum(run.occupied == buffer for run in self.groups.values())
 
     def waiting(self, buffer: int) -> set[str]:
         return {group_id for group_id, run in self.groups.items() if run.reserved == buffer}
@@ -94,13 +249,13 @@ class Model:
         window = range(max(self.version, self.consumed), self.version + self.limits.eta + 1)
         return [b for b in window if self.empty(b)]
 
-    def window(self, run: Run) -> range:
+    def window(self, run: ReservedRun) -> range:
         """Buffers in which a reserved group may be trained."""
         assert run.reserved is not None
         last = run.reserved if run.late else run.version + self.limits.eta
         return range(max(run.version, self.consumed), last + 1)
 
-    def settled(self, run: Run) -> bool:
+    def settled(self, run: ReservedRun) -> bool:
         whole = run.closed or run.joined == run.size + self.limits.spare_members
         return len(run.rewarded) == run.size or (whole and not run.underway())
 
@@ -115,64 +270,20 @@ class Model:
     # Commands
 
     def see(self, event: Event, commands: Sequence[Command]) -> None:
-        """Takes in what one event led to."""
-        self.event, self.commands = event, commands
-        self.skipping = any(isinstance(command, Skipped) for command in commands)
-        self.in_vain: set[str] = set()
         self.roomless = -1
         if isinstance(event, Unstick) and event.action == "truncate":
             self.truncated.add(event.buffer)
-        for command in commands:
-            self.see_one(command)
-        assert not self.in_vain, "surplus that was not aborted"
+        super().see(event, commands)
 
-    def see_one(self, command: Command) -> None:
-        match command:
-            case Admit(episode_id, group_id, buffer, version):
-                self.see_admit(episode_id, self.groups[group_id], buffer, version)
-            case Moved() | Late():
-                self.see_moved(command, self.groups[command.group_id])
-            case Occupied(group_id, buffer, entry):
-                self.see_occupied(self.groups[group_id], buffer, entry)
-            case GroupDropped(group_id, reason):
-                self.see_group_dropped(self.groups[group_id], reason)
-            case MemberDropped(episode_id, reason):
-                self.see_member_dropped(episode_id, reason)
-            case Grading(episode_id):
-                assert self.event == Finish(episode_id)
-                run = next(run for run in self.groups.values() if episode_id in run.running)
-                run.running.remove(episode_id)
-                run.grading.add(episode_id)
-            case BufferReady(buffer):
-                assert self.complete(buffer)
-                assert buffer not in self.ready
-                self.ready.add(buffer)
-            case Consumed(buffer, group_ids):
-                self.see_consumed(buffer, group_ids)
-            case Skipped(first, until, group_ids):
-                assert (first, until) == (self.consumed, self.version)
-                lost = {g for g, run in self.groups.items() if run.occupied in range(first, until)}
-                assert lost == set(group_ids)
-                assert not any(run.reserved in range(first, until) for run in self.groups.values())
-                self.consumed, self.leased = until, False
-                self.forget(group_ids)
-            case AbortEpisode(episode_id):
-                self.in_vain.remove(episode_id)
-                self.aborted.add(episode_id)
-            case Refuse():
-                pytest.fail("a refusal among other commands")
+    def see_admit(self, episode_id: str, run: ReservedRun, buffer: int, version: int) -> None:
+        super().see_admit(episode_id, run, buffer, version)
+        assert buffer == run.reserved
 
-    def see_admit(self, episode_id: str, run: Run, buffer: int, version: int) -> None:
-        if run.reserved is None:
-            assert buffer == max(self.open_buffers()), "not the latest"
-            assert version == self.version
-            run.reserved, run.version = buffer, version
-        assert (buffer, version) == (run.reserved, run.version)
-        run.running.add(episode_id)
-        run.joined += 1
-        self.admitted.add(episode_id)
+    def see_start(self, run: ReservedRun, buffer: int) -> None:
+        assert buffer == max(self.open_buffers()), "not the latest"
+        run.reserved = buffer
 
-    def see_moved(self, moved: Moved | Late, run: Run) -> None:
+    def see_moved(self, moved: Moved | Late, run: ReservedRun) -> None:
         """A reservation, or with `mask` the place in a skipped buffer, goes to a later one."""
         source = run.reserved if run.occupied is None else run.occupied
         assert source == moved.from_buffer < moved.to_buffer
@@ -187,34 +298,26 @@ class Model:
             run.late = isinstance(moved, Late)
         run.reserved, run.occupied = moved.to_buffer, None
 
-    def see_occupied(self, run: Run, buffer: int, entry: int) -> None:
+    def see_place(self, group_id: str, run: ReservedRun, buffer: int) -> None:
         assert run.reserved is not None
         assert max(run.version, self.consumed) <= buffer <= run.reserved, "later than reserved"
         assert run.late or buffer <= run.version + self.limits.eta, "beyond the bound"
-        assert entry == self.occupants(buffer) < self.limits.batch
+        assert not (self.limits.drop_equal and run.equal())
         first = max(run.version, self.version if self.skipping else self.consumed)
         run.reserved = None
         assert not any(self.empty(b) for b in range(first, buffer)), "not the earliest"
-        run.occupied, run.late = buffer, buffer > run.version + self.limits.eta
-        assert not run.underway()
-        assert min(self.limits.min_members, run.size) <= len(run.rewarded) <= run.size
-        assert not (self.limits.drop_equal and run.equal())
-        if not run.trained:
-            self.fates.update(run.rewarded.keys())
-        run.trained = True
+        run.late = buffer > run.version + self.limits.eta
 
-    def see_group_dropped(self, run: Run, reason: str) -> None:
-        assert run.reserved is not None
-        self.see_reason(run, run.reserved, reason)
+    def see_group_dropped(self, run: ReservedRun, reason: str) -> None:
+        super().see_group_dropped(run, reason)
         run.reserved = None
-        self.fates.update([*run.underway(), *run.rewarded])
-        if self.limits.late != "drop" or reason not in ("stale", "no_room"):
-            self.in_vain |= run.underway()
-        run.running.clear()
-        run.grading.clear()
 
-    def see_reason(self, run: Run, reserved: int, reason: str) -> None:
-        few = len(run.rewarded) < min(self.limits.min_members, run.size)
+    def aborts(self, reason: str) -> bool:
+        return self.limits.late != "drop" or reason not in ("stale", "no_room")
+
+    def see_reason(self, run: ReservedRun, reason: str) -> None:
+        reserved, few = run.reserved, not self.enough(run)
+        assert reserved is not None
         match reason:
             case "too_few_rewards":
                 assert self.settled(run)
@@ -244,26 +347,85 @@ class Model:
             case _:
                 pytest.fail(f"reason {reason}")
 
-    def see_member_dropped(self, episode_id: str, reason: str) -> None:
-        self.fates[episode_id] += 1
-        if reason == "surplus":
-            run = next(run for run in self.groups.values() if episode_id in run.underway())
-            assert len(run.rewarded) == run.size
-            run.running.discard(episode_id)
-            run.grading.discard(episode_id)
-            self.in_vain.add(episode_id)
+    def see_surplus(self, episode_id: str, run: ReservedRun) -> None:
+        assert len(run.rewarded) == run.size
+        run.running.discard(episode_id)
+        run.grading.discard(episode_id)
+        self.in_vain.add(episode_id)
 
-    def see_consumed(self, buffer: int, group_ids: tuple[str, ...]) -> None:
-        assert buffer == self.consumed
+    def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
         assert len(group_ids) == self.limits.batch or buffer in self.truncated
         assert group_ids
         for run in (self.groups[g] for g in group_ids):
             assert run.occupied == buffer
             assert buffer >= run.version
             assert run.late == (buffer - run.version > self.limits.eta)
-        self.consumed, self.leased = self.consumed + 1, False
-        self.forget(group_ids)
 
-    def forget(self, group_ids: tuple[str, ...]) -> None:
-        for group_id in group_ids:
-            del self.groups[group_id]
+    def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
+        if self.skipping:
+            assert not any(run.reserved in range(self.consumed, first) for run in self.groups.values())
+        super().pass_over(first, group_ids)
+
+
+def staleness_bound(name: str, eta: int) -> int | None:
+    return {"synchronous": 0, "one_step": 1, "roll": eta, "slime": eta}.get(name)
+
+
+def live_bound(name: str, eta: int, batch: int) -> int:
+    """The bound in groups. slime: a generated batch and the rest of the next one's waves, less than two batches."""
+    if name == "slime":
+        return 3 * batch - 1
+    return {"synchronous": 1, "one_step": 2}.get(name, eta + 1) * batch
+
+
+class QueueModel(Model[Run]):
+    """A rule for comparison, by name: finished groups queue for the next batch."""
+
+    def __init__(self, name: str, limits: LedgerSettings) -> None:
+        super().__init__(limits)
+        self.name = name
+        self.entries: list[str] = []
+
+    def complete(self, buffer: int) -> bool:
+        return buffer == self.consumed and len(self.entries) == self.limits.batch
+
+    def live(self) -> int:
+        """Groups that run or wait to be trained."""
+        entered = 0 if self.version > self.consumed else len(self.entries)
+        return entered + sum(run.pending() for run in self.groups.values())
+
+    def see_admit(self, episode_id: str, run: Run, buffer: int, version: int) -> None:
+        super().see_admit(episode_id, run, buffer, version)
+        assert self.live() <= live_bound(self.name, self.limits.eta, self.limits.batch)
+
+    def see_start(self, run: Run, buffer: int) -> None:
+        assert buffer >= max(self.version, self.consumed)
+
+    def see_place(self, group_id: str, run: Run, buffer: int) -> None:
+        assert buffer == self.consumed
+        bound = staleness_bound(self.name, self.limits.eta)
+        assert bound is None or 0 <= buffer - run.version <= bound
+        self.entries.append(group_id)
+
+    def see_reason(self, run: Run, reason: str) -> None:
+        match reason:
+            case "too_few_rewards":
+                assert not run.underway()
+                assert not self.enough(run)
+            case "surplus":
+                assert self.name == "slime"
+            case _:
+                assert reason == "stale"
+                bound = staleness_bound(self.name, self.limits.eta)
+                # It was too old for every batch to come; Skipped is told after it.
+                coming = max(self.version, self.consumed + self.complete(self.consumed))
+                assert bound is not None
+                assert coming - run.version > bound
+
+    def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
+        assert list(group_ids) == self.entries
+
+    def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
+        assert list(group_ids) == self.entries
+        super().pass_over(first, group_ids)
+        self.entries = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from dataclasses import dataclass, field
 from unittest import TestCase
 
 import pytest
@@ -16,161 +15,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import (
-    AbortEpisode,
     Admit,
-    BufferReady,
     CloseGroup,
     Command,
     Consume,
-    Consumed,
     Drop,
     Event,
     Finish,
-    Grading,
-    GroupDropped,
     Join,
     Leased,
-    MemberDropped,
-    Occupied,
     Publish,
     Refuse,
     Reward,
-    Skipped,
     Unstick,
     event_from_json,
     event_to_json,
 )
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.harness.states import state_of
-
-
-def staleness_bound(name: str, eta: int) -> int | None:
-    return {"synchronous": 0, "one_step": 1, "roll": eta, "slime": eta}.get(name)
-
-
-def live_bound(name: str, eta: int, batch: int) -> int:
-    """The bound in groups. slime: a generated batch and the rest of the next one's waves, less than two batches."""
-    if name == "slime":
-        return 3 * batch - 1
-    return {"synchronous": 1, "one_step": 2}.get(name, eta + 1) * batch
-
-
-@dataclass
-class Run:
-    """A group as its commands tell of it."""
-
-    size: int
-    version: int
-    occupied: int | None = None
-    over: bool = False
-    closed: bool = False
-    running: set[str] = field(default_factory=set)
-    rewarded: set[str] = field(default_factory=set)
-    joined: int = 0
-
-    def pending(self) -> bool:
-        return not self.over and self.occupied is None
-
-
-class Model:
-    """Reference model: the state that the commands add up to, and the conditions on each command."""
-
-    def __init__(self, name: str, limits: LedgerSettings) -> None:
-        self.name = name
-        self.limits = limits
-        self.version = 0
-        self.consumed = 0
-        self.leased = False
-        self.groups: dict[str, Run] = {}
-        self.entries: list[str] = []
-        self.fates: Counter[str] = Counter()
-        self.admitted: set[str] = set()
-
-    def complete(self) -> bool:
-        return len(self.entries) == self.limits.batch
-
-    def live(self) -> int:
-        """Groups that run or wait to be trained."""
-        entered = 0 if self.version > self.consumed else len(self.entries)
-        return entered + sum(run.pending() for run in self.groups.values())
-
-    def see(self, command: Command) -> None:
-        match command:
-            case Admit(episode_id, group_id, buffer, version):
-                self.see_admit(episode_id, self.groups[group_id], buffer, version)
-            case Occupied(group_id, buffer, entry):
-                self.see_occupied(group_id, buffer, entry)
-            case GroupDropped(group_id, reason):
-                self.see_dropped(self.groups[group_id], reason)
-            case MemberDropped(episode_id):
-                self.fates[episode_id] += 1
-            case AbortEpisode(episode_id):
-                assert self.fates[episode_id] == 1
-            case BufferReady(buffer):
-                assert buffer == self.consumed
-                assert self.complete()
-            case Consumed(buffer, group_ids):
-                assert buffer == self.consumed
-                assert self.complete()
-                self.pass_over(buffer + 1, group_ids)
-            case Skipped(first, until, group_ids):
-                assert first == self.consumed < until == self.version
-                assert not (self.leased and self.complete())
-                self.pass_over(until, group_ids)
-            case Grading():
-                pass
-            case _:
-                pytest.fail(f"unexpected: {command}")
-
-    def see_admit(self, episode_id: str, run: Run, buffer: int, version: int) -> None:
-        if run.joined == 0:
-            assert version == self.version
-            assert buffer >= max(self.version, self.consumed)
-        assert run.pending()
-        assert version == run.version
-        run.running.add(episode_id)
-        run.joined += 1
-        self.admitted.add(episode_id)
-        assert self.live() <= live_bound(self.name, self.limits.eta, self.limits.batch)
-
-    def see_occupied(self, group_id: str, buffer: int, entry: int) -> None:
-        run = self.groups[group_id]
-        assert run.pending()
-        assert not run.running
-        assert (buffer, entry) == (self.consumed, len(self.entries))
-        assert not self.complete()
-        assert len(run.rewarded) >= min(self.limits.min_members, run.size)
-        bound = staleness_bound(self.name, self.limits.eta)
-        assert bound is None or 0 <= buffer - run.version <= bound
-        run.occupied = buffer
-        self.entries.append(group_id)
-        self.fates.update(run.rewarded)
-
-    def see_dropped(self, run: Run, reason: str) -> None:
-        assert run.pending()
-        enough = len(run.rewarded) >= min(self.limits.min_members, run.size)
-        match reason:
-            case "too_few_rewards":
-                assert not run.running
-                assert not enough
-            case "surplus":
-                assert self.name == "slime"
-            case _:
-                assert reason == "stale"
-                bound = staleness_bound(self.name, self.limits.eta)
-                # It was too old for every batch to come; Skipped is told after it.
-                coming = max(self.version, self.consumed + self.complete())
-                assert bound is not None
-                assert coming - run.version > bound
-        run.over = True
-        self.fates.update(run.running | run.rewarded)
-        run.running.clear()
-
-    def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
-        assert list(group_ids) == self.entries
-        for group_id in group_ids:
-            del self.groups[group_id]
-        self.consumed, self.leased, self.entries = first, False, []
+from tests.unit.scheduler.staleness_model import QueueModel, Run
 
 
 class RuleMachine(RuleBasedStateMachine):
@@ -180,7 +43,7 @@ class RuleMachine(RuleBasedStateMachine):
     def start(self, eta: int, batch: int, members: int) -> None:
         self.limits = LedgerSettings(max(eta, 1) if self.name == "slime" else eta, batch, members)
         self.rule = rules.create(self.name, self.limits)
-        self.model = Model(self.name, self.limits)
+        self.model = QueueModel(self.name, self.limits)
         self.events: list[Event] = []
         self.names = 0
 
@@ -198,21 +61,14 @@ class RuleMachine(RuleBasedStateMachine):
         self.events.append(event)
         if isinstance(event, Leased):
             self.model.leased = True
-        for command in commands:
-            self.model.see(command)
+        self.model.see(event, commands)
         return commands
-
-    def running(self) -> list[str]:
-        return sorted(e for run in self.model.groups.values() if run.pending() for e in run.running)
 
     def pending(self) -> list[str]:
         return sorted(g for g, run in self.model.groups.items() if run.pending())
 
     def settle(self, episode_id: str, rewarded: bool) -> None:
-        run = next(r for r in self.model.groups.values() if episode_id in r.running)
-        run.running.remove(episode_id)
-        if rewarded:
-            run.rewarded.add(episode_id)
+        self.model.run_of(episode_id).settle(episode_id, rewarded)
         self.apply(Reward(episode_id, 1.0) if rewarded else Drop(episode_id, "x"))
 
     @rule(sizes=st.lists(st.sampled_from([1, 1, 1, 2, 3]), min_size=1, max_size=5))
@@ -238,17 +94,17 @@ class RuleMachine(RuleBasedStateMachine):
         (command,) = self.apply(Join(group_id, self.new_name(), size))
         assert isinstance(command, Admit) == (missing and size == run.size)
 
-    @precondition(lambda self: self.running())
+    @precondition(lambda self: self.model.underway())
     @rule(data=st.data(), rewarded=st.sampled_from([True, True, True, False]), most=st.integers(1, 4))
     def some_settle(self, data: st.DataObject, rewarded: bool, most: int) -> None:
-        for episode_id in data.draw(st.permutations(self.running()))[:most]:
-            if episode_id in self.running():
+        for episode_id in data.draw(st.permutations(self.model.underway()))[:most]:
+            if episode_id in self.model.underway():
                 self.settle(episode_id, rewarded)
 
-    @precondition(lambda self: self.running())
+    @precondition(lambda self: self.model.underway())
     @rule(data=st.data())
     def grade(self, data: st.DataObject) -> None:
-        self.apply(Finish(data.draw(st.sampled_from(self.running()))))
+        self.apply(Finish(data.draw(st.sampled_from(self.model.underway()))))
 
     @precondition(lambda self: self.pending())
     @rule(data=st.data())
@@ -260,7 +116,7 @@ class RuleMachine(RuleBasedStateMachine):
     @rule(order=st.sampled_from(["publish first", "consume first", "consume only"]))
     def train(self, order: str) -> None:
         buffer = self.model.consumed
-        if not self.model.complete():
+        if not self.model.complete(self.model.consumed):
             with pytest.raises(ValueError, match="not complete"):
                 self.rule.apply(Consume(buffer))
             return
@@ -277,7 +133,7 @@ class RuleMachine(RuleBasedStateMachine):
             return
         if leased:
             self.apply(Leased(self.model.consumed))
-        first, kept = self.model.consumed, self.model.leased and self.model.complete()
+        first, kept = self.model.consumed, self.model.leased and self.model.complete(self.model.consumed)
         self.publish(self.model.version + step)
         assert self.model.consumed == (first if kept else max(first, self.model.version))
 
@@ -289,7 +145,7 @@ class RuleMachine(RuleBasedStateMachine):
     def impossible(self, ahead: int) -> None:
         before = state_of(self.rule)
         other = self.model.consumed + ahead
-        known = next(iter(self.running()), "?")
+        known = next(iter(self.model.underway()), "?")
         for event in (
             Consume(other),
             Leased(other),
@@ -310,7 +166,7 @@ class RuleMachine(RuleBasedStateMachine):
         here, model = self.rule, self.model
         assert (here.version, here.consumed) == (model.version, model.consumed)
         assert list(here.entries(model.consumed)) == model.entries
-        assert here.complete(model.consumed) == model.complete()
+        assert here.complete(model.consumed) == model.complete(model.consumed)
         assert not here.entries(model.consumed + 1)
         assert not here.complete(model.consumed + 1)
         known = {group.group_id: group for group in here.groups()}
@@ -335,7 +191,7 @@ class RuleMachine(RuleBasedStateMachine):
         for group_id in self.pending():
             self.model.groups[group_id].closed = True
             self.apply(CloseGroup(group_id, "end"))
-        while running := self.running():
+        while running := self.model.underway():
             self.settle(running[0], rewarded=True)
         # Groups that wait to be trained have no fate yet: go on until none is left, with groups that come after them.
         for _ in range(10):
@@ -354,11 +210,11 @@ class RuleMachine(RuleBasedStateMachine):
         buffer = self.model.consumed
         if self.model.version < buffer:
             self.publish(buffer)
-        while not self.model.complete() and self.rule.free_slots():
+        while not self.model.complete(self.model.consumed) and self.rule.free_slots():
             self.first_joins([1])
-            for episode_id in self.running():
+            for episode_id in self.model.underway():
                 self.settle(episode_id, rewarded=True)
-        assert self.model.complete()
+        assert self.model.complete(self.model.consumed)
         self.train("publish first")
 
 

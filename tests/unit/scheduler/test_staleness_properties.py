@@ -37,7 +37,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.harness.states import state_of
-from tests.unit.scheduler.staleness_model import Model, Run
+from tests.unit.scheduler.staleness_model import LedgerModel, ReservedRun
 
 PLAIN = st.builds(LedgerSettings, st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
 RACING = st.builds(
@@ -58,7 +58,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, limits: LedgerSettings) -> None:
         self.limits = limits
         self.ledger = Ledger(limits)
-        self.model = Model(limits)
+        self.model = LedgerModel(limits)
         self.events: list[Event] = []
         self.names = 0
 
@@ -101,23 +101,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.a_new_group_can_start_where_one_is_missing()
         return commands
 
-    def underway(self) -> list[str]:
-        runs = self.model.groups.values()
-        return sorted(e for r in runs if r.reserved is not None for e in r.underway())
-
-    def run_of(self, episode_id: str) -> Run:
-        return next(r for r in self.model.groups.values() if episode_id in r.underway())
-
     def settle(self, event: Reward | Drop) -> None:
-        run = self.run_of(event.episode_id)
-        run.running.discard(event.episode_id)
-        run.grading.discard(event.episode_id)
-        if isinstance(event, Reward):
-            run.rewarded[event.episode_id] = event.value
+        run = self.model.run_of(event.episode_id)
+        value = event.value if isinstance(event, Reward) else None
+        run.settle(event.episode_id, isinstance(event, Reward), value)
         self.apply(event)
         self.check_finished(run)
 
-    def check_finished(self, run: Run) -> None:
+    def check_finished(self, run: ReservedRun) -> None:
         assert (run.reserved is None) == self.model.settled(run)
 
     # Groups
@@ -132,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def first_join(self, size: int) -> str:
         group_id, episode_id = self.name(), self.name()
         slots = self.model.open_buffers()
-        self.model.groups[group_id] = Run(size, self.model.version)
+        self.model.groups[group_id] = ReservedRun(size, self.model.version)
         commands = self.apply(Join(group_id, episode_id, size))
         if not slots:
             assert commands == [Refuse(episode_id, "no_slot")]
@@ -150,18 +141,21 @@ class LedgerMachine(RuleBasedStateMachine):
         assert isinstance(command, Admit) == (free and size == run.size)
 
     def finish(self, rng: Random) -> None:
-        if not self.underway():
+        if not self.model.underway():
             return
-        episode_id = rng.choice(self.underway())
-        run = self.run_of(episode_id)
+        episode_id = rng.choice(self.model.underway())
+        run = self.model.run_of(episode_id)
         graded = episode_id in run.grading
         told = Refuse(episode_id, "episode_finished") if graded else Grading(episode_id)
         assert self.apply(Finish(episode_id)) == [told]
 
     def some_settle(self, rng: Random) -> None:
-        order, drops = rng.sample(self.underway(), len(self.underway())), rng.choice([0.0, 0.05, 0.5])
+        order, drops = (
+            rng.sample(self.model.underway(), len(self.model.underway())),
+            rng.choice([0.0, 0.05, 0.5]),
+        )
         for episode_id in order[: rng.randint(1, 9)]:
-            if episode_id in self.underway():  # it may have become surplus
+            if episode_id in self.model.underway():  # it may have become surplus
                 value = rng.choice([None, 0.0, 1.0, 1.0])
                 dropped = rng.random() < drops
                 self.settle(Drop(episode_id, "x") if dropped else Reward(episode_id, value))
@@ -169,7 +163,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def settle_again(self, rng: Random) -> None:
         """Settled members, and those that wait for their group's outcome, refuse every further event."""
         known = {e for group in self.ledger.groups() for e in group.members}
-        if over := sorted(known - set(self.underway())):
+        if over := sorted(known - set(self.model.underway())):
             episode_id = rng.choice(over)
             again: list[Event] = [Finish(episode_id), Reward(episode_id), Drop(episode_id, "x")]
             (refusal,) = self.apply(rng.choice(again))
@@ -302,7 +296,7 @@ class LedgerMachine(RuleBasedStateMachine):
             trial.apply(Publish(trial.consumed))
         buffer = trial.consumed
         todo = [CloseGroup(group.group_id, "end") for group in trial.groups()]
-        work: list[Event] = [*todo, *(Reward(e) for e in self.underway())]
+        work: list[Event] = [*todo, *(Reward(e) for e in self.model.underway())]
         rng.shuffle(work)
         for event in work:
             trial.apply(event)
@@ -320,7 +314,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         for group_id in [g for g, run in self.model.groups.items() if run.reserved is not None]:
             self.close_group(group_id)
-        while left := self.underway():
+        while left := self.model.underway():
             self.settle(Reward(left[0]))
         assert self.model.fates == Counter(self.model.admitted), "one fate for every episode"
         replayed = Ledger(self.limits)
