@@ -52,7 +52,7 @@ def fresh(limit: Limit, now: float) -> Usage:
 def refill(limit: Limit, usage: Usage, now: float) -> Usage:
     """The bucket as it is at `now`; a clock that goes back adds nothing."""
     if limit.tokens_per_minute is None:
-        return Usage(usage.calls, usage.level, now)
+        return usage
     gained = max(0.0, now - usage.at) * limit.tokens_per_minute / _MINUTE
     return Usage(usage.calls, min(usage.level + gained, float(limit.tokens_per_minute)), max(now, usage.at))
 

@@ -13,6 +13,8 @@ import pytest
 from sqlalchemy import event
 
 from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.feed.batches import Batches
+from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger, check_settings
 from gateway.sections import StalenessSettings, StoreSettings
@@ -20,7 +22,7 @@ from gateway.settings import ConfigError
 from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
 from gateway.store.database import Database
-from gateway.types import Node
+from gateway.types import Node, TokenFlag
 from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.staleness_events import (
     Consume,
@@ -30,6 +32,7 @@ from scheduler.policies.staleness_events import (
     Reward,
 )
 from tests.harness.waiting import turns as loop_turns
+from tests.harness.waiting import within
 from tests.unit.store.rows import MINE, call, episode, leases_of
 
 
@@ -233,9 +236,9 @@ async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(databas
     nodes = [
         Node(
             n, -1, 0, True, np.ones(3, np.int32), np.ones(3, np.float32), np.zeros(3, np.int32),
-            np.zeros(3, np.uint8), 1.0, reason, f"c{n}",
+            np.full(3, TokenFlag.STALE_KV, np.uint8), 1.0, reason, f"c{n}",
         )
-        for n, reason in enumerate(["", "greedy"])
+        for n, reason in enumerate(["", "greedy", ""])
     ]  # fmt: skip
     for number in range(MINE.batch):
         await ledger.apply(Join(f"g{number}", f"e{number}", 1))
@@ -255,7 +258,63 @@ async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(databas
     assert not [statement for statement in read if "nodes" in statement]
     found = await database.read(lambda c: decisions.of_episode(c, "e0"))
     masked = [row for row in found if row["kind"] == "masked"]
-    assert [(row["reason"], row["details"]) for row in masked] == [("greedy", {"tokens": 3})]
+    assert [(row["reason"], row["details"]["tokens"]) for row in masked] == [("greedy", 3), ("stale_kv", 6)]
+
+
+async def test_a_batch_is_leased_as_it_grows_and_read_again_as_it_was_trained(database: Database) -> None:
+    ledger = await StoredLedger.load(database, MINE, "m")
+    leases = await leases_of(database, ledger)
+    given = []
+    for buffer in range(2):
+        lease = await leases.lease("trainer")
+        first, second = [f"{buffer}{number}" for number in range(MINE.batch)]
+        await _rewarded(database, ledger, first)
+        begun = await leases.groups(lease.lease_id, lease.fence, 0, 0.0)
+        assert ([group.group_id for group in begun.groups], begun.complete) == ([first], False)
+        rest = asyncio.create_task(leases.groups(lease.lease_id, lease.fence, begun.cursor, 60.0))
+        await loop_turns()
+        assert not rest.done()
+        await _rewarded(database, ledger, second)
+        async with within("the rest of the batch comes"):
+            ended = await rest
+        assert ([group.group_id for group in ended.groups], ended.complete) == ([second], True)
+        await leases.ack(lease.lease_id, lease.fence, "checkpoint")
+        given.append(begun.groups + ended.groups)
+    batches = Batches(database, GroupReader("m", MINE))
+    assert [(row["buffer"], row["groups"]) for row in await batches.list()] == [(0, 2), (1, 2)]
+    for buffer, groups in enumerate(given):
+        assert await batches.groups(buffer) == groups
+    with pytest.raises(NotFound) as missing:
+        await batches.groups(2)
+    assert missing.value.code == "no_batch"
+    await database.submit(lambda c: c.exec_driver_sql("DELETE FROM episodes WHERE id = '00'"))
+    with pytest.raises(NotFound, match="1 of these 2 episodes were deleted") as deleted:
+        await batches.groups(0)
+    assert deleted.value.code == "episodes_deleted"
+    assert await batches.groups(1) == given[1]
+
+
+async def test_an_answer_that_ended_a_lease_may_come_again_and_no_other_one(database: Database) -> None:
+    leases = await leases_of(database, await StoredLedger.load(database, MINE, "m"))
+    lease = await leases.lease("trainer")
+    with pytest.raises(Conflict) as fenced:
+        await leases.nack(lease.lease_id, lease.fence + 1, "")
+    assert fenced.value.code == "fenced"
+    await leases.nack(lease.lease_id, lease.fence, "no memory")
+    await leases.nack(lease.lease_id, lease.fence, "no memory")
+    with pytest.raises(NotFound) as over:
+        await leases.ack(lease.lease_id, lease.fence, "checkpoint")
+    assert over.value.code == "no_lease"
+    rows = await database.read(lambda c: c.exec_driver_sql("SELECT state, reason FROM leases").all())
+    assert [tuple(row) for row in rows] == [("nacked", "no memory")]
+
+
+async def _rewarded(database: Database, ledger: StoredLedger, name: str) -> None:
+    """A group of its own name with one rewarded episode of the same."""
+    await ledger.apply(Join(name, name, 1))
+    row = episode(name, group_id=name, reward=1.0, state="rewarded")
+    await database.submit(lambda c: episodes.insert_episode(c, row))
+    await ledger.apply(Reward(name, 1.0))
 
 
 def _episode_of(connection: Any, values: dict[str, Any], nodes: list[Node]) -> None:
