@@ -46,6 +46,11 @@ def test_the_quickest_division_by_hand() -> None:
     assert found.seconds == 100
 
 
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    """Of 1 to 1000, 900 is at least as great as 90 %, and all run at once."""
+    assert divide(some(*range(1, 1001)), 2, UNIT, slots=1000).seconds == 900
+
+
 def test_tails_get_as_many_engines_as_they_need() -> None:
     """Four tails, P90 100, P50 1. 1 + 2: two waves of 100. 2 + 1: one wave of 100, 8 waves of 1. None: 4 waves of 100."""
     assert divide(some(*[100] * 4, *[1] * 16), 3, UNIT, slots=2) == Division(2, 1, 100, 8)
