@@ -195,7 +195,7 @@ def redis() -> Iterator[RedisServer]:
 async def test_what_one_process_refused_another_one_begins(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    bus = patient_bus(redis)
+    bus = patient_bus(redis, log_s=3600.0)  # no log is forgotten by itself
     store, limits = postgres.url(postgres.new_database()), {"episode": {"calls": 1}}
     async with run_cluster(store, tiny_model, tmp_path, bus=bus, limits=limits) as cluster:
         one, other = cluster.members
