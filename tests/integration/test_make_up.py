@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +120,26 @@ async def _check_metrics(folder: Path) -> None:
     assert len(targets) == 2
     async with httpx.AsyncClient() as http:
         for target in targets:
-            text = (await http.get(f"http://{target['targets'][0]}/metrics")).text
-            for family in text_string_to_metric_families(text):
+            for family in text_string_to_metric_families(await _metrics(http, target["targets"][0])):
                 names |= {family.name + suffix for suffix in SUFFIXES[family.type]}
                 labels |= {label for sample in family.samples for label in sample.labels}
     for query in _shown():
         assert set(WORDS.findall(query)) <= names, query
         used = {name.strip() for found in LABELS.findall(query) for part in found for name in part.split(",")}
         assert used - {""} <= labels, query
+
+
+async def _metrics(http: httpx.AsyncClient, target: str) -> str:
+    """The page of one process; the service is up once either of the two answers."""
+    pages: list[str] = []
+
+    async def answers() -> bool:
+        with suppress(httpx.ConnectError):
+            pages.append((await http.get(f"http://{target}/metrics")).text)
+        return bool(pages)
+
+    await until(answers, f"{target} answers")
+    return pages[-1]
 
 
 async def _check_queries(prometheus: str) -> None:
