@@ -23,7 +23,9 @@ Reply = EngineError | tuple[list[int], FinishReason | None]
 
 
 class Scripted:
-    """Answers each request with the next of `replies`, and notes the requests."""
+    """Answers each request with the next of `replies`, and notes the requests; `account` is its own of each."""
+
+    account: tuple[tuple[str, int], ...] | None = None
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -35,7 +37,7 @@ class Scripted:
         if isinstance(reply, EngineError):
             raise reply
         ids, finish = reply
-        yield TokenChunk(ids, [-0.5] * len(ids), finish)
+        yield TokenChunk(ids, [-0.5] * len(ids), finish, self.account)
 
 
 class Pool(EnginePool):
@@ -117,6 +119,15 @@ async def test_an_engine_that_was_started_anew_is_disputed() -> None:
     pool = Pool(Scripted(EngineReplaced("it has other weights")), Scripted(([1], "stop")))
     await ended(pool.runner())
     assert (pool.troubled, pool.disputed) == ([], ["a: it has other weights"])
+
+
+async def test_an_engine_that_says_itself_that_it_runs_another_version_is_disputed() -> None:
+    engine = Scripted(([1], "stop"))
+    engine.account = (("4", 1),)
+    pool = Pool(engine, url="http://engine")
+    call = await ended(pool.runner())
+    assert call.turn.disputed
+    assert pool.disputed == ["a: it does not run version 3, by its own account"]
 
 
 async def test_what_no_engine_would_take_is_tried_once() -> None:
