@@ -17,7 +17,7 @@ from gateway.errors import GatewayError
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def told(error: BaseException) -> str:
+def safe_text(error: BaseException) -> str:
     """An error in words that quote nobody."""
     kind = type(error).__name__
     if isinstance(error, GatewayError | OSError):
@@ -29,12 +29,14 @@ def told(error: BaseException) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Writes exceptions as `told` does, also those that are arguments of a message."""
+    """Writes exceptions as `safe_text` does, also those that are arguments of a message."""
 
     def format(self, record: logging.LogRecord) -> str:
         if record.args and not isinstance(record.args, Mapping):
             record = logging.makeLogRecord(record.__dict__)
-            record.args = tuple(_Told(a) if isinstance(a, BaseException) else a for a in record.args or ())
+            record.args = tuple(
+                _SafeException(a) if isinstance(a, BaseException) else a for a in record.args or ()
+            )
         record.exc_text = None  # another handler may have cached its own format
         return super().format(record)
 
@@ -44,16 +46,16 @@ class Formatter(logging.Formatter):
         while error is not None and id(error) not in seen:
             seen.add(id(error))
             frames = "".join(traceback.format_tb(error.__traceback__))
-            lines.append(f"{frames}{told(error)}")
+            lines.append(f"{frames}{safe_text(error)}")
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         return "\nwhile handling, or because of:\n".join(lines)
 
 
-class _Told:
+class _SafeException:
     """Stands for an exception among the arguments of a message."""
 
     def __init__(self, error: BaseException) -> None:
-        self._text = told(error)
+        self._text = safe_text(error)
 
     def __repr__(self) -> str:
         return self._text

@@ -15,13 +15,13 @@ def number(value: Any) -> float:
     """
     plain = _plain(value)
     if isinstance(plain, bool) or not isinstance(plain, Real):
-        raise ValueError(f"a reward is a number, not {_shown(plain)}")
+        raise ValueError(f"a reward is a number, not {_short_repr(plain)}")
     try:
         found = float(plain)
     except OverflowError:
         found = math.inf
     if not math.isfinite(found):
-        raise ValueError(f"a reward is a finite number, not {_shown(plain)}")
+        raise ValueError(f"a reward is a finite number, not {_short_repr(plain)}")
     return found
 
 
@@ -32,10 +32,10 @@ def _plain(value: Any) -> Any:
     try:
         return value.item()
     except Exception as error:  # an array of several values; each library raises its own error
-        raise ValueError(f"a reward is one number, not {_shown(value)}") from error
+        raise ValueError(f"a reward is one number, not {_short_repr(value)}") from error
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     try:
         return repr(value)[:200]
     except ValueError:  # Python prints no integer of more than 4,300 digits

@@ -25,7 +25,7 @@ from typing import Protocol
 import httpx
 
 import processes.supervised
-from gateway.engines.process import connect, launch, spoken
+from gateway.engines.process import api_of, connect, launch
 from gateway.sections.environment import ENGINE_URLS
 from gateway.server import bound
 from gateway.settings import ConfigError, Settings
@@ -100,7 +100,7 @@ class KeptEngine:
         return await launch(self.name, self._settings, self._given, self._model, weights, self._port)
 
     async def healthy(self) -> bool:
-        engine = connect(self.name, self.url, spoken(self._settings))
+        engine = connect(self.name, self.url, api_of(self._settings))
         try:
             return await engine.healthy()
         finally:
@@ -147,8 +147,8 @@ class Supervisor:
                     loop.remove_signal_handler(number)
 
     async def _supervise(self) -> int:
-        engines = self._kept(self._all_engines(), _CLOSE_S)
-        workers = self._kept(self._workers, self._server.shutdown_s + _CLOSE_S)
+        engines = self._supervision_tasks(self._all_engines(), _CLOSE_S)
+        workers = self._supervision_tasks(self._workers, self._server.shutdown_s + _CLOSE_S)
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         try:
             done, _ = await asyncio.wait({stop, *engines, *workers}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +173,7 @@ class Supervisor:
             elif self._signals > 2:
                 process.kill()
 
-    def _kept(self, children: Sequence[Child], stop_s: float) -> list[asyncio.Task[None]]:
+    def _supervision_tasks(self, children: Sequence[Child], stop_s: float) -> list[asyncio.Task[None]]:
         return [
             asyncio.create_task(self._keep(child, stop_s), name=f"keep-{child.name}") for child in children
         ]

@@ -45,7 +45,7 @@ def run(
     try:
         status = run_cluster(cluster, check)
     except ClusterError as error:
-        raise _bad(str(error)) from error
+        raise _usage_error(str(error)) from error
     raise typer.Exit(status)
 
 
@@ -83,7 +83,7 @@ def replay(
     try:
         runs = read(path)
     except (OSError, BadRecording) as error:
-        raise _bad(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise _usage_error(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     reports: list[RunReport] = []
     for number, recorded in enumerate(runs, 1):
         reports.append(_replayed(recorded, f"{path}: run {number}"))
@@ -125,7 +125,7 @@ def timeline(
     try:
         found = report.timeline_from(run, number, metrics or (), model, steps)
     except report.BadRun as error:
-        raise _bad(str(error)) from error
+        raise _usage_error(str(error)) from error
     table = Table("node", "rollout s", "train s", "switching s", "idle s", "idle share", title=f"{run}")
     for row in report.rows(found):
         table.add_row(*row)
@@ -157,13 +157,13 @@ def plan(
     from scheduler.timeline.report import BadRun
 
     if (profile is None) == (run is None):
-        raise _bad("give a profile, or a run with --run: one of the two")
+        raise _usage_error("give a profile, or a run with --run: one of the two")
     if profile is not None and (metrics or number is not None or nodes is not None):
-        raise _bad("--metrics, --number and --nodes are for --run; a profile says all of it itself")
+        raise _usage_error("--metrics, --number and --nodes are for --run; a profile says all of it itself")
     try:
         summary = command.plan(profile, run, metrics or (), number, nodes, out)
     except (BadProfile, BadRun) as error:
-        raise _bad(str(error)) from error
+        raise _usage_error(str(error)) from error
     typer.echo(json.dumps(summary))
 
 
@@ -183,14 +183,14 @@ def simulate(
     try:
         run_simulation(scenario, policy or [], seeds, gantt)
     except SimulationError as error:
-        raise _bad(str(error)) from error
+        raise _usage_error(str(error)) from error
 
 
 def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
     from scheduler.program import PROGRAMS
 
     if name not in PROGRAMS:
-        raise _bad(f"no program {name!r}; there are: {', '.join(sorted(PROGRAMS))}")
+        raise _usage_error(f"no program {name!r}; there are: {', '.join(sorted(PROGRAMS))}")
     return PROGRAMS[name]
 
 
@@ -202,7 +202,7 @@ def _replayed(run: Run, where: str) -> RunReport:
     try:
         program = build(run.header.settings)
     except (ValueError, TypeError, KeyError, AttributeError, TopologyError) as error:
-        raise _bad(f"{where}: its settings build no program: {error!r}") from error
+        raise _usage_error(f"{where}: its settings build no program: {error!r}") from error
     return replay_run(run, lambda _: program)
 
 
@@ -221,7 +221,7 @@ def _show(report: RunReport, title: str) -> None:
     if report.difference is None:
         typer.echo(f"equal: {len(report.decisions)} decisions were made again, bit for bit")
     else:
-        typer.echo(_told(report.run, report.difference))
+        typer.echo(_difference_text(report.run, report.difference))
 
 
 def _row(entry: Entry) -> tuple[Tag, str, str, str] | None:
@@ -255,7 +255,7 @@ def _short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _told(run: Run, difference: Difference) -> str:
+def _difference_text(run: Run, difference: Difference) -> str:
     note = f": {difference.note}" if difference.note else ""
     recorded, replayed = (
         "nothing" if line is None else json.dumps(line) for line in (difference.recorded, difference.replayed)
@@ -264,7 +264,7 @@ def _told(run: Run, difference: Difference) -> str:
     return f"different, first at {at}{note}\n  recorded: {recorded}\n  replayed: {replayed}"
 
 
-def _bad(message: str) -> typer.Exit:
+def _usage_error(message: str) -> typer.Exit:
     typer.echo(message, err=True)
     return typer.Exit(2)
 

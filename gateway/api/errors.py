@@ -95,7 +95,7 @@ def _counted(request: Request, error: GatewayError) -> Response:
 def install(app: FastAPI) -> None:
     """Registers the handlers."""
 
-    async def ours(request: Request, error: Exception) -> Response:
+    async def gateway_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)
         return refusal(request, error)
 
@@ -119,7 +119,7 @@ def install(app: FastAPI) -> None:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
         return _counted(request, GatewayError("the gateway failed; its log says why", code="internal_error"))
 
-    app.add_exception_handler(GatewayError, ours)
+    app.add_exception_handler(GatewayError, gateway_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unexpected)

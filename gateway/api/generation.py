@@ -117,7 +117,7 @@ async def generate(
     except GatewayError:
         _expect_again(gateway, caller, sent, asked.choices)
         raise
-    messages = asked.messages or await offload_read(body, lambda: _said(asked.prompts))
+    messages = asked.messages or await offload_read(body, lambda: _as_messages(asked.prompts))
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
     ticket = ticket_of(request.scope)
@@ -232,7 +232,7 @@ class _Opening:
         return self._prompts[number]
 
 
-def _said(prompts: Sequence[str | list[int]]) -> list[Message]:
+def _as_messages(prompts: Sequence[str | list[int]]) -> list[Message]:
     """Prompts as messages, by which an agent's key finds or opens an episode."""
     return [{"role": "user", "content": str(prompt)} for prompt in prompts]
 

@@ -54,7 +54,9 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(gateway, caller, await offload_read(body, lambda: dialect.items(asked.input)))
     new = await offload_read(body, lambda: dialect.messages(items))
-    whole = await offload_read(body, lambda: dialect.asked(asked, toolbox, [*history, *new], values))
+    whole = await offload_read(
+        body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
+    )
     generation = await generate(request, gateway, caller, model, whole, body)
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
@@ -90,7 +92,9 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     items = await _resolved(gateway, caller, listed)
 
     def conversation() -> GenerationRequest:
-        return dialect.asked(asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values)
+        return dialect.generation_request(
+            asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values
+        )
 
     whole = await offload_read(body, conversation)
     return await prompt_tokens(caller, model, whole)

@@ -199,11 +199,11 @@ async def chat_completion_messages(
 ) -> dict[str, Any]:
     """The messages that a stored chat completion answers."""
     row = await _completion(gateway, await identify(request, gateway), completion_id)
-    shown = [_shown(message, f"{completion_id}-{i}") for i, message in enumerate(row["input"])]
+    shown = [_message_json(message, f"{completion_id}-{i}") for i, message in enumerate(row["input"])]
     return page(ordered(shown, order, after), limit)
 
 
-def _shown(message: dict[str, Any], message_id: str) -> dict[str, Any]:
+def _message_json(message: dict[str, Any], message_id: str) -> dict[str, Any]:
     content = message.get("content")
     parts = content if isinstance(content, list) else None
     return {**message, "id": message_id, "content": None if parts else content, "content_parts": parts}

@@ -93,7 +93,7 @@ class EventStream(Response):
             except Exception as error:
                 if not self._started:
                     raise
-                await self._write(send, self._failure(_told(error)))
+                await self._write(send, self._failure(_as_gateway_error(error)))
             if self._started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -122,7 +122,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-def _told(error: Exception) -> GatewayError:
+def _as_gateway_error(error: Exception) -> GatewayError:
     if isinstance(error, GatewayError):
         return error
     log.exception("a stream failed", exc_info=error)

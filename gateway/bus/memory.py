@@ -13,7 +13,7 @@ from gateway.sections import BusSettings
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredLog:
     """A log as it is kept."""
 
     owner: str
@@ -35,7 +35,7 @@ class MemoryBus:
         self._settings = settings
         self._clock = clock
         self._alive: dict[str, tuple[str, float]] = {}
-        self._logs: dict[str, _Kept] = {}
+        self._logs: dict[str, _StoredLog] = {}
         self._values: dict[str, tuple[bytes, float]] = {}
         self._listeners: list[tuple[tuple[str, ...], asyncio.Queue[tuple[str, bytes]]]] = []
 
@@ -67,7 +67,7 @@ class MemoryBus:
         if entry.over:
             self._logs.pop(entry.call, None)
         elif entry.head:
-            self._logs[entry.call] = _Kept(
+            self._logs[entry.call] = _StoredLog(
                 *(process.id, entry.epoch, entry.place, entry.head, entry.state),
                 *(bytearray(entry.body), self._clock()),
             )

@@ -108,14 +108,14 @@ class RedisBus:
     async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
         while True:
             try:
-                async with aclosing(self._heard(topics)) as heard:
+                async with aclosing(self._messages(topics)) as heard:
                     async for news in heard:
                         yield news
             except (RedisError, OSError, TimeoutError) as error:
                 self._missed(error)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _heard(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:
+    async def _messages(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yields messages until the connection breaks."""
         names = {f"{self._prefix}topic:{topic}": topic for topic in topics}
         async with self._listening.pubsub() as channel:

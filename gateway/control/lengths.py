@@ -62,7 +62,7 @@ class Lengths:
         self._settings = settings
         self._threads = ThreadPoolExecutor(1, "lengths")
         self._closed = False
-        self._models = {name: _Model(settings, self._aside) for name in models}
+        self._models = {name: _Model(settings, self._submit) for name in models}
 
     async def close(self) -> None:
         """Finishes what was begun; calls that end later teach nothing."""
@@ -117,7 +117,7 @@ class Lengths:
             found = await database.read(partial(past_calls, model=model, episode_ids=some)) + found
         return found
 
-    def _aside(self, work: Callable[[], None]) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
         if not self._closed:
             self._threads.submit(work).add_done_callback(_report)
 

@@ -164,14 +164,16 @@ class ControlPlacement:
         slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
         loads = await asyncio.gather(*(_load(slot) for slot in slots))
         seen = tuple(
-            self._seen(slot, load) for slot, load in zip(slots, loads, strict=True) if slot.state == "open"
+            self._engine_load(slot, load)
+            for slot, load in zip(slots, loads, strict=True)
+            if slot.state == "open"
         )
         self._host.tell(self.reactor.seen, Seen(seen))
         for name, model in self.fits.changed():
             self._host.tell(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
         self.fits.forget(self._pool.slots)
 
-    def _seen(self, slot: Slot, load: Load | None) -> EngineSeen:
+    def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
         """The gateways know best how many requests are inside; the engine knows which of them wait, and what they hold."""
         inside = slot.streams + self._peers.runs(self._model, slot.name)[0]
         kv = sum(run.call.length for run in slot.runs.values())

@@ -149,7 +149,7 @@ class Versions:
         over = row is not None and (row["state"] == "live" or row["bad"])
         if not over and version not in self._updates:
             task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
-            task.add_done_callback(partial(self._over, self._updates, version))
+            task.add_done_callback(partial(self._on_done, self._updates, version))
             self._updates[version] = task
 
     async def _insert(self, weights: Weights) -> None:
@@ -211,7 +211,7 @@ class Versions:
         if number not in self._late_ends:
             task = asyncio.create_task(self._end_late(ended), name=f"{self.model}-ends-{number}")
             self._late_ends[number] = task
-            task.add_done_callback(partial(self._over, self._late_ends, number))
+            task.add_done_callback(partial(self._on_done, self._late_ends, number))
 
     async def _end_late(self, ended: Ended) -> None:
         number = ended.version
@@ -227,7 +227,7 @@ class Versions:
             log.warning("version %d of %s is live after all", number, self.model)
             await self._set_live(weights, row["report"])
 
-    def _over(self, tasks: dict[int, asyncio.Task[None]], number: int, task: asyncio.Task[None]) -> None:
+    def _on_done(self, tasks: dict[int, asyncio.Task[None]], number: int, task: asyncio.Task[None]) -> None:
         """A task has ended. If it failed, the version is as it was, and is tried anew when its trainer publishes it again."""
         tasks.pop(number, None)
         if task.cancelled() or (error := task.exception()) is None:

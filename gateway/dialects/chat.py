@@ -106,10 +106,10 @@ def parse(values: dict[str, Any]) -> tuple[ChatRequest, GenerationRequest]:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs", code="invalid_value", param="top_logprobs")
-    return request, _asked(request, values)
+    return request, _generation_request(request, values)
 
 
-def _asked(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
+def _generation_request(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
     return GenerationRequest(

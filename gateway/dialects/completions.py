@@ -75,7 +75,7 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
         raise unsupported("echo", "echo with log-probabilities", instead)
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
-    asked = _asked(request, prompts, values)
+    asked = _generation_request(request, prompts, values)
     if asked.choices > MAX_REPLIES:
         message = f"prompt: {asked.choices} replies in one request are more than {MAX_REPLIES}"
         raise BadRequest(message, code="invalid_value", param="prompt")
@@ -101,7 +101,7 @@ def _is_ids(given: list[Any]) -> bool:
     return all(type(token) is int and 0 <= token < 2**31 for token in given)
 
 
-def _asked(
+def _generation_request(
     request: CompletionRequest, prompts: Sequence[Prompt], values: dict[str, Any]
 ) -> GenerationRequest:
     return GenerationRequest(

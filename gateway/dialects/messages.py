@@ -92,7 +92,7 @@ _HARMLESS_EDITS = ("clear_thinking_20251015",)
 def parse(values: dict[str, Any]) -> tuple[MessagesRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
-    asked = _asked(request)
+    asked = _generation_request(request)
     if asked.messages[-1]["role"] == "assistant":
         instead = "end with the user's message, and say there how the reply shall begin"
         raise unsupported("messages", "a last message by the assistant", instead, "unsupported_content")
@@ -106,7 +106,7 @@ def parse(values: dict[str, Any]) -> tuple[MessagesRequest, GenerationRequest]:
 
 def parse_count(values: dict[str, Any]) -> GenerationRequest:
     """The body of a request to count its tokens. Raises BadRequest as `parse` does."""
-    return _asked(_validated(CountRequest, values))
+    return _generation_request(_validated(CountRequest, values))
 
 
 def _validated(form: type[R], values: dict[str, Any]) -> R:
@@ -122,7 +122,7 @@ def _validated(form: type[R], values: dict[str, Any]) -> R:
     return request
 
 
-def _asked(request: CountRequest) -> GenerationRequest:
+def _generation_request(request: CountRequest) -> GenerationRequest:
     _check_edits(request.context_management)
     _check_thinking(request.thinking)
     tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]

@@ -140,7 +140,7 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
     return request
 
 
-def asked(
+def generation_request(
     request: ResponsesRequest, toolbox: Toolbox, conversation: Sequence[Message], values: dict[str, Any]
 ) -> GenerationRequest:
     """The generation request, in a conversation that already has the request's own messages."""
@@ -273,11 +273,11 @@ _TEXT = ("input_text", "output_text")
 
 def _item(item: Any, where: str) -> Item:
     if not isinstance(item, dict):
-        raise _wrong("an item must be an object", where)
+        raise _invalid("an item must be an object", where)
     kind = item.get("type") or ("message" if "role" in item else "item_reference")
     shown: Item = {"type": kind, **({"id": item["id"]} if _is_text(item.get("id")) else {})}
     if kind == "message":
-        return {**shown, **_said(item, where)}
+        return {**shown, **_message_item(item, where)}
     if kind in _CALLS:
         known = ("call_id", "name", _CALLS[kind])
         _need(item, (*known, *(["namespace"] if item.get("namespace") is not None else [])), where)
@@ -300,10 +300,10 @@ def _item(item: Any, where: str) -> Item:
     raise unsupported(where, f"an item of type {kind!r}", instead, "unsupported_content")
 
 
-def _said(item: Item, where: str) -> Item:
+def _message_item(item: Item, where: str) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
-        raise _wrong(f"role: {role!r} is none of {', '.join(_ROLES)}", where)
+        raise _invalid(f"role: {role!r} is none of {', '.join(_ROLES)}", where)
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
     by_assistant = role == "assistant"
@@ -326,7 +326,7 @@ def _thought(item: Item, where: str) -> Item:
 
 def _parts(given: Any, kinds: Sequence[str], where: str) -> list[dict[str, Any]]:
     if not isinstance(given, list):
-        raise _wrong("must be a string or a list of parts", where)
+        raise _invalid("must be a string or a list of parts", where)
     found = []
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -342,7 +342,7 @@ def _parts(given: Any, kinds: Sequence[str], where: str) -> list[dict[str, Any]]
 def _need(value: dict[str, Any], names: Sequence[str], where: str) -> None:
     for name in names:
         if not isinstance(value.get(name), str):
-            raise _wrong(f"{name} must be a string", where)
+            raise _invalid(f"{name} must be a string", where)
 
 
 def _is_text(value: Any) -> bool:
@@ -358,9 +358,9 @@ def _check_text(text: dict[str, Any]) -> None:
                 param=f"text.{name}",
             )
         if name == "verbosity" and value not in (None, *get_args(Verbosity)):
-            raise _wrong(f"must be one of {', '.join(get_args(Verbosity))}", "text.verbosity")
+            raise _invalid(f"must be one of {', '.join(get_args(Verbosity))}", "text.verbosity")
         if name == "format" and value is not None and not isinstance(value, dict):
-            raise _wrong("must be an object", "text.format")
+            raise _invalid("must be an object", "text.format")
 
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -373,10 +373,10 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
         raise unsupported("text.format", f"the type {kind!r}", OTHER_FORMS)
     _need(given, ("name",), "text.format")
     if not isinstance(given.get("schema"), dict):
-        raise _wrong("schema must be an object", "text.format")
+        raise _invalid("schema must be an object", "text.format")
     known = ("name", "description", "schema", "strict")
     return {"type": kind, "json_schema": {name: given[name] for name in known if given.get(name) is not None}}
 
 
-def _wrong(message: str, where: str) -> BadRequest:
+def _invalid(message: str, where: str) -> BadRequest:
     return BadRequest(f"{where}: {message}", code="invalid_value", param=where)

@@ -61,15 +61,15 @@ class ResponsesAnswer:
             for _, delivery in news:
                 self._events(delivery)
         self._end()
-        return await self._kept()
+        return await self._finished()
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events; what has come together is yielded together."""
         async for news in self._choices:
-            begun = b"" if self._sequence else self._begun()
+            begun = b"" if self._sequence else self._opening_events()
             yield begun + b"".join([self._events(delivery) for _, delivery in news])
         ended = self._end()
-        answer = await self._kept()
+        answer = await self._finished()
         yield ended + self._event(f"response.{answer['status']}", response=answer)
 
     def failure(self, error: GatewayError) -> bytes:
@@ -88,7 +88,7 @@ class ResponsesAnswer:
         seconds = self._reply.seconds
         return None if seconds is None else int(self._reply.received_at + seconds)
 
-    async def _kept(self) -> dict[str, Any]:
+    async def _finished(self) -> dict[str, Any]:
         answer = self._response(self._status)
         answer["usage"] = self._usage()
         if self._status == "incomplete":
@@ -134,7 +134,7 @@ class ResponsesAnswer:
         self._sequence += 1
         return event
 
-    def _begun(self) -> bytes:
+    def _opening_events(self) -> bytes:
         response = self._response("in_progress")
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
@@ -225,7 +225,7 @@ class ResponsesAnswer:
 
     def _end(self) -> bytes:
         """The events that finish the items. A reply without a word is an empty message."""
-        begun = b"" if self._sequence else self._begun()
+        begun = b"" if self._sequence else self._opening_events()
         if self._request.logprobs:
             self._log(self._shares.end())
         return begun + (b"" if self._items else self._open("message")) + self._close(self._status)

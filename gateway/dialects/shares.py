@@ -112,7 +112,7 @@ class Shares:
         ready: list[Share] = []
         while self._waiting:
             group = self._waiting[0]
-            given = self._given(group, over=over)
+            given = self._text_of(group, over=over)
             if given is None:
                 break
             self._at += len(given)
@@ -120,7 +120,7 @@ class Shares:
             ready += self._waiting.popleft().shares
         return ready
 
-    def _given(self, group: _Group, *, over: bool) -> str | None:
+    def _text_of(self, group: _Group, *, over: bool) -> str | None:
         """Returns the part of the text that a group gave; None if that is not known yet."""
         text, at, left = self._text, self._at, len(self._text) - self._at
         if self._in_call or not group.text:

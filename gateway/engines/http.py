@@ -122,7 +122,7 @@ class EngineHTTP:
                         if event.startswith(b"data: "):
                             yield orjson.loads(event[6:])
 
-    async def well(self, path: str, timeout_s: float) -> bool:
+    async def returns_ok(self, path: str, timeout_s: float) -> bool:
         """True if a GET is answered with 200."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:

@@ -47,7 +47,7 @@ def connect(name: str, url: str, api: str, *, watched: bool = False) -> Engine:
     return _ADAPTERS[api](name, url, SILENCE_S, watched=watched)
 
 
-def spoken(settings: EngineSettings) -> str:
+def api_of(settings: EngineSettings) -> str:
     """The API that the engines speak."""
     return "vllm" if settings.launch == "vllm" else settings.api
 
@@ -102,7 +102,7 @@ class EngineProcess:
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
         process = await launch(name, settings, model, served_name, weights, port)
-        engine = connect(name, url, spoken(settings))
+        engine = connect(name, url, api_of(settings))
         try:
             await process.ready(engine.healthy, settings.start_s)
         except BaseException as error:

@@ -165,7 +165,9 @@ class SGLangEngine(HTTPEngine):
 
     async def healthy(self) -> bool:
         """`/health` takes a second and can take twenty."""
-        return await (self._http.well("/ping", 5.0) if self._paused else self._http.well("/health", 25.0))
+        return await (
+            self._http.returns_ok("/ping", 5.0) if self._paused else self._http.returns_ok("/health", 25.0)
+        )
 
     async def _pause(self, mode: str) -> None:
         await self._http.post("/pause_generation", {"mode": mode})

@@ -117,7 +117,7 @@ class VLLMEngine(HTTPEngine):
         return Load(int(sum(running)), int(sum(waiting)), int(sum(usage) * tokens), int(sum(sampled)))
 
     async def healthy(self) -> bool:
-        return await self._http.well("/health", 5.0)
+        return await self._http.returns_ok("/health", 5.0)
 
 
 def _body(request: GenerateRequest) -> dict[str, Any]:

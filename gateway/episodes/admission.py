@@ -91,11 +91,11 @@ class Admission:
                 return
             reason = commands[0].reason
             if reason != "no_slot":
-                await self._tell(model, event, reason)
+                await self._record_refusal(model, event, reason)
                 raise Conflict(_REFUSALS[reason].format(event.group_id), code=reason)
             left = until - time.monotonic()
             if left <= 0:
-                await self._tell(model, event, reason)
+                await self._record_refusal(model, event, reason)
                 raise Busy(
                     "no slot is free within the staleness bound", retry_after=jittered(2.0), code=reason
                 )
@@ -132,7 +132,7 @@ class Admission:
         """The number of episodes of each group that wait for a slot, first come first."""
         return {group_id: waiting.members for group_id, waiting in self._waiting[model].items()}
 
-    async def _tell(self, model: str, event: Join, reason: str) -> None:
+    async def _record_refusal(self, model: str, event: Join, reason: str) -> None:
         refused = Decision("refused", event.group_id, event.episode_id, reason)
         await self._database.submit(lambda c: insert_decisions(c, model, [refused]))
 

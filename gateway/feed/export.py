@@ -22,7 +22,7 @@ from gateway.feed.groups import GroupReader, as_of
 from gateway.settings import Settings
 from gateway.store import decisions, episodes
 from gateway.store import ledger as statements
-from gateway.store.connections import driver, shown
+from gateway.store.connections import driver, without_password
 from gateway.store.schema import newest_revision
 from gateway.types import FEED_SCHEMA, groups_to_arrow
 from scheduler.policies.lineage import orphans
@@ -76,7 +76,7 @@ def export(
                     advance(start + len(some), len(entries))
         os.replace(aside, out)
     except OperationalError as error:
-        raise ExportError(f"{shown(settings.store.url)}: {error.orig}") from error
+        raise ExportError(f"{without_password(settings.store.url)}: {error.orig}") from error
     finally:
         aside.unlink(missing_ok=True)
         engine.dispose()

@@ -260,10 +260,10 @@ class Hub:
         unheard: Callable[[], bool] = lambda: False,
     ) -> Awaitable[None]:
         asked = [(link, link.ask(do, values)) for link in links]
-        return _Asked(asked, do, self._ask_s, unheard)
+        return _PendingRequest(asked, do, self._ask_s, unheard)
 
 
-class _Asked:
+class _PendingRequest:
     """A request to followers, until every link has done it or is gone; for ever if it was `unheard`."""
 
     def __init__(

@@ -26,7 +26,7 @@ from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool
 from gateway.render.pieces import TokenTexts
 from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
-from gateway.render.switches import Switches, chosen, known
+from gateway.render.switches import Switches, chosen, combinations
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer
 from gateway.render.yielding import LARGE, yielding
@@ -152,7 +152,9 @@ class ChatRenderer:
         made = cls(
             tokenizer, renderer, control, thinking=model.thinking, keeping=keeping, family=model.family
         )
-        made._variants = dict(known(lambda s: made._varied(s, tokenizer, model), thinking=model.thinking))
+        made._variants = dict(
+            combinations(lambda s: made._varied(s, tokenizer, model), thinking=model.thinking)
+        )
         return made
 
     def switches(self, effort: str | None, thinking: bool | None) -> Switches:
@@ -241,14 +243,14 @@ class ChatRenderer:
                 variant._renderer, keeping = _library(tokenizer, self._control, model, switches.variables)
         except Exception:  # the library does not know these switches
             return None
-        before, after = self._shown(), variant._shown()
+        before, after = self._probe_prompts(), variant._probe_prompts()
         refused = any(old is not None and new is None for old, new in zip(before, after, strict=True))
         if refused or after == before:
             return None
         variant._bridge = variant._make_bridge(keeping)
         return variant
 
-    def _shown(self) -> list[list[int] | None]:
+    def _probe_prompts(self) -> list[list[int] | None]:
         """Prompts in which every switch shows; None where the template has no such conversations."""
         found: list[list[int] | None] = []
         for talk in _TALKS:

@@ -41,7 +41,7 @@ def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]
     return next((switches for switches in wanted if switches in known), NONE)
 
 
-def known(vary: Callable[[Switches], R | None], *, thinking: bool) -> Iterator[tuple[Switches, R]]:
+def combinations(vary: Callable[[Switches], R | None], *, thinking: bool) -> Iterator[tuple[Switches, R]]:
     """Yields every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
 
     `vary` answers the template with some switches, or None if prompts read as they did without them.

@@ -66,7 +66,7 @@ class ChatTemplate:
         given = cut(list(messages), self._control), cut(list(tools), self._control)
         return self._control.guard_uncut(self.text(*given))
 
-    def _given(self, messages: Sequence[Message]) -> list[Message]:
+    def _prepared(self, messages: Sequence[Message]) -> list[Message]:
         return [_arguments_as_text(m) for m in messages] if self._as_text else list(messages)
 
     def _guarded(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
@@ -86,7 +86,7 @@ class ChatTemplate:
             raise ValueError("there are no messages")
         special = {name: written(text) for name, text in self._checkpoint.special_tokens_map.items()}
         return template.render(
-            messages=[_aliased(message) for message in self._given(messages)],
+            messages=[_aliased(message) for message in self._prepared(messages)],
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=generation,

@@ -122,7 +122,7 @@ def _class(config: dict[str, Any], model: dict[str, Any], spec: dict[str, Any]) 
 def _without_offsets(parts: list[Any]) -> Any:
     """The parts without what only says where in a text a token was found."""
 
-    def kept(value: dict[str, Any]) -> dict[str, Any]:
+    def without_offsets(value: dict[str, Any]) -> dict[str, Any]:
         return {key: item for key, item in value.items() if key != "trim_offsets"}
 
-    return json.loads(json.dumps(parts), object_hook=kept)
+    return json.loads(json.dumps(parts), object_hook=without_offsets)

@@ -98,7 +98,7 @@ def driver(url: str) -> URL:
     return given.set(drivername=_KINDS[kind])
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """A URL without its password."""
     return make_url(url).render_as_string(hide_password=True)
 

@@ -145,7 +145,7 @@ class Database:
         until = self._loop.time() + self._settings.read_wait_s
         for delay in delays():
             try:
-                answer = await self._aside(query)
+                answer = await self._read_in_thread(query)
             except (DataError, OverflowError) as error:
                 raise refusal(error) from error
             except DBAPIError as error:
@@ -160,7 +160,7 @@ class Database:
             await asyncio.sleep(delay)
         raise AssertionError("the delays never end")
 
-    async def _aside(self, query: Callable[[Connection], T]) -> T:
+    async def _read_in_thread(self, query: Callable[[Connection], T]) -> T:
         """Runs a query in a reader. Raises Unavailable if it is not done in time and the database does nothing else either."""
         reading = self._loop.run_in_executor(self._readers, self._read, query)
         while not (await asyncio.wait([reading], timeout=self._settings.read_wait_s))[0]:

@@ -188,10 +188,12 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
     )
     connection.execute(delete(DecisionRow).where(*of_groups, ~left))
     for model in sorted({one.row["model"] for one in rows}):
-        insert_decisions(connection, model, [_left(one, reason) for one in rows if one.row["model"] == model])
+        insert_decisions(
+            connection, model, [_deletion_record(one, reason) for one in rows if one.row["model"] == model]
+        )
 
 
-def _left(found: Found, reason: str) -> Decision:
+def _deletion_record(found: Found, reason: str) -> Decision:
     """The decision that remains of an episode."""
     row = found.row
     details = {"was": found.fate, "reason": row["reason"], "closed_at": row["closed_at"]}

@@ -18,7 +18,16 @@ from sqlalchemy.exc import DBAPIError
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import answers
-from gateway.store.connections import connect, delays, driver, is_again, is_away, is_full, is_unusable, shown
+from gateway.store.connections import (
+    connect,
+    delays,
+    driver,
+    is_again,
+    is_away,
+    is_full,
+    is_unusable,
+    without_password,
+)
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 60.0
@@ -66,7 +75,7 @@ def check_form(settings: StoreSettings) -> None:
         with engine.connect() as connection:
             found, wanted = MigrationContext.configure(connection).get_current_revision(), newest_revision()
     except DBAPIError as error:
-        raise ConfigError(f"[store] url = {shown(settings.url)!r}: {error.orig}") from error
+        raise ConfigError(f"[store] url = {without_password(settings.url)!r}: {error.orig}") from error
     finally:
         engine.dispose()
     if found != wanted:
@@ -76,7 +85,7 @@ def check_form(settings: StoreSettings) -> None:
 
 
 def _refused(error: DBAPIError, settings: StoreSettings) -> str:
-    where = f"[store] url = {shown(settings.url)!r}"
+    where = f"[store] url = {without_password(settings.url)!r}"
     return (
         f"{where}: this database cannot be used: {_first_line(error)}. Name a file, or a server's database and user, that are"
         " headgate's own and may be written"
@@ -88,7 +97,7 @@ def _first_line(error: DBAPIError) -> str:
 
 
 def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
-    where = f"[store] url = {shown(settings.url)!r}"
+    where = f"[store] url = {without_password(settings.url)!r}"
     if is_full(error):
         return f"{where}: there is no room left on the database's disk ({_first_line(error)}): make some, or name another place"
     if is_away(error):
@@ -100,7 +109,7 @@ def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
 
 
 def _check(connection: Connection, settings: StoreSettings) -> None:
-    where = f"[store] url = {shown(settings.url)!r}"
+    where = f"[store] url = {without_password(settings.url)!r}"
     if connection.dialect.name == "postgresql":
         encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
         if encoding != "UTF8":

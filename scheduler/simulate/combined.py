@@ -218,7 +218,7 @@ class Combined:
 
     def on_second(self, world: World) -> None:
         """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
-        seen = tuple(_seen(world, host) for host in world.open_hosts() if host.name not in self._steps)
+        seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
         self._hosting.tell(self._placement.seen, Seen(seen))
         self._fill(world)
         if self._claims and round(world.now) % _RENEW_S == 0:
@@ -346,6 +346,6 @@ class Combined:
             world.give_back(sample)
 
 
-def _seen(world: World, host: Host) -> EngineSeen:
+def _engine_load(world: World, host: Host) -> EngineSeen:
     engine = world.look(host)
     return EngineSeen(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())

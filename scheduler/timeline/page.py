@@ -43,7 +43,7 @@ def page(timeline: Timeline, title: str) -> str:
 
 
 def _data(timeline: Timeline, title: str) -> dict[str, Any]:
-    bars: dict[str, list[tuple[int, float, float, int]]] = {node: [] for node in shown(timeline)}
+    bars: dict[str, list[tuple[int, float, float, int]]] = {node: [] for node in drawn_nodes(timeline)}
     for i in timeline.intervals:
         if i.node in bars:
             bars[i.node].append((KINDS.index(i.kind), round(i.start_s, 4), round(i.end_s, 4), i.step))
@@ -87,7 +87,7 @@ def _percent(share: float | None) -> str:
     return "none" if share is None else f"{share:.1%}"
 
 
-def shown(timeline: Timeline) -> Sequence[str]:
+def drawn_nodes(timeline: Timeline) -> Sequence[str]:
     """The nodes that are drawn."""
     return timeline.nodes[:MOST_NODES]
 
@@ -100,7 +100,7 @@ def picture(timeline: Timeline, path: Path, title: str) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    nodes = shown(timeline)
+    nodes = drawn_nodes(timeline)
     figure, axes = pyplot.subplots(figsize=(12, min(40.0, 1.6 + 0.42 * len(nodes))), layout="constrained")
     for row, node in enumerate(nodes):
         for kind in KINDS:

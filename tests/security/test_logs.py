@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.engines.process import connect
 from gateway.errors import EngineError
-from gateway.logs import Formatter, told
+from gateway.logs import Formatter, safe_text
 from processes.ports import free_port
 from tests.harness.scripted import TOOLS
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of
@@ -174,5 +174,5 @@ async def test_exceptions_among_arguments_are_told_without_their_words() -> None
         {"msg": "%s, %r, %s", "args": (ValueError(SECRET), KeyError(SECRET), "kept")}
     )
     assert Formatter("%(message)s").format(record) == "ValueError, KeyError, kept"
-    assert told(EngineError("engine e: 400", quoted=SECRET)) == "EngineError: engine e: 400"
-    assert told(FileNotFoundError(2, "No such file", "/x")).endswith("'/x'")
+    assert safe_text(EngineError("engine e: 400", quoted=SECRET)) == "EngineError: engine e: 400"
+    assert safe_text(FileNotFoundError(2, "No such file", "/x")).endswith("'/x'")

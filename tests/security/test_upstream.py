@@ -102,7 +102,7 @@ async def test_engines_are_not_followed_elsewhere(attacker: tuple[str, list[str]
         with pytest.raises(EngineError):
             async for _ in engine.events("/generate", {"prompt": "secret"}):
                 pass
-        assert not await engine.well("/health", 5.0)
+        assert not await engine.returns_ok("/health", 5.0)
     finally:
         await engine.close()
         await runner.cleanup()

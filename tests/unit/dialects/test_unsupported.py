@@ -22,7 +22,7 @@ def ask_chat(**values: Any) -> None:
 def ask_responses(**values: Any) -> None:
     made = responses.parse({"model": "m", "input": "hi", **values})
     found = responses.messages(responses.items(made.input))
-    responses.asked(made, Toolbox.of(made.tools or (), "refuse"), found, values)
+    responses.generation_request(made, Toolbox.of(made.tools or (), "refuse"), found, values)
 
 
 def ask_messages(**values: Any) -> None:

@@ -21,7 +21,7 @@ def kinds(rows: list[dict[str, Any]], episode: str) -> list[str]:
 
 
 def told(rows: list[dict[str, Any]], episode: str) -> list[dict[str, Any]]:
-    """The rows of an episode and of groups."""
+    """The decisions about one episode and about groups."""
     return [row for row in rows if row["episode_id"] in ("", episode)]
 
 
