@@ -111,7 +111,9 @@ class Learner:
             batch.count(micro, *self._backward(micro))
 
     def _backward(self, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs, entropy = model.token_logprobs(self.model, micro.ids, micro.temperature)
+        logprobs, entropy = model.token_logprobs(
+            self.model, micro.ids, micro.temperature, entropy_grad=self.algorithm.needs_entropy
+        )
         loss = self.algorithm.loss(
             TokenBatch(
                 logprobs=logprobs,

@@ -29,7 +29,7 @@ class TokenBatch:
     logprobs: Tensor
     """Under the weights being trained, with gradient, nats."""
     entropy: Tensor
-    """The entropy of the distribution that the token was drawn from, with gradient, in nats."""
+    """The entropy of the distribution that the token was drawn from, in nats; with gradient if `needs_entropy` is true."""
     recorded: Tensor
     """Under the weights that sampled the token, nats."""
     advantages: Tensor
@@ -57,6 +57,10 @@ class Algorithm(Protocol):
     @property
     def needs_reference(self) -> bool:
         """True if the loss uses `TokenBatch.reference`."""
+
+    @property
+    def needs_entropy(self) -> bool:
+        """True if the loss differentiates `TokenBatch.entropy`."""
 
     @property
     def sequence_mean(self) -> bool:

@@ -53,6 +53,11 @@ class Grpo:
         return self.settings.kl_coef > 0
 
     @property
+    def needs_entropy(self) -> bool:
+        """True with an entropy bonus."""
+        return self.settings.entropy_coef > 0
+
+    @property
     def sequence_mean(self) -> bool:
         """True with `normaliser = "sequence"`."""
         return self.settings.normaliser == "sequence"
@@ -72,7 +77,9 @@ class Grpo:
         weight = truncated_importance_weight(ratio, settings.importance_cap)
         clipped = outside_trust_region(ratio, batch.advantages, settings.clip_low, settings.clip_high)
         policy = -torch.where(clipped, 0.0, weight) * batch.advantages * batch.logprobs
-        per_token = policy - settings.entropy_coef * batch.entropy
+        per_token = policy
+        if self.needs_entropy:
+            per_token = per_token - settings.entropy_coef * batch.entropy
         reference_kl = torch.zeros_like(batch.recorded)
         if batch.reference is not None:
             reference_kl = _k3(batch.logprobs, batch.reference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,3 +110,11 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
         total(slice(start, end)).backward()
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad / count, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_an_entropy_without_a_bonus_is_not_part_of_the_loss() -> None:
+    logprobs = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
+    train = torch.ones(1, 1, dtype=torch.bool)
+    batch = token_batch(logprobs, logprobs.detach(), torch.ones(1, 1, dtype=torch.float64), train)
+    loss = Grpo(GrpoSettings()).loss(replace(batch, entropy=torch.full((1, 1), math.nan)))
+    assert float(loss.total.detach()) == 1.0

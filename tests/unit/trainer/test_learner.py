@@ -269,3 +269,31 @@ def test_newest_checkpoint_is_the_highest_version(tmp_path: Path) -> None:
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.name == "v000010"
+
+
+class Forbidding(torch.nn.Module):
+    """A model that gives token 255 a logit of -inf."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.dtype = inner.dtype
+
+    def forward(self, **inputs: Any) -> Any:
+        said = self.inner(**inputs)
+        forbidden = torch.arange(said.logits.shape[-1]) == 255
+        said.logits = said.logits.masked_fill(forbidden, float("-inf"))
+        return said
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_a_forbidden_token_leaves_loss_and_entropy_finite(tiny_model: Path, entropy_grad: bool) -> None:
+    loaded = model.load(tiny_model)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    logprobs, entropy = model.token_logprobs(
+        Forbidding(loaded), ids, torch.ones(ids.shape), entropy_grad=entropy_grad
+    )
+    assert entropy.requires_grad == entropy_grad, "without a bonus, nothing is kept for its gradient"
+    (logprobs.sum() + entropy.sum()).backward()
+    assert bool(torch.isfinite(entropy).all())
+    assert all(bool(torch.isfinite(p.grad).all()) for p in loaded.parameters() if p.grad is not None)
