@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from scheduler.reactor import codec
 from scheduler.reactor.clock import Tag
 from scheduler.reactor.elements import Effect, Element, LogicalAction, Output, Reaction, Source, TopologyError
 
-if TYPE_CHECKING:
-    from scheduler.reactor.runtime import Runtime
-
 T = TypeVar("T")
 _NOTHING: frozenset[Any] = frozenset()
+
+
+class Instant(Protocol):
+    """The part of a runtime that reactions read."""
+
+    tag: Tag
+    present: dict[Source[Any] | Output[Any], Any]
+    recorded: bool
 
 
 class Context:
@@ -34,7 +40,7 @@ class Context:
         "sent",
     )
 
-    def __init__(self, runtime: Runtime, reaction: Reaction, order: int) -> None:
+    def __init__(self, runtime: Instant, reaction: Reaction, order: int) -> None:
         self.reaction = reaction
         self.order = order
         """The reaction's place in the program."""
@@ -128,3 +134,7 @@ def refuse(element: Element[Any], value: Any) -> None:
         codec.check(value, element.type)
     except TypeError as error:
         raise TypeError(f"{element.path}: {error}") from None
+
+
+Body = Callable[[Context], None]
+"""The function of a reaction."""

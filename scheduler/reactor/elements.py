@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from scheduler.reactor import codec
 from scheduler.reactor.forms import form
-
-if TYPE_CHECKING:
-    from scheduler.reactor.context import Context
-
-    Body = Callable[[Context], None]
 
 T = TypeVar("T")
 
@@ -83,13 +78,13 @@ def _valid(declared: Any) -> Any:
 
 
 class Reaction:
-    """A reaction as it was declared; `level` is set by `Program.seal`."""
+    """A reaction as it was declared; `level` is set by `Program.seal`, and `body` is called with the reaction's `Context`."""
 
     def __init__(
         self,
         reactor: str,
         name: str,
-        body: Body,
+        body: Callable[[Any], None],
         on: Sequence[Source[Any]],
         writes: Sequence[Effect[Any]],
     ) -> None:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from scheduler.reactor import codec
+from scheduler.reactor.context import Body
 from scheduler.reactor.elements import (
     Connection,
     Effect,
@@ -32,9 +33,6 @@ from scheduler.reactor.elements import (
     TopologyError,
 )
 from scheduler.reactor.levels import assign_levels
-
-if TYPE_CHECKING:
-    from scheduler.reactor.elements import Body
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Element[Any])
