@@ -122,8 +122,10 @@ class NotBegun(Unavailable):
 class BusAway(Unavailable):
     """The bus between the gateway processes does not answer; whoever asked it goes on without."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, stood_still: bool = False) -> None:
+        """`stood_still`: this process was stopped during the operation, so that the bus may never have been away."""
         super().__init__(message, retry_after=1.0, code="bus_away")
+        self.stood_still = stood_still
 
 
 class UpstreamFailed(GatewayError):

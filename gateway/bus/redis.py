@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _AGAIN_S = 0.5
 """The pause after a failure, for everybody."""
+_STILL = 2
+"""An operation that took so many times its limit was cut by a pause of this process, not by the bus."""
 _AT_ONCE = 128
 """Entries in one script: the server does nothing else meanwhile."""
 
@@ -136,10 +138,13 @@ class RedisBus:
         """Raises BusAway."""
         if self._away and self.unbroken_s < _AGAIN_S:
             raise BusAway("the bus is away")
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 answer = await operation()
         except (RedisError, OSError, TimeoutError) as error:
+            if time.monotonic() - began > _STILL * self._settings.timeout_s:
+                raise BusAway("this process stood still while it asked the bus", stood_still=True) from error
             self._missed(error)
             raise BusAway(f"the bus is away: {error or 'it does not answer'}") from error
         if self._away:

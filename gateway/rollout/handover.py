@@ -278,17 +278,28 @@ class Handover:
                 track.call.gather()
             began = asyncio.get_running_loop().time()
             try:
-                entries = [track.entry() for track in tracks]
-                outcomes = await self._bus.write(self.process, entries)
+                try:
+                    await self._write(tracks)
+                except BusAway as error:
+                    if not error.stood_still:
+                        raise
+                    await self._write(
+                        tracks
+                    )  # others may have taken these calls while this process stood still
             except Exception as error:
                 if not isinstance(error, BusAway):
                     log.exception("%d running calls could not be logged", len(tracks))
                 self._missed(tracks, began)
                 return False
-            self._alive_until = began + self._settings.alive_s
-            for track, outcome in zip(tracks, outcomes, strict=True):
-                self._settle(track, outcome, began)
             return True
+
+    async def _write(self, tracks: Sequence[Track]) -> None:
+        """Writes the next entries of calls, and applies their outcomes. Raises BusAway."""
+        began = asyncio.get_running_loop().time()
+        outcomes = await self._bus.write(self.process, [track.entry() for track in tracks])
+        self._alive_until = began + self._settings.alive_s
+        for track, outcome in zip(tracks, outcomes, strict=True):
+            self._settle(track, outcome, began)
 
     def _settle(self, track: Track, outcome: Outcome, now: float) -> None:
         over = track.over

@@ -132,6 +132,26 @@ async def test_what_is_shown_was_logged_before(one: Handover, bus: Bus) -> None:
     assert (await logged(one)).turn.ids == [1, 2, 3, 4]
 
 
+async def test_a_process_that_stood_still_while_its_call_was_taken_shows_no_more_of_it(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    """Its write is cut by its own limit when it wakes up; the bus was never away."""
+    call = Call()
+    track = await followed(one, call)
+    found: list[LoggedCall] = []
+
+    async def write(process: Process, entries: Sequence[Entry]) -> list[Outcome]:
+        bus.write = Bus.write.__get__(bus)  # type: ignore[method-assign]
+        found.append(await taken(one, two, bus))
+        raise BusAway("it stood still", stood_still=True)
+
+    bus.write = write  # type: ignore[method-assign]
+    call.say(1, 2)
+    track.mark()
+    assert await one.flush()
+    assert (call.shown, track.taken, len(found)) == (0, True, 1)
+
+
 async def test_a_log_that_was_lost_is_written_anew(one: Handover, bus: Bus) -> None:
     call = Call()
     track = await followed(one, call)

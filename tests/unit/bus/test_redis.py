@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +68,22 @@ async def test_an_outage_is_told_once_and_costs_little(
         server.pause(False)
     await until(lambda: back(bus), "it is used again")
     assert [r.message for r in caplog.records][-1] == "the bus is back"
+    assert await bus.write(A, [BEGUN]) == ["written"]
+
+
+async def test_a_pause_of_this_process_is_no_outage_of_the_bus(
+    own: tuple[RedisServer, Bus], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, bus = own
+    await bus.announce(A)
+    server.pause(True)
+    with monkeypatch.context() as patched:
+        clock = itertools.count(0.0, 60.0)
+        patched.setattr("gateway.bus.redis.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with pytest.raises(BusAway) as error:
+            await bus.write(A, [BEGUN])
+    server.pause(False)
+    assert error.value.stood_still and warnings(caplog) == []
     assert await bus.write(A, [BEGUN]) == ["written"]
 
 
