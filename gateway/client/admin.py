@@ -170,7 +170,7 @@ class GatewayClient:
         await self._tell(lease, "ack", model, checkpoint=checkpoint)
 
     async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
-        """Gives the buffer back untrained; the next lease is of the same buffer."""
+        """Gives the buffer back untrained: the next lease is of the same buffer, unless a version after it is published."""
         await self._tell(lease, "nack", model, reason=reason)
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 A function of that stream alone, so that it is the same after a restart, and the same under every staleness rule. Owns the
 groups that are not over yet: who joined, who was rewarded, which batch they are in. Invariant: every event that the ledger
 took leaves at least one decision, and every fate is told in the transaction that makes it true. What becomes of the weights is
-told by `Publish` and `Leased` alone, for they are nobody's fate.
+told by `Publish`, `Leased` and `Returned` alone, for they are nobody's fate.
 """
 
 from __future__ import annotations

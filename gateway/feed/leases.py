@@ -24,7 +24,7 @@ from gateway.store import ledger as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.types import Group, Lease, LeasedGroups
-from scheduler.policies.staleness_events import Consume, Leased
+from scheduler.policies.staleness_events import Consume, Leased, Returned
 
 
 @dataclass(slots=True)
@@ -175,15 +175,24 @@ class Leases:
         ]
 
     async def nack(self, lease_id: str, fence: int, reason: str) -> None:
-        """The buffer was not trained; the next lease is of the same buffer."""
+        """The buffer was not trained: the next lease is of the same buffer, or of a later one if a version after it is
+        published already."""
         try:
-            self._check(lease_id, fence)
+            buffer = self._check(lease_id, fence).lease.buffer
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "nacked"):
                 return
             raise
+        self._database.check_write()  # check before the lease is forgotten in memory
         self._held, model = None, self._ledger.model
-        await self._database.submit(lambda c: statements.end_lease(c, model, fence, "nacked", reason=reason))
+
+        def write(connection: Connection) -> None:
+            statements.end_lease(connection, model, fence, "nacked", reason=reason)
+
+        if self._ledger.rule.version > buffer:  # no weights are to come of the buffer
+            await self._ledger.apply(Returned(buffer), write)
+        else:
+            await self._database.submit(write)
 
     async def _ended(self, lease_id: str, fence: int, state: str, checkpoint: str = "") -> bool:
         """True if a lease was ended in just this way, or is being ended so. Raises Fenced in a process that is not the

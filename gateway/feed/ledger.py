@@ -35,6 +35,7 @@ from scheduler.policies.staleness_events import (
     Event,
     Leased,
     Refuse,
+    Returned,
     Skipped,
     command_to_json,
     event_from_json,
@@ -60,7 +61,7 @@ class StoredLedger:
         self.on_change: Callable[[], None] = lambda: None
         """Called after every committed event: slots may be free."""
         self.on_batch: Callable[[], None] = lambda: None
-        """Called after a committed event by which a batch was leased, became whole, was trained or was passed over."""
+        """Called after a committed event by which a batch was leased, given back, made whole, trained or passed over."""
         self.leased = self.trained = -1
         """The newest batch that was leased, and the newest that was trained; -1: none."""
         self.broken: str | None = None
@@ -150,8 +151,9 @@ class StoredLedger:
 
 
 def _is_of_batch(event: Event, commands: list[Command]) -> bool:
-    """Returns whether a batch was leased, became whole, was trained or was passed over."""
-    return isinstance(event, Leased) or any(isinstance(c, BufferReady | Consumed | Skipped) for c in commands)
+    """Returns whether a batch was leased, given back, became whole, was trained or was passed over."""
+    told = any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands)
+    return told or isinstance(event, Leased | Returned)
 
 
 def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, tuple[Any, Any]]:

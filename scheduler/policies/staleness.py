@@ -6,7 +6,7 @@ version V is the newest has V for good, and may be trained in no buffer outside 
 
 - **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
 - **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
-- **Consume**: the trainer takes buffer `consumed` once it is complete.
+- **Consume**: the trainer takes buffer `consumed` once it is complete, or gives it back (`Returned`).
 
 Redundancy: the first `size` members of a group to be rewarded are trained, and the first `batch` groups to be settled; the others
 are *surplus*. Surplus members are aborted at once. Groups still reserved in a complete buffer race on for another one of their

@@ -67,6 +67,13 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """The trainer gives buffer `consumed` back untrained. It is skipped if a version after it is published already."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
 class Consume:
     """Buffer `consumed`, which is complete, was trained."""
 
@@ -89,7 +96,7 @@ class Unstick:
     action: StuckAction
 
 
-Event = Join | Finish | Reward | Drop | CloseGroup | Leased | Consume | Publish | Unstick
+Event = Join | Finish | Reward | Drop | CloseGroup | Leased | Returned | Consume | Publish | Unstick
 
 
 # Commands

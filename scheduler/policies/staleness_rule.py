@@ -27,6 +27,7 @@ from scheduler.policies.staleness_events import (
     Leased,
     Publish,
     Refuse,
+    Returned,
     Reward,
     StuckAction,
     Unstick,
@@ -67,6 +68,8 @@ class StalenessRule(ABC, Generic[G]):
                 return self._close(group_id)
             case Leased(buffer):
                 return self._lease(buffer)
+            case Returned(buffer):
+                return self._return(buffer)
             case Consume(buffer):
                 return self._consume(buffer)
             case Publish(version):
@@ -118,7 +121,7 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def _published(self) -> list[Command]:
-        """The commands when `version` is new."""
+        """The commands for batches that lie before `version`, which is new, or whose first was given back."""
 
     def _unstick(self, buffer: int, action: StuckAction) -> list[Command]:
         raise ValueError("only the rule `staleflow` gives up groups of a batch that is stuck")
@@ -180,6 +183,12 @@ class StalenessRule(ABC, Generic[G]):
             raise ValueError(f"lease of buffer {buffer}: the next to train is {self.consumed}")
         self.leased = True
         return []
+
+    def _return(self, buffer: int) -> list[Command]:
+        if buffer != self.consumed:
+            raise ValueError(f"buffer {buffer} given back: the next to train is {self.consumed}")
+        self.leased = False
+        return self._published()
 
     def _consume(self, buffer: int) -> list[Command]:
         if buffer != self.consumed:

@@ -24,6 +24,7 @@ from scheduler.policies.staleness_events import (
     Leased,
     Publish,
     Refuse,
+    Returned,
     Reward,
     Skipped,
     Unstick,
@@ -40,7 +41,7 @@ steps = st.one_of(
     st.tuples(st.just("reward"), episodes, st.sampled_from([0.0, 1.0])),
     st.tuples(st.just("reward"), episodes, st.sampled_from([0.0, 1.0])),
     st.tuples(st.just("close"), groups),
-    st.tuples(st.sampled_from(["lease", "consume", "consume", "publish"])),
+    st.tuples(st.sampled_from(["lease", "return", "consume", "consume", "publish"])),
     st.tuples(st.just("unstick"), st.sampled_from(["retry", "truncate"])),
 )
 extras = st.fixed_dictionaries(
@@ -86,6 +87,8 @@ class World:
                 return CloseGroup(group, "members_missing")
             case ("lease",):
                 return Leased(self.ledger.consumed)
+            case ("return",):
+                return Returned(self.ledger.consumed)
             case ("consume",):
                 return Consume(self.ledger.consumed)
             case ("publish",):

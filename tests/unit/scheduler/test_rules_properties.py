@@ -26,6 +26,7 @@ from scheduler.policies.staleness_events import (
     Leased,
     Publish,
     Refuse,
+    Returned,
     Reward,
     Unstick,
     event_from_json,
@@ -59,8 +60,8 @@ class RuleMachine(RuleBasedStateMachine):
             assert state_of(self.rule) == before
             return commands
         self.events.append(event)
-        if isinstance(event, Leased):
-            self.model.leased = True
+        if isinstance(event, Leased | Returned):
+            self.model.leased = isinstance(event, Leased)
         self.model.see(event, commands)
         return commands
 
@@ -137,6 +138,11 @@ class RuleMachine(RuleBasedStateMachine):
         self.publish(self.model.version + step)
         assert self.model.consumed == (first if kept else max(first, self.model.version))
 
+    @rule()
+    def give_back(self) -> None:
+        self.apply(Returned(self.model.consumed))
+        assert self.model.consumed >= self.model.version
+
     def publish(self, version: int) -> None:
         self.model.version = version
         self.apply(Publish(version))
@@ -149,6 +155,7 @@ class RuleMachine(RuleBasedStateMachine):
         for event in (
             Consume(other),
             Leased(other),
+            Returned(other),
             Publish(self.model.version),
             Reward("?"),
             Reward(known, float("nan")),

@@ -25,6 +25,7 @@ from scheduler.policies.staleness_events import (
     Occupied,
     Publish,
     Refuse,
+    Returned,
     Reward,
     Skipped,
     event_from_json,
@@ -194,6 +195,7 @@ def test_refusals_change_nothing(event: Event, refusal: Command) -> None:
         Drop("nobody", "x"),
         CloseGroup("nothing", "x"),
         Leased(1),
+        Returned(1),
         Consume(0),
         Consume(1),
         Publish(0),
@@ -213,6 +215,17 @@ def test_a_trained_buffer_waits_for_its_consume_across_the_publish() -> None:
     assert book.apply(solo("b")) == [Admit("b", "b", 2, 1)]
     assert book.apply(Consume(0)) == [Consumed(0, ("a",))]
     assert book.consumed == 1
+
+
+@pytest.mark.parametrize(("version", "told"), [(0, []), (2, [Skipped(0, 2, ("a",))])])
+def test_a_buffer_that_is_given_back_is_skipped_once_a_later_version_is_published(
+    version: int, told: list[Command]
+) -> None:
+    newer = [Publish(version)] if version else []
+    book = ledger(1, 1, solo("a"), Reward("a"), Leased(0), *newer)
+    assert book.consumed == 0
+    assert book.apply(Returned(0)) == told
+    assert (book.consumed, book.leased) == (version, False)
 
 
 def test_a_first_version_above_0_skips_the_empty_buffers() -> None:
