@@ -1,7 +1,7 @@
 """Checkpoints: all that a trainer needs to go on as if it had never stopped.
 
 Owns `DIR/v000007`: `model.safetensors`, `optimizer.pt` (optimizer and random number states), `state.json` (version, parent,
-steps, probe, every).
+steps, probe, every, groups).
 Invariants: a directory of that name is whole (it was written aside, fsynced and renamed, and is renamed before it is removed) and
 never written again; nothing is ever unpickled.
 """
@@ -38,6 +38,8 @@ class CheckpointMeta:
     probe: Probe | None
     every: int = 1
     """Fewer versions than this can have been published after it without a checkpoint of their own."""
+    groups: tuple[str, ...] | None = ()
+    """The sorted ids of the groups that the last step was trained on; None in a checkpoint that was written without them."""
 
 
 def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: torch.optim.Optimizer) -> Path:
@@ -56,6 +58,7 @@ def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: torch.opt
             "step": said.steps,
             "probe": said.probe.to_json() if said.probe else None,
             "every": said.every,
+            "groups": said.groups,
         }
         (aside / "state.json").write_text(json.dumps(state))
     return target
@@ -84,7 +87,8 @@ def _said(state: dict[str, Any]) -> CheckpointMeta:
     # A checkpoint without a parent was written when every version's parent was the one before.
     parent = state.get("parent", version - 1 if version else None)
     probe = Probe.from_json(state["probe"]) if state["probe"] else None
-    return CheckpointMeta(version, parent, state["step"], probe, state.get("every", 1))
+    groups = tuple(state["groups"]) if state.get("groups") is not None else None
+    return CheckpointMeta(version, parent, state["step"], probe, state.get("every", 1), groups)
 
 
 def newest(directory: Path) -> Path | None:

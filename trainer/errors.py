@@ -7,7 +7,7 @@ TrainerError
 |- GatewayAhead         the gateway knows weights newer than the newest checkpoint
 |- GatewayUnreachable   the gateway could not be had: it did not answer, or another one listens in its place
 |- LeaseLost            the gateway no longer grants the lease that is being trained
-|- FeedBroken           the gateway gave a group twice
+|- FeedBroken           the gateway gave a group twice, or a buffer that cannot be trained any more
 |- PublishFailed        the engines could not be brought to the published version
 |  `- VersionRejected   nor ever will: its weights are bad
 `- StepTimeout          a step of the loop missed its deadline; the message names the step
@@ -45,7 +45,7 @@ class LeaseLost(TrainerError):
 
 
 class FeedBroken(TrainerError):
-    """The gateway gave a group of the leased buffer twice."""
+    """The gateway gave a group of the leased buffer twice, or a buffer that cannot be trained any more."""
 
 
 class PublishFailed(TrainerError):

@@ -93,6 +93,10 @@ class Feed:
             if not await self.acknowledged(buffer):
                 raise
 
+    async def nack(self, reason: str) -> None:
+        """Gives the leased buffer back, which was not trained. Raises LeaseLost."""
+        await self._leased("give back", partial(self._client.nack, reason=reason, model=self._model))
+
     async def record(self, buffer: int) -> tuple[Group, ...]:
         """The groups of a buffer that was trained, in the order in which they came. Raises LeaseLost if they cannot be had.
 

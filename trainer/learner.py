@@ -38,6 +38,8 @@ class Learner:
         """Optimizer steps since the initial weights."""
         self.probe: Probe | None = None
         """Tells this version from its parent; None for version 0."""
+        self.groups: tuple[str, ...] | None = ()
+        """The sorted ids of the groups that the last step was trained on; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
         self.model: Any = model.load(settings.model.path, settings.model.dtype, device)
@@ -72,7 +74,7 @@ class Learner:
         """Takes over model, optimizer, random numbers, version, lineage and probe of a checkpoint."""
         said = checkpoint.load(directory, self.model, self.optimizer)
         self.version, self.parent, self.steps, self.probe = said.version, said.parent, said.steps, said.probe
-        self.saved = said
+        self.groups, self.saved = said.groups, said
 
     def renumber(self, version: int) -> None:
         """The same weights under a new number, as a child of what they were: the numbers between are of a line that ends."""
@@ -83,7 +85,9 @@ class Learner:
     def save_checkpoint(self) -> Path:
         """Writes the state as a checkpoint, atomically."""
         every = self.settings.checkpoint.every
-        said = checkpoint.CheckpointMeta(self.version, self.parent, self.steps, self.probe, every)
+        said = checkpoint.CheckpointMeta(
+            self.version, self.parent, self.steps, self.probe, every, self.groups
+        )
         path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer)
         self.saved = said
         return path
@@ -149,6 +153,7 @@ class Learner:
         self.discard()
         self.version, self.parent = self.version + 1, self.version
         self.steps += 1
+        self.groups = tuple(sorted(batch.group_ids))
         after = probe.logprobs(self.model, candidates, self.device)
         self.probe = probe.choose(candidates, after, before)
         return batch.measured() | {"grad_norm": norm, "lr": lr, "step": float(self.steps)}

@@ -3,10 +3,10 @@
 A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they become
 ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). What survives a crash are checkpoints and the
 gateway's record of every batch, and the order of the steps makes every crash recoverable: the checkpoint is written before the
-version is published, and the version is published before the lease is acknowledged. On a new start at version c, a lease of a
-buffer below c is therefore one whose effect is in the weights already: version c is published, if the gateway does not know it,
-and the lease acknowledged, without training. With `[checkpoint] every` above 1 there may be versions after the newest checkpoint;
-`replay` trains their batches again.
+version is published, and the version is published before the lease is acknowledged. A new start at version c may therefore be
+given a buffer below c. Version c is published, if the gateway does not know it, and nothing is trained: if the buffer's groups
+are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the buffer is given back. With
+`[checkpoint] every` above 1 there may be versions after the newest checkpoint; `replay` trains their batches again.
 
 With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
 when the batch is whole, or there are groups and the gateway has no other use for the nodes, because the batch soon will be. How
@@ -35,7 +35,7 @@ from trainer import checkpoint, feed, replay
 from trainer.algorithms import create, learns_from_one
 from trainer.batch import Batch
 from trainer.cluster import Watched, gateway_process, rollout_log, rollout_process, watch
-from trainer.errors import GatewayAhead, PublishFailed, StepTimeout, TrainerError, VersionRejected
+from trainer.errors import FeedBroken, GatewayAhead, PublishFailed, StepTimeout, TrainerError, VersionRejected
 from trainer.feed import Feed
 from trainer.learner import Learner
 from trainer.metrics import Metrics, Span
@@ -182,7 +182,7 @@ class Trainer:
         if lease.buffer < version:
             await self.nodes.claim()
             await self.publish()
-            await self.ack()
+            await self._settle(lease.buffer)
             return
         try:
             with _naming("stream"):
@@ -200,6 +200,33 @@ class Trainer:
         with clock.on("ack"), _naming("ack"):
             await self.ack()
         self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
+
+    async def _settle(self, buffer: int) -> None:
+        """Ends the lease of a buffer below the version: acknowledged if its effect is in the weights, else given back.
+
+        Raises FeedBroken if the gateway goes on to give that buffer.
+        """
+        if await self._has_trained(buffer):
+            await self.ack()
+            return
+        why = (
+            f"the weights of version {self.learner.version} were not trained on the groups of buffer {buffer}"
+        )
+        await self.feed.nack(why)
+        if not await self.feed.acknowledged(buffer):
+            raise FeedBroken(f"{why}, and the gateway does not pass the buffer over")
+        self.metrics.say(f"{why}: given back, and never trained")
+
+    async def _has_trained(self, buffer: int) -> bool:
+        """True if the last step was trained on the groups of the leased buffer."""
+        if (
+            self.learner.groups is None
+        ):  # a checkpoint without ids: this version was made by training the buffer of its parent
+            return self.learner.parent == buffer
+        fetched = await self.feed.groups(0, 0.0)
+        return fetched.complete and sorted(group.group_id for group in fetched.groups) == [
+            *self.learner.groups
+        ]
 
     # The steps
 

@@ -112,6 +112,26 @@ async def test_other_weights_than_were_published_begin_a_new_line(
     assert (status["version"], status["orphaned_versions"]) == (3, [1, 2])
 
 
+async def test_a_batch_that_a_new_line_was_not_trained_on_is_given_back(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Buffer 1 is complete and leased, and its number is below that of the new line."""
+    settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
+    await killed_after(gateway, settings, "ack", "publish")
+    optimizer = settings.optimizer.model_copy(update={"lr": 1e-4})
+    async with trainer_of(gateway, settings.model_copy(update={"optimizer": optimizer})) as trainer:
+        assert (trainer.learner.version, trainer.learner.parent) == (3, 0)
+        lost = [group.group_id for group in await trainer.feed.record(1)]
+        async with within("the trainer is through", 120):
+            await trainer.train()
+    trained = {batch["buffer"]: batch for batch in await gateway.admin.batches()}
+    assert sorted(trained) == [0, 3, 4]
+    told = await gateway.admin.episodes(group_id=lost[0])
+    assert all(["skipped" in json.dumps(await gateway.admin.why(e["episode_id"])) for e in told])
+    assert len(told) == 2
+    assert "not trained on the groups of buffer 1: given back" in " ".join(capsys.readouterr().err.split())
+
+
 async def test_a_record_that_is_gone_begins_a_new_line(
     gateway: RunningGateway,
     tiny_model: Path,

@@ -21,7 +21,7 @@ from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
 from trainer.batch import Batch
 from trainer.cluster import Watched, rollout_process, watch
-from trainer.errors import GatewayAhead, StepTimeout
+from trainer.errors import FeedBroken, GatewayAhead, StepTimeout
 from trainer.metrics import Metrics, sparkline
 from trainer.nodes import Nodes
 from trainer.run import Clock, Trainer
@@ -182,6 +182,43 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
     assert (await gateway.admin.status())["consumed"] == 2
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert [record["buffer"] for record in records] == [1]
+
+
+@pytest.mark.parametrize(
+    ("groups", "trained"), [(None, [0, 1]), (["others"], [1])], ids=["written without ids", "of other groups"]
+)
+async def test_a_checkpoint_tells_by_its_groups_whether_a_batch_was_trained(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, groups: list[str] | None, trained: list[int]
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    async with episodes(gateway), within("the trainer is through"):
+        async with trainer_of(gateway, settings) as trainer:
+            await train_one(trainer, ack=False)
+            record = await gateway.admin.leased_groups(trainer.feed.held)
+        state = trainer.learner.checkpoints / "v000001" / "state.json"
+        values = json.loads(state.read_text())
+        written = values.pop("groups", None)
+        state.write_text(json.dumps(values if groups is None else {**values, "groups": groups}))
+        async with trainer_of(gateway, settings) as trainer:
+            await trainer.train()
+    assert [batch["buffer"] for batch in await gateway.admin.batches()] == trained
+    assert written == sorted(group.group_id for group in record.groups)
+
+
+async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    async with episodes(gateway), within("the trainer is through"), trainer_of(gateway, settings) as trainer:
+        await train_one(trainer, ack=False)
+        trainer.learner.groups = ("others",)
+
+        async def nack(_reason: str) -> None:
+            return
+
+        monkeypatch.setattr(trainer.feed, "nack", nack)
+        with pytest.raises(FeedBroken, match=r"version 1 were not trained on the groups of buffer 0, and"):
+            await trainer.train()
 
 
 @pytest.mark.parametrize("acknowledged", [True, False])
