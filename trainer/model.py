@@ -7,6 +7,7 @@ result speaks of token j (column 0 has no context and is 0).
 from __future__ import annotations
 
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,15 @@ from trainer.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
+_COMPANIONS = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json", "tekken.json"),
+    *("tokenizer.model*", "spiece.model", "sentencepiece*.model", "*.spm", "*.tiktoken"),
+    *("vocab.json", "vocab.txt", "vocab.bpe", "merges.txt", "bpe.codes"),
+    *("chat_template*", "*.jinja", "generation_config.json"),
+    *("*processor_config.json", "*.py"),
+)
+"""Names of the files that tokenizers, templates, generation and processors need, and the code of a model's own classes."""
 _HEAD = "lm_head.weight"
-_NOT_OF_THE_MODEL = {"manifest.json", "warmstart.json", "config.json"}
 
 
 def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
@@ -45,11 +52,11 @@ def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
 
 
 def save(model: Any, directory: Path, companions: Path) -> None:
-    """Writes config and one `model.safetensors`, and copies the tokenizer's and generation files of `companions`."""
+    """Writes config and one `model.safetensors`, and copies what else engines need from the folder `companions`."""
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, safe_serialization=True, max_shard_size="1000GB")
     for file in sorted(companions.iterdir()):
-        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and file.name not in _NOT_OF_THE_MODEL:
+        if file.is_file() and any(fnmatchcase(file.name, pattern) for pattern in _COMPANIONS):
             shutil.copyfile(file, directory / file.name)
 
 

@@ -18,6 +18,7 @@ from tests.unit.trainer.runs import settings_of, train_one, trainer_of
 from trainer.errors import PublishFailed, VersionRejected
 from trainer.run import Clock, Trainer
 from trainer.settings import Settings
+from trainer.weights.filesystem import WeightsDirectory
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 
@@ -83,12 +84,17 @@ async def test_with_fewer_checkpoints_the_next_start_goes_on_from_the_newest(
 
 
 async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engines_words(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ill = tmp_path / "ill"
-    shutil.copytree(tiny_model, ill)
-    (ill / "illness.json").write_text('{"loading": "fails"}')  # whatever is published from here has it too
-    settings = settings_of(gateway, ill, tmp_path)
+    known = WeightsDirectory.write
+
+    def write_ill(self: WeightsDirectory, *arguments: Any) -> Path:
+        path = known(self, *arguments)
+        (path / "illness.json").write_text('{"loading": "fails"}')
+        return path
+
+    monkeypatch.setattr(WeightsDirectory, "write", write_ill)
+    settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway), within("the trainer is through", 120):
         async with trainer_of(gateway, settings) as trainer:
             with pytest.raises(VersionRejected) as stopped:
@@ -141,7 +147,6 @@ def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
     })  # fmt: skip
     from gateway.rollout.weights import read_weights
     from trainer.learner import Learner
-    from trainer.weights.filesystem import WeightsDirectory
 
     learner = Learner.open(settings)
     path = WeightsDirectory(tmp_path / "weights", base).write(1, 0, learner.model, None)
