@@ -41,7 +41,7 @@ from trainer.learner import Learner
 from trainer.metrics import Metrics, Span
 from trainer.nodes import Nodes
 from trainer.settings import Settings
-from trainer.weights.filesystem import WeightsDirectory
+from trainer.weights.filesystem import WeightsDirectory, sweep
 
 T = TypeVar("T")
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
@@ -123,8 +123,11 @@ class Trainer:
     async def check_versions(self) -> None:
         """Brings the learner to the newest version number that was used, by replay or by a new line.
 
-        Raises GatewayAhead if there is no checkpoint, and VersionRejected if the newest is of weights that the gateway refused.
+        Removes first what killed processes left half-written. Raises GatewayAhead if there is no checkpoint, and
+        VersionRejected if the newest is of weights that the gateway refused.
         """
+        for directory in (self.weights.directory, self.learner.checkpoints):
+            await _thread(sweep, directory)
         if (why := self.weights.rejected(self.learner.version)) is not None:
             raise self._rejected(why)
         published = (await self.feed.status())["newest_version"]

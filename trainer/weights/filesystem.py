@@ -23,13 +23,14 @@ from trainer.errors import VersionReused
 
 FORMAT = 1
 _NAME = re.compile(r"v(\d{6,})")
+_ASIDE = re.compile(r"\..+\.tmp-(\d+)")
 _GONE = ".gone"
 
 
 class Aside:
     """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
 
-    Raises VersionReused if there is one of the name. What an earlier process left half-written is removed.
+    Raises VersionReused if there is one of the name. What an earlier process left half-written under the name is removed.
     """
 
     def __init__(self, target: Path) -> None:
@@ -65,9 +66,25 @@ def remove(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Removes what an earlier process was about to remove from `directory`."""
-    for leftover in directory.glob(f".*{_GONE}"):
-        shutil.rmtree(leftover)
+    """Removes what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
+
+    What another process that lives writes stays.
+    """
+    for leftover in directory.glob(".*"):
+        aside = _ASIDE.fullmatch(leftover.name)
+        if leftover.name.endswith(_GONE) or (aside and not _is_another(int(aside[1]))):
+            shutil.rmtree(leftover)
+
+
+def _is_another(process: int) -> bool:
+    """True if a process lives, and is not this one: in a container, a restarted process gets its old number again."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()
 
 
 class WeightsDirectory:

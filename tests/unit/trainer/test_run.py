@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -274,6 +275,23 @@ async def test_a_number_that_was_written_but_never_published_is_not_used_again(
             assert (trainer.learner.version, trainer.learner.parent) == (3, 1)
     status = await gateway.admin.status()
     assert (status["version"], status["orphaned_versions"]) == (3, [])
+
+
+async def test_a_start_removes_what_dead_processes_left_half_written(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    folders = [settings.run.dir / name for name in ("weights", "checkpoints")]
+    dead = await asyncio.create_subprocess_exec("true")
+    await dead.wait()
+    before = [f".v000001.tmp-{dead.pid}", f".v000004.tmp-{os.getpid()}", ".v000002.gone"]
+    alive = [f".v000003.tmp-{os.getppid()}", "v000001.rejected"]
+    for folder in folders:
+        for name in [*before, *alive]:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "model.safetensors").touch()
+    async with trainer_of(gateway, settings):
+        assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [sorted(alive)] * 2
 
 
 async def test_a_gateway_that_is_ahead_is_an_error(
