@@ -38,6 +38,7 @@ from trainer.cluster import Watched, gateway_process, rollout_log, rollout_proce
 from trainer.errors import FeedBroken, GatewayAhead, PublishFailed, StepTimeout, TrainerError, VersionRejected
 from trainer.feed import Feed
 from trainer.learner import Learner
+from trainer.masking import masked_warning
 from trainer.metrics import Metrics, Span
 from trainer.nodes import Nodes
 from trainer.settings import Settings
@@ -115,6 +116,8 @@ class Trainer:
         self.nodes = Nodes(self.feed, settings.gateway.nodes)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
+        self._warned: set[str] = set()
+        """Reasons of masked tokens that were warned of."""
 
     def keeper(self) -> Watched:
         """The task that keeps the claimed nodes."""
@@ -193,6 +196,7 @@ class Trainer:
             with clock.on("step", "compute"):
                 measured = await _thread(self.learner.step, batch)
             self._busy_s = clock.seconds["compute"] - clock.seconds["step"]
+            self._warn(measured)
         finally:
             self.learner.discard()
         if self._is_due:
@@ -203,6 +207,13 @@ class Trainer:
         with clock.on("ack"), _naming("ack"):
             await self.ack()
         self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
+
+    def _warn(self, measured: dict[str, float]) -> None:
+        """Says that a batch's tokens are masked, once for every reason."""
+        warning = masked_warning(measured)
+        if warning is not None and warning[0] not in self._warned:
+            self._warned.add(warning[0])
+            self.metrics.say(warning[1])
 
     async def _settle(self, buffer: int) -> None:
         """Ends the lease of a buffer below the version: acknowledged if its effect is in the weights, else given back.
