@@ -11,17 +11,22 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.client import EpisodeOutcome
+from gateway.client import EpisodeOutcome, GatewayClient
 from tests.harness.gateways import RunningGateway
+from trainer import model
 from trainer.errors import ConfigError
-from trainer.evaluate import evaluate, summary
+from trainer.evaluate import evaluate, summary, warnings
 from trainer.settings import Settings
+from trainer.weights.filesystem import WeightsDirectory
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """An agent that asks once, and fails on one task."""
+    """An agent that asks once, and fails on one task; on another it publishes version 1 before."""
     if task["task_id"] == "bad":
         raise ValueError("no")
+    if weights := task.get("publish"):
+        async with GatewayClient(task["admin"]) as admin:
+            assert (await admin.publish(1, weights, 60.0))["state"] == "live"
     body = {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
     headers = {"Authorization": f"Bearer {api_key}"}
     async with httpx.AsyncClient(base_url=base_url, headers=headers) as http:
@@ -52,6 +57,36 @@ async def test_the_last_line_is_the_result(
     assert len(json.loads((tmp_path / "out.json").read_text())["outcomes"]) == 5
 
 
+async def test_the_versions_are_those_that_the_episodes_were_sampled_by(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of three tasks comes with an update, as if training went on."""
+    weights = WeightsDirectory(tmp_path / "weights", tiny_model).write(1, 0, model.load(tiny_model), None)
+    tasks: list[dict[str, Any]] = [{"task_id": name, "worth": 1} for name in ("t0", "t1", "t2", "bad")]
+    tasks[1] |= {"publish": str(weights), "admin": gateway.url}
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    rollout = {"agent": f"{__name__}:solve", "tasks": tmp_path / "tasks.jsonl", "concurrency": 1}
+    settings = settings_of(gateway.url, tmp_path, rollout=rollout)
+    await evaluate(settings, tmp_path / "tasks.jsonl", tmp_path / "out.json")
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    assert (result["version"], result["versions"]) == (0, {"0": 1, "1": 2})
+    assert (result["reward_mean"], result["reward_mean_failed_as_0"]) == (1.0, 0.75)
+    assert (result["tasks"], result["rewarded"], result["failed"]) == (4, 3, 1)
+    outcomes = json.loads((tmp_path / "out.json").read_text())["outcomes"]
+    assert [outcome["versions"] for outcome in outcomes] == [[0], [1], [1], []]
+    said = " ".join(out.split())
+    assert "1 of 4 episodes failed: reward_mean leaves them out" in said
+    assert "updated after the evaluation began at version 0" in said
+    assert "(1 of version 0, 2 of version 1)" in said
+
+
+def test_nothing_is_warned_of_where_one_version_sampled_every_episode() -> None:
+    rewarded = EpisodeOutcome("t", "g", "e", 1.0)
+    assert warnings(summary([rewarded], {"e": [3]}, 3, 1.0)) == []
+    assert len(warnings(summary([rewarded], {"e": [4]}, 3, 1.0))) == 1
+
+
 async def test_without_an_agent_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rollout"):
         await evaluate(settings_of("http://127.0.0.1:1", tmp_path), tmp_path / "x")
@@ -59,7 +94,8 @@ async def test_without_an_agent_there_is_nothing_to_evaluate(tmp_path: Path) -> 
 
 def test_a_result_of_failures_has_no_mean() -> None:
     failed = EpisodeOutcome("t", "g", None, None, error="refused")
-    assert summary([failed], 3, 1.0)["reward_mean"] is None
+    result = summary([failed], {}, 3, 1.0)
+    assert (result["reward_mean"], result["reward_mean_failed_as_0"]) == (None, 0.0)
 
 
 def test_help_loads_neither_torch_nor_the_gateway() -> None:
