@@ -15,7 +15,7 @@ from gateway.dialects.responses import (
     _UNSUPPORTED,
     ResponsesRequest,
     answer_of,
-    asked,
+    generation_request,
     items,
     messages,
     named,
@@ -35,7 +35,9 @@ def request(**values: Any) -> Any:
 
 def asked_for(**values: Any) -> Any:
     made = request(**values)
-    return asked(made, Toolbox.of(made.tools or (), "refuse"), messages(items(made.input)), values)
+    return generation_request(
+        made, Toolbox.of(made.tools or (), "refuse"), messages(items(made.input)), values
+    )
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
@@ -272,4 +274,4 @@ def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> No
         made = parse({"model": "m", "input": "hi", **values})
         found = items(made.input)
         if not any(item["type"] == "item_reference" for item in found):
-            asked(made, Toolbox.of(made.tools or (), "drop"), messages(found), values)
+            generation_request(made, Toolbox.of(made.tools or (), "drop"), messages(found), values)

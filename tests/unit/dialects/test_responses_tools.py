@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.responses import asked, items, messages, parse
+from gateway.dialects.responses import generation_request, items, messages, parse
 from gateway.dialects.responses_tools import Toolbox, offered
 from gateway.errors import BadRequest
 from gateway.trajectories.conversation import digests
@@ -74,7 +74,7 @@ def test_a_call_that_is_sent_back_is_the_recorded_one(name: str, arguments: str)
 def test_the_tool_that_must_be_called(choice: dict[str, Any], expected: str) -> None:
     request = parse({"model": "m", "input": "hi", "tools": [ADD, AGENTS, PATCH], "tool_choice": choice})
     box = Toolbox.of(request.tools or (), "drop")
-    assert asked(request, box, [], {}).tool_choice == expected
+    assert generation_request(request, box, [], {}).tool_choice == expected
 
 
 def test_a_grammar_is_told_to_the_model_where_the_setting_says_so() -> None:
