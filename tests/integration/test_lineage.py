@@ -12,6 +12,7 @@ import pytest
 
 from gateway.client.admin import GatewayRefused
 from gateway.feed.export import Selection, export
+from gateway.store.ledger import insert_version
 from gateway.types import Episode, TokenFlag, groups_from_arrow
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.weights import fake_weights, publish
@@ -89,6 +90,16 @@ async def test_tokens_of_an_orphaned_version_are_flagged_masked_and_counted(
     assert dict(rows.masked) == {"orphaned": of_two}
     assert rows.trained == of_others > 0
     assert of_two > 0
+
+
+async def test_a_version_that_never_went_live_orphans_nothing_in_an_export(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with run_gateway(values_for(tiny_model, tmp_path)) as gateway:
+        await sampled_by_three_versions(gateway, tmp_path)
+        failed = {"model": "demo", "version": 4, "parent": 0, "path": "v4", "state": "failed"}
+        await gateway.services.database.submit(lambda c: insert_version(c, failed))
+        assert flagged(await exported(gateway, tmp_path)) == {1: False, 2: True, 3: False}
 
 
 async def test_orphans_may_be_left_to_the_correction(tiny_model: Path, tmp_path: Path) -> None:
