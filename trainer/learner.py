@@ -3,13 +3,14 @@
 Owns the weights that are being trained. Every method blocks and is called by one thread at a time; nothing here knows the
 gateway. A batch is begun (`begin`), its groups are taken as they come, each micro-batch adding its gradient at once, and `step`
 divides the whole by the normaliser, which is not known before.
-Invariants: the version grows by one with each optimizer step, and otherwise only by `renumber`; `parent` is the version whose
-weights this one was made of; gradients are zero between batches, and outside of one; the gradient of a batch depends, to the bit,
-on the sequence of its groups and not on the portions in which they came.
+Invariants: the version grows by one with each step, also one that is skipped, and otherwise only by `renumber`; `parent` is the
+version whose weights this one was made of; gradients are zero between batches, and outside of one; the gradient of a batch
+depends, to the bit, on the sequence of its groups and not on the portions in which they came.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +36,13 @@ class Learner:
         self.version = 0
         self.parent: int | None = None
         self.steps = 0
-        """Optimizer steps since the initial weights."""
+        """Steps since the initial weights, skipped ones included."""
+        self.skipped = 0
+        """The newest steps in a row that were skipped, because their loss or gradient was not finite."""
         self.probe: Probe | None = None
         """Tells this version from its parent; None for version 0."""
         self.groups: tuple[str, ...] | None = ()
-        """The sorted ids of the groups that the last step was trained on; None if the checkpoint does not say."""
+        """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
         self.model: Any = model.load(settings.model.path, settings.model.dtype, device)
@@ -139,24 +142,47 @@ class Learner:
         return model.token_logprobs(self._reference, micro.ids, micro.temperature, with_entropy=False)[0]
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """The last micro-batch, the normaliser, the clip, and the optimizer step that makes version + 1; answers metrics."""
+        """The last micro-batch, the normaliser, the clip, and the optimizer step that makes version + 1; answers metrics.
+
+        A loss or gradient that is not finite is discarded: version + 1 then has the weights of this one.
+        """
         self._accumulate(batch, batch.flush())
+        measured = batch.measured()
         norm = self._finish_gradient(batch)
+        lr = self._set_lr()
+        if math.isfinite(norm) and math.isfinite(measured["loss"]):
+            self.skipped = 0
+            self._optimize(batch)
+        else:
+            self.skipped += 1
+            self.renumber(self.version + 1)
+        self.discard()
+        self.steps += 1
+        self.groups = tuple(sorted(batch.group_ids))
+        return measured | {
+            "grad_norm": norm,
+            "lr": lr,
+            "step": float(self.steps),
+            "skipped_steps": float(self.skipped),
+        }
+
+    def _set_lr(self) -> float:
+        """Sets the learning rate of the next step and returns it."""
         lr = self.settings.optimizer.lr
         if warmup := self.settings.optimizer.warmup_steps:
             lr *= min(1.0, (self.steps + 1) / warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        return lr
+
+    def _optimize(self, batch: Batch) -> None:
+        """Changes the weights, which are the next version then, and chooses its probe."""
         candidates = batch.candidates()
         before = probe.logprobs(self.model, candidates, self.device)
         self.optimizer.step()
-        self.discard()
         self.version, self.parent = self.version + 1, self.version
-        self.steps += 1
-        self.groups = tuple(sorted(batch.group_ids))
         after = probe.logprobs(self.model, candidates, self.device)
         self.probe = probe.choose(candidates, after, before)
-        return batch.measured() | {"grad_norm": norm, "lr": lr, "step": float(self.steps)}
 
     def _finish_gradient(self, batch: Batch) -> float:
         """Turns the gradient of the sum into that of the mean, clipped; answers its norm before the clip."""

@@ -2,7 +2,8 @@
 
 Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
 buffer; its keys are the names in `trainer.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the
-trained tokens of staleness S, `masked_tokens/REASON` those that were not trained.
+trained tokens of staleness S, `masked_tokens/REASON` those that were not trained. A figure that is not finite is left out.
+`skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
 whole, `claim` the wait for nodes that were lent, `step`, `checkpoint`, `publish`, `ack`), and across them `idle` (waiting for a
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -117,11 +119,11 @@ class Metrics:
             "time": round(time.time(), 3),
             "version": version + 1,
             "buffer": version,
-            **record,
+            **{name: value for name, value in record.items() if math.isfinite(value)},
         }
         if spans:
             line["spans"] = [[name, round(start, 4), round(end, 4)] for name, start, end in spans]
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
         for name, value in record.items():
             self._tensorboard.add_scalar(name, value, version + 1)
         self._rewards.append(measured["reward_mean"])

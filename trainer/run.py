@@ -35,7 +35,15 @@ from trainer import checkpoint, feed, replay
 from trainer.algorithms import create, learns_from_one
 from trainer.batch import Batch
 from trainer.cluster import Watched, gateway_process, rollout_log, rollout_process, watch
-from trainer.errors import FeedBroken, GatewayAhead, PublishFailed, StepTimeout, TrainerError, VersionRejected
+from trainer.errors import (
+    FeedBroken,
+    GatewayAhead,
+    NotFinite,
+    PublishFailed,
+    StepTimeout,
+    TrainerError,
+    VersionRejected,
+)
 from trainer.feed import Feed
 from trainer.learner import Learner
 from trainer.masking import masked_warning
@@ -207,6 +215,24 @@ class Trainer:
         with clock.on("ack"), _naming("ack"):
             await self.ack()
         self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
+        self._check_skipped()
+
+    def _check_skipped(self) -> None:
+        """Says that the step was skipped, if it was. Raises NotFinite once too many in a row were."""
+        skipped, limit = self.learner.skipped, self.settings.optimizer.max_skipped_steps
+        if not skipped:
+            return
+        version = self.learner.version
+        self.metrics.say(
+            f"loss or gradient is not finite: the step is skipped, and version {version} has the weights of version"
+            f" {version - 1} ({skipped} in a row, the run stops at {limit})"
+        )
+        if skipped >= limit:
+            raise NotFinite(
+                f"{skipped} steps in a row had a loss or gradient that is not finite ([optimizer] max_skipped_steps = {limit});"
+                " none of them changed a weight, so the next start goes on from before them; lower [optimizer] lr or look at the"
+                " rewards first"
+            )
 
     def _warn(self, measured: dict[str, float]) -> None:
         """Says that a batch's tokens are masked, once for every reason."""

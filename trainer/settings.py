@@ -106,6 +106,9 @@ class OptimizerSettings(Section):
     grad_clip: float = Field(1.0, gt=0)
     """The largest norm of the whole gradient; `inf` clips nothing."""
     warmup_steps: int = Field(0, ge=0)
+    max_skipped_steps: int = Field(3, ge=1, le=10_000)
+    """The run stops after so many steps in a row that were skipped. A step whose loss or gradient is not finite is skipped: its
+    batch counts as trained, and its weights are those of the version before."""
 
 
 class BatchSettings(Section):
