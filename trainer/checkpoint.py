@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 
 from gateway.types import Probe
@@ -23,6 +23,7 @@ from trainer.errors import CheckpointError
 from trainer.weights.filesystem import Aside, remove, sweep
 
 FORMAT = 1
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _NAME = re.compile(r"v(\d{6,})")
 
 
@@ -70,6 +71,7 @@ def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> Check
         state = json.loads((directory / "state.json").read_text())
         if state["format"] != FORMAT:
             raise CheckpointError(f"{directory}: format {state['format']}, this build reads {FORMAT}")
+        _check_model(directory, model)
         device = str(next(model.parameters()).device)
         load_model(model, str(directory / "model.safetensors"), device=device)
         tensors = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
@@ -80,6 +82,26 @@ def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> Check
         return _said(state)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: {error}") from error
+
+
+def _check_model(directory: Path, model: Any) -> None:
+    """Refuses settings whose model is not the one that was trained. Raises CheckpointError, which names the setting."""
+    way = "put it back, or begin a new run in another [run] dir"
+    mine = model.state_dict()
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            stored = file.get_slice(name)
+            if name not in mine or list(mine[name].shape) != stored.get_shape():
+                said = list(mine[name].shape) if name in mine else "absent"
+                raise CheckpointError(
+                    f"{directory} is of another model than [model] path: {name} has shape {stored.get_shape()} in the checkpoint"
+                    f" and is {said} in the model; {way}"
+                )
+            trained, now = _FLOATS.get(stored.get_dtype()), mine[name].dtype
+            if trained is not None and trained != now:
+                raise CheckpointError(
+                    f"{directory} was trained in {trained}, and [model] dtype makes {name} {now}; {way}"
+                )
 
 
 def _said(state: dict[str, Any]) -> CheckpointMeta:

@@ -24,7 +24,7 @@ from trainer import checkpoint, model, probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.batch import Batch
 from trainer.packing import MicroBatch
-from trainer.settings import Settings
+from trainer.settings import OptimizerSettings, Settings
 
 
 class Learner:
@@ -47,13 +47,7 @@ class Learner:
         """The newest checkpoint; None before the first."""
         self.model: Any = model.load(settings.model.path, settings.model.dtype, device)
         self.algorithm: Algorithm = create(settings.algorithm)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=settings.optimizer.lr,
-            betas=settings.optimizer.betas,
-            eps=settings.optimizer.eps,
-            weight_decay=settings.optimizer.weight_decay,
-        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **_adamw_options(settings.optimizer))
         self._reference: Any = None
         if self.algorithm.needs_reference:
             self._reference = model.load(settings.model.path, settings.model.dtype, device)
@@ -76,6 +70,9 @@ class Learner:
     def restore(self, directory: Path) -> None:
         """Takes over model, optimizer, random numbers, version, lineage and probe of a checkpoint."""
         said = checkpoint.load(directory, self.model, self.optimizer)
+        # The optimizer's state has the options of the run that wrote it.
+        for group in self.optimizer.param_groups:
+            group.update(_adamw_options(self.settings.optimizer))
         self.version, self.parent, self.steps, self.probe = said.version, said.parent, said.steps, said.probe
         self.groups, self.saved = said.groups, said
 
@@ -196,6 +193,15 @@ class Learner:
         batch = self.begin()
         self.take(batch, groups)
         return self.step(batch)
+
+
+def _adamw_options(settings: OptimizerSettings) -> dict[str, Any]:
+    return {
+        "lr": settings.lr,
+        "betas": settings.betas,
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+    }
 
 
 def device_of(settings: Settings) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group, TokenFlag
 from tests.unit.trainer.trees import group, prompt, sampled
@@ -105,6 +106,34 @@ def test_a_resumed_run_has_bit_equal_parameters(settings: Settings) -> None:
     for name, value in parameters(straight).items():
         assert torch.equal(value, parameters(resumed)[name]), name
     assert resumed.probe == straight.probe
+
+
+def test_a_resumed_run_takes_the_optimizers_settings_of_today(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    learner.save_checkpoint()
+    changed = {"lr": 0.5, "betas": (0.5, 0.6), "eps": 1e-3, "weight_decay": 0.25}
+    resumed = Learner.open(
+        settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update=changed)})
+    )
+    (options,) = resumed.optimizer.param_groups
+    assert {name: options[name] for name in changed} == changed
+    assert resumed.optimizer.state_dict()["state"], "and the moments of the checkpoint"
+
+
+@pytest.mark.parametrize("change", ["dtype", "path"])
+def test_what_may_not_change_between_runs_is_refused_by_its_setting(
+    settings: Settings, tmp_path: Path, change: str
+) -> None:
+    learner = Learner.open(settings)
+    train(learner)
+    learner.save_checkpoint()
+    wider = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=1, n_head=2)
+    GPT2LMHeadModel(wider).save_pretrained(tmp_path / "wider")
+    update = {"dtype": "bfloat16"} if change == "dtype" else {"path": tmp_path / "wider"}
+    others = settings.model_copy(update={"model": settings.model.model_copy(update=update)})
+    with pytest.raises(CheckpointError, match=rf"v000001.*\[model\] {change}"):
+        Learner.open(others)
 
 
 def test_a_new_line_has_the_same_weights_their_version_as_parent_and_survives_a_restart(
