@@ -30,6 +30,8 @@ class Batch:
         """Groups whose rewards are all equal, and which therefore teach nothing."""
         self.trained = 0
         """Tokens."""
+        self.skipped = 0
+        """Tokens that could be trained, of groups that have no gradient."""
         self.sequences = 0
         """Episodes with at least one trained token."""
         self.masked: Counter[str] = Counter()
@@ -60,10 +62,13 @@ class Batch:
         self.rewards += rewards.tolist()
         episodes = zip(group.episodes, advantages.tolist(), strict=True)
         found = packing.rows_of(episodes, sequence_mean=self._algorithm.sequence_mean)
-        self.trained += found.trained
-        self.sequences += found.episodes
         self.masked += found.masked
         self._ends += [tuple(row.ids[-probe.TOKENS :].tolist()) for row in found.rows]
+        if not advantages.any() and not self._algorithm.trains_without_advantage:
+            self.skipped += found.trained
+            return []
+        self.trained += found.trained
+        self.sequences += found.episodes
         return found.rows
 
     def count(self, micro: MicroBatch, logprobs: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -106,6 +111,7 @@ class Batch:
             "groups": float(len(self.group_ids)),
             "episodes": float(len(self.rewards)),
             "trained_tokens": float(self.trained),
+            "skipped_tokens": float(self.skipped),
             "staleness_mean": sum(s * n for s, n in self.staleness.items()) / trained,
             "staleness_max": float(max(self.staleness, default=0)),
             **{f"staleness_tokens/{s}": float(n) for s, n in sorted(self.staleness.items())},

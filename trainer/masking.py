@@ -26,7 +26,7 @@ def masked_warning(measured: Mapping[str, float]) -> tuple[str, str] | None:
     masked = {k.removeprefix(_MASKED): n for k, n in measured.items() if k.startswith(_MASKED) and n}
     if not masked or measured["equal_reward_groups"] == 1.0:
         return None
-    trained = measured["trained_tokens"]
+    trained = measured["trained_tokens"] + measured.get("skipped_tokens", 0.0)
     sampled = trained + sum(masked.values())
     reason = max(masked, key=masked.__getitem__)
     if masked.get("truncated", 0.0) > _MOST * sampled:

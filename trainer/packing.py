@@ -1,10 +1,10 @@
 """From token trees to rectangles: rows that a model can be trained on, in micro-batches under a token budget.
 
-A row is a path from the root of an episode's tree to a leaf: what one call saw, and what it sampled. Paths share prefixes, so
-a token may stand in several rows. Invariants:
+A row is a path from the root of an episode's tree towards a leaf (what one call saw, and what it sampled), up to the last token
+that it trains. Paths share prefixes, so a token may stand in several rows. Invariants:
 - every sampled token is trained at most once over all rows: in the first row that holds it;
 - a sampled token that is not trained is counted once, with its reason;
-- a row without a token to train does not exist.
+- a row ends with a token to train.
 Pure: no I/O, no model.
 """
 
@@ -183,22 +183,25 @@ def _row(
     advantage: float,
     weight: float,
 ) -> Row:
+    # What follows changes no log-probability before it.
+    end = int(train.nonzero()[0][-1]) + 1
+
     def column(values: str, filler: float, dtype: type) -> npt.NDArray[np.generic]:
         return np.concatenate([
             getattr(node, values)[:n] if node.sampled else np.full(n, filler, dtype)
             for node, n in pieces
-        ]).astype(dtype)  # fmt: skip
+        ])[:end].astype(dtype)  # fmt: skip
 
     return Row(
         episode_id=episode_id,
-        ids=np.concatenate([node.ids[:n] for node, n in pieces]).astype(np.int32),
-        train=train,
+        ids=np.concatenate([node.ids[:n] for node, n in pieces])[:end].astype(np.int32),
+        train=train[:end],
         logprobs=column("logprobs", 0.0, np.float32),  # type: ignore[arg-type]
         versions=column("versions", -1, np.int32),  # type: ignore[arg-type]
         temperature=np.concatenate([
             np.full(n, node.temperature if node.sampled and node.temperature > 0 else 1.0, np.float32)
             for node, n in pieces
-        ]),
+        ])[:end],
         advantage=advantage,
         weight=weight,
     )  # fmt: skip

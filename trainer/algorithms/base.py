@@ -63,6 +63,10 @@ class Algorithm(Protocol):
         """True if the loss differentiates `TokenBatch.entropy`."""
 
     @property
+    def trains_without_advantage(self) -> bool:
+        """True if the loss has a gradient where the advantage is 0; groups without any advantage are left out otherwise."""
+
+    @property
     def sequence_mean(self) -> bool:
         """True if episodes rather than tokens have equal weight."""
 

@@ -58,6 +58,11 @@ class Grpo:
         return self.settings.entropy_coef > 0
 
     @property
+    def trains_without_advantage(self) -> bool:
+        """True with a KL term or an entropy bonus."""
+        return self.settings.kl_coef > 0 or self.settings.entropy_coef > 0
+
+    @property
     def sequence_mean(self) -> bool:
         """True with `normaliser = "sequence"`."""
         return self.settings.normaliser == "sequence"

@@ -41,8 +41,10 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def learner_of(model: Path, work: Path, normaliser: str, tokens: int) -> Learner:
-    """A learner in float64 whose reference is not its policy."""
+def learner_of(
+    model: Path, work: Path, normaliser: str, tokens: int, entropy: float = ENTROPY, kl: float = KL
+) -> Learner:
+    """A learner in float64 whose reference, if it needs one, is not its policy."""
     learner = Learner.open(
         Settings.parse({
             "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
@@ -51,14 +53,15 @@ def learner_of(model: Path, work: Path, normaliser: str, tokens: int) -> Learner
             "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
             "algorithm": {
                 "type": "grpo", "normaliser": normaliser, "importance_cap": CAP, "clip_low": LOW,
-                "clip_high": HIGH, "entropy_coef": ENTROPY, "kl_coef": KL,
+                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl,
             },
             "batch": {"tokens": tokens},
         })
     )  # fmt: skip
     torch.manual_seed(7)
     learner.model.double()
-    learner._reference.double()
+    if learner._reference is not None:
+        learner._reference.double()
     with torch.no_grad():
         for parameter in learner.model.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
@@ -110,6 +113,18 @@ def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bo
     of_sequences = torch.stack([losses.mean() for losses in episodes]).mean()
     loss = of_sequences if sequence else torch.cat(episodes).sum() / tokens
     return list(torch.autograd.grad(loss, list(learner.model.parameters())))
+
+
+def policy_losses(learner: Learner, episode: Episode, node: Node, advantage: float) -> Tensor:
+    """As `token_losses`, without KL term and entropy bonus."""
+    ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
+    rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
+    every = (learner.model(ids).logits[0, rows] / np.float32(0.7)).log_softmax(-1)
+    logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
+    ratio = (logprobs.detach() - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
+    outside = ratio > 1 + HIGH if advantage > 0 else (ratio < 1 - LOW) & (advantage < 0)
+    loss = -torch.where(outside, 0.0, ratio.clamp(max=CAP)) * advantage * logprobs
+    return loss[torch.from_numpy(node.flags == 0)]
 
 
 def token_losses(learner: Learner, episode: Episode, node: Node, advantage: float) -> Tensor:
@@ -177,6 +192,53 @@ def test_the_streamed_gradient_is_that_of_the_whole_batch(
     gradient, _ = streamed(learner, portions_of(batch_of(), "one by one"))
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("normaliser", ["token", "sequence"])
+def test_a_group_without_advantage_is_left_out_of_forward_pass_and_normaliser(
+    exact_model: Path, tmp_path: Path, normaliser: str
+) -> None:
+    groups, tokens, seen = batch_of(), 40, []
+    learner = learner_of(exact_model, tmp_path, normaliser, tokens, 0.0, 0.0)
+    expected = policy_gradient_of_the_sum(learner, groups, normaliser == "sequence")
+    learner.model.register_forward_pre_hook(
+        lambda _module, _arguments, inputs: seen.append(inputs["input_ids"]), with_kwargs=True
+    )
+    gradient, measured = streamed(learner, portions_of(groups, "one by one"))
+    trained = [trained_tokens(group) for group in groups]
+    assert sum(trained[3]) == measured["skipped_tokens"] > 0, "the rewards of group 3 are equal"
+    del trained[3]
+    assert measured["trained_tokens"] == sum(map(sum, trained))
+    count = sum(map(len, trained)) if normaliser == "sequence" else sum(map(sum, trained))
+    for ours, theirs in zip(gradient, expected, strict=True):
+        torch.testing.assert_close(ours * count, theirs, rtol=1e-9, atol=1e-12)
+    prompts = [groups[3].episodes[m].nodes[0].ids.tolist() for m in range(2)]
+    before_the_step = [row.tolist() for ids in seen[:-2] for row in ids]
+    assert not [row for row in before_the_step if any(row[: len(ids)] == ids for ids in prompts)]
+    assert learner.probe is not None
+
+
+def trained_tokens(group: Group) -> list[int]:
+    """Of every episode that has any."""
+    turns = [
+        [node for node in episode.nodes if node.sampled and not node.mask_reason]
+        for episode in group.episodes
+    ]
+    return [sum(int((node.flags == 0).sum()) for node in nodes) for nodes in turns if nodes]
+
+
+def policy_gradient_of_the_sum(learner: Learner, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
+    """Over all groups, those without advantage too, with plain autograd."""
+    total = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        rewards = np.array([e.reward for e in group.episodes])
+        for episode, reward in zip(group.episodes, rewards, strict=True):
+            advantage = (reward - rewards.mean()) / max(rewards.std(), 1e-12)
+            turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
+            losses = [policy_losses(learner, episode, node, float(advantage)) for node in turns]
+            if losses:
+                total = total + (torch.cat(losses).mean() if sequence else torch.cat(losses).sum())
+    return list(torch.autograd.grad(total, list(learner.model.parameters())))
 
 
 @pytest.mark.parametrize("normaliser", ["token", "sequence"])

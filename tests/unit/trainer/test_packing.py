@@ -62,6 +62,7 @@ def test_trained_tokens_stand_after_the_context_that_they_were_sampled_in(episod
             assert node.sampled
             assert not node.mask_reason
             assert row.logprobs[position] == node.logprobs[j]
+        assert row.train[-1], "nothing after the last trained token"
 
 
 def test_a_branch_trains_the_shared_prefix_in_the_first_row_only() -> None:
