@@ -6,13 +6,13 @@ Invariant: all that is here depends on the sequence of groups alone, and not on 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gateway.types import Group
+from gateway.types import Episode, Group
 from trainer import packing, probe
 from trainer.algorithms import Algorithm
 from trainer.errors import FeedBroken
@@ -22,10 +22,19 @@ from trainer.packing import MicroBatch, Packer, Row
 class Batch:
     """The groups of the buffer `version`, as rows for a model and as sums for the metrics."""
 
-    def __init__(self, version: int, algorithm: Algorithm, tokens: int) -> None:
+    def __init__(
+        self,
+        version: int,
+        algorithm: Algorithm,
+        tokens: int,
+        kl: Callable[[Episode], float] | None = None,
+    ) -> None:
+        """`kl`: an episode's divergence from the reference, which is taken off its reward; called if `reward_kl` is not 0."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
+        self.kls: list[float] = []
+        """By episode, what was taken off its reward for its divergence from the reference, before the weight."""
         self.equal_groups = 0
         """Groups whose rewards are all equal, and which therefore teach nothing."""
         self.trained = 0
@@ -38,6 +47,7 @@ class Batch:
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
         self._algorithm = algorithm
+        self._kl = kl if algorithm.reward_kl else None
         self._packer = Packer(tokens)
         self._ends: list[tuple[int, ...]] = []
         self._sums: dict[str, float] = defaultdict(float)
@@ -57,7 +67,7 @@ class Batch:
 
     def _rows(self, group: Group) -> list[Row]:
         rewards = torch.tensor([e.reward for e in group.episodes], dtype=torch.float64)
-        advantages = self._algorithm.advantages(rewards)
+        advantages = self._algorithm.advantages(rewards - self._penalties(group))
         self.equal_groups += int(not bool(advantages.any()))
         self.rewards += rewards.tolist()
         episodes = zip(group.episodes, advantages.tolist(), strict=True)
@@ -70,6 +80,14 @@ class Batch:
         self.trained += found.trained
         self.sequences += found.episodes
         return found.rows
+
+    def _penalties(self, group: Group) -> Tensor:
+        """The divergence from the reference, weighted; zeros unless it is taken off the rewards."""
+        if self._kl is None:
+            return torch.zeros(len(group.episodes), dtype=torch.float64)
+        kls = [self._kl(episode) for episode in group.episodes]
+        self.kls += kls
+        return self._algorithm.reward_kl * torch.tensor(kls, dtype=torch.float64)
 
     def count(self, micro: MicroBatch, logprobs: Tensor, values: Mapping[str, Tensor]) -> None:
         """Adds a micro-batch to the sums: what the model says of its tokens, and the algorithm's sums."""
@@ -102,6 +120,8 @@ class Batch:
         same, gap = sums.pop("same_version_tokens", 0.0), sums.pop("gap", 0.0)
         # Without a token of this version there is no gap, and 0 would look like a perfect one.
         result = {"logprob_gap_mean": gap / same, "logprob_gap_max": self._gap_max} if same else {}
+        if self.kls:
+            result["kl_reference_k1"] = float(np.mean(self.kls))
         result["loss"] = sums.pop("loss", 0.0) / self.normaliser
         return result | {name: value / trained for name, value in sums.items()} | {
             "same_version_tokens": same,

@@ -10,6 +10,7 @@ depends, to the bit, on the sequence of its groups and not on the portions in wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gateway.types import Group, Probe
+from gateway.types import Episode, Group, Probe
 from trainer import checkpoint, model, probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.batch import Batch
-from trainer.packing import MicroBatch
+from trainer.packing import MicroBatch, Packer, rows_of
 from trainer.settings import OptimizerSettings, Settings
 
 
@@ -49,7 +50,7 @@ class Learner:
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **_adamw_options(settings.optimizer))
         self._reference: Any = None
-        if self.algorithm.needs_reference:
+        if self.algorithm.needs_reference or self.algorithm.reward_kl:
             self._reference = model.load(settings.model.path, settings.model.dtype, device)
             self._reference.requires_grad_(False)
 
@@ -99,7 +100,7 @@ class Learner:
     def begin(self) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""
         self.discard()
-        return Batch(self.version, self.algorithm, self.settings.batch.tokens)
+        return Batch(self.version, self.algorithm, self.settings.batch.tokens, self._reference_kl)
 
     def take(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Forward and backward over what is full with `groups`: adds to the gradient of the loss's *sum*. Raises FeedBroken."""
@@ -134,9 +135,22 @@ class Learner:
 
     @torch.no_grad()
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        if self._reference is None:
+        if not self.algorithm.needs_reference:
             return None
         return model.token_logprobs(self._reference, micro.ids, micro.temperature, with_entropy=False)[0]
+
+    @torch.no_grad()
+    def _reference_kl(self, episode: Episode) -> float:
+        """The k1 estimate: recorded - reference log-probability, summed over the episode's trained tokens."""
+        packer, total = Packer(self.settings.batch.tokens), 0.0
+        rows = rows_of([(episode, 0.0)]).rows
+        for micro in itertools.chain(packer.add(rows), packer.flush()):
+            micro = micro.to(self.device, model.loss_dtype(self.model))
+            reference = model.token_logprobs(
+                self._reference, micro.ids, micro.temperature, with_entropy=False
+            )[0]
+            total += float((micro.recorded - reference)[micro.train].double().sum())
+        return total
 
     def step(self, batch: Batch) -> dict[str, float]:
         """The last micro-batch, the normaliser, the clip, and the optimizer step that makes version + 1; answers metrics.

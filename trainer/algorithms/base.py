@@ -59,6 +59,10 @@ class Algorithm(Protocol):
         """True if the loss uses `TokenBatch.reference`."""
 
     @property
+    def reward_kl(self) -> float:
+        """The weight of the KL divergence to the initial weights that is taken off the rewards; 0 for none."""
+
+    @property
     def needs_entropy(self) -> bool:
         """True if the loss differentiates `TokenBatch.entropy`."""
 

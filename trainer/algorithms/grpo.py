@@ -34,7 +34,10 @@ class GrpoSettings(AlgorithmSettings):
     importance_cap: float = Field(2.0, gt=0)
     """The largest importance weight of a token; `inf` truncates nothing."""
     kl_coef: float = Field(0.0, ge=0, le=10)
-    """Weight of the KL divergence to the initial weights."""
+    """Weight of the KL divergence to the initial weights; 0 loads no reference."""
+    kl: Literal["k3", "k1"] = "k3"
+    """The form of the KL divergence. `k3` is a term of the loss: its estimate by token, times the importance weight. `k1` is
+    taken off the reward, before advantages: the sum of recorded - reference over an episode's trained tokens, times `kl_coef`."""
     entropy_coef: float = Field(0.0, ge=0, le=10)
     """Weight of an entropy bonus."""
     normaliser: Literal["token", "sequence"] = "token"
@@ -49,8 +52,13 @@ class Grpo:
 
     @property
     def needs_reference(self) -> bool:
-        """True with a KL term."""
-        return self.settings.kl_coef > 0
+        """True with a KL term in the loss."""
+        return self.settings.kl_coef > 0 and self.settings.kl == "k3"
+
+    @property
+    def reward_kl(self) -> float:
+        """`kl_coef` with `kl = "k1"`."""
+        return self.settings.kl_coef if self.settings.kl == "k1" else 0.0
 
     @property
     def needs_entropy(self) -> bool:
@@ -59,8 +67,8 @@ class Grpo:
 
     @property
     def trains_without_advantage(self) -> bool:
-        """True with a KL term or an entropy bonus."""
-        return self.settings.kl_coef > 0 or self.settings.entropy_coef > 0
+        """True with a KL term in the loss, or an entropy bonus."""
+        return self.needs_reference or self.needs_entropy
 
     @property
     def sequence_mean(self) -> bool:
@@ -87,8 +95,8 @@ class Grpo:
             per_token = per_token - settings.entropy_coef * batch.entropy
         reference_kl = torch.zeros_like(batch.recorded)
         if batch.reference is not None:
-            reference_kl = _k3(batch.logprobs, batch.reference)
-            per_token = per_token + settings.kl_coef * reference_kl
+            reference_kl = _k3(batch.logprobs.detach(), batch.reference)
+            per_token = per_token + settings.kl_coef * _weighted_kl(batch, weight, reference_kl)
         total = torch.where(batch.train, per_token * batch.weights, 0.0).sum()
         values = {
             "policy_loss": policy,
@@ -96,20 +104,30 @@ class Grpo:
             "clip_fraction": clipped,
             "importance_weight": weight,
             "kl_recorded_k1": batch.recorded - batch.logprobs,
-            "kl_recorded_k3": _k3(batch.recorded, batch.logprobs, grad=False),
+            "kl_recorded_k3": _k3(batch.recorded, batch.logprobs.detach()),
             "kl_reference_k3": reference_kl,
         }
         return Loss(total, {name: _sum(value, batch.train) for name, value in values.items()})
 
 
-def _k3(sampler: Tensor, other: Tensor, grad: bool = True) -> Tensor:
+def _weighted_kl(batch: TokenBatch, weight: Tensor, k3: Tensor) -> Tensor:
+    """The k3 estimate times the importance weight; its gradient is that of the product, weight * (logprobs - reference).
+
+    The ratio is part of the gradient (TRL: `use_bias_correction_kl`), for the tokens are not the trained policy's. Written out,
+    for autograd would add exp(reference - logprobs) to its own negative, which cancels badly where the two differ much.
+    """
+    assert batch.reference is not None
+    value = batch.logprobs.detach()
+    return weight * (k3 + (value - batch.reference) * (batch.logprobs - value))
+
+
+def _k3(sampler: Tensor, other: Tensor) -> Tensor:
     """The k3 estimate of KL(sampler || other) per token: never negative, unbiased for tokens of `sampler`.
 
-    Source: Schulman, "Approximating KL Divergence" (2020).
+    The exponent is clamped to +-20. Source: Schulman, "Approximating KL Divergence" (2020).
     """
-    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-        gap = (other - sampler).clamp(-20.0, 20.0)
-        return gap.exp() - gap - 1.0
+    gap = (other - sampler).clamp(-20.0, 20.0)
+    return gap.exp() - gap - 1.0
 
 
 def _sum(values: Tensor, train: Tensor) -> Tensor:

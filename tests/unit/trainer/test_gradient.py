@@ -42,7 +42,13 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learner_of(
-    model: Path, work: Path, normaliser: str, tokens: int, entropy: float = ENTROPY, kl: float = KL
+    model: Path,
+    work: Path,
+    normaliser: str,
+    tokens: int,
+    entropy: float = ENTROPY,
+    kl: float = KL,
+    form: str = "k3",
 ) -> Learner:
     """A learner in float64 whose reference, if it needs one, is not its policy."""
     learner = Learner.open(
@@ -53,7 +59,7 @@ def learner_of(
             "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
             "algorithm": {
                 "type": "grpo", "normaliser": normaliser, "importance_cap": CAP, "clip_low": LOW,
-                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl,
+                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form,
             },
             "batch": {"tokens": tokens},
         })
@@ -144,7 +150,10 @@ def token_losses(learner: Learner, episode: Episode, node: Node, advantage: floa
         weight = torch.where(ratio < 1 - LOW, 0.0, weight)
     entropy = -(new.exp() * new).sum(-1)
     gap = reference - logprobs
-    loss = -weight * advantage * logprobs - ENTROPY * entropy + KL * (gap.exp() - gap - 1)
+    # The KL term is times the importance ratio, which is differentiated, and scaled down where it is beyond the cap.
+    attached = (logprobs - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
+    kl = (ratio.clamp(max=CAP) / ratio) * attached * (gap.exp() - gap - 1)
+    loss = -weight * advantage * logprobs - ENTROPY * entropy + KL * kl
     return loss[torch.from_numpy(node.flags == 0)]
 
 
@@ -216,6 +225,42 @@ def test_a_group_without_advantage_is_left_out_of_forward_pass_and_normaliser(
     before_the_step = [row.tolist() for ids in seen[:-2] for row in ids]
     assert not [row for row in before_the_step if any(row[: len(ids)] == ids for ids in prompts)]
     assert learner.probe is not None
+
+
+def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
+    learner = learner_of(exact_model, tmp_path, "token", 40, 0.0, KL, "k1")
+    penalised, sums = [], []
+    for group in batch_of():
+        kls = [k1_of(learner, episode) for episode in group.episodes]
+        sums += kls
+        penalised.append(replace(group, episodes=tuple(
+            replace(episode, reward=episode.reward - KL * kl)
+            for episode, kl in zip(group.episodes, kls, strict=True)
+        )))  # fmt: skip
+    gradient, measured = streamed(learner, portions_of(batch_of(), "one by one"))
+    expected, without = streamed(learner_of(exact_model, tmp_path, "token", 40, 0.0, 0.0), [penalised])
+    for ours, theirs in zip(gradient, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert measured["kl_reference_k1"] == pytest.approx(np.mean(sums), rel=1e-9)
+    assert measured["reward_mean"] != without["reward_mean"], (
+        "the metric is of the rewards as they were earned"
+    )
+    assert measured["skipped_tokens"] == 0, "equal rewards are not equal any more"
+
+
+def k1_of(learner: Learner, episode: Episode) -> float:
+    """The sum of recorded - reference over what is trained of an episode."""
+    total = 0.0
+    for node in episode.nodes:
+        if node.sampled and not node.mask_reason:
+            ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
+            rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
+            with torch.no_grad():
+                every = (learner._reference(ids).logits[0, rows] / np.float32(0.7)).log_softmax(-1)
+            logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
+            gaps = torch.from_numpy(node.logprobs.astype(np.float64)) - logprobs
+            total += float(gaps[torch.from_numpy(node.flags == 0)].sum())
+    return total
 
 
 def trained_tokens(group: Group) -> list[int]:

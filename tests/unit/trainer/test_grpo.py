@@ -78,6 +78,15 @@ def test_tokens_that_are_not_trained_change_nothing() -> None:
     assert float(loss.total.detach()) == pytest.approx(1.0 + 0.1 * kl)
 
 
+@pytest.mark.parametrize("gap", [-30.0, -19.0, 0.5, 19.0, 30.0])
+def test_the_kl_term_pulls_in_proportion_to_the_gap_however_great_it_is(gap: float) -> None:
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    batch = token_batch(logprobs, logprobs.detach(), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    loss = Grpo(GrpoSettings(kl_coef=0.1)).loss(replace(batch, reference=logprobs.detach() - gap))
+    (gradient,) = torch.autograd.grad(loss.total, logprobs)
+    assert float(gradient) == pytest.approx(0.1 * gap, rel=1e-5)
+
+
 def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
     torch.manual_seed(0)
     rows, length = 12, 9
