@@ -17,13 +17,13 @@ def importance_ratio(logprobs: Tensor, recorded: Tensor) -> Tensor:
     return (logprobs.detach() - recorded).clamp(-20.0, 20.0).exp()
 
 
-def truncated_importance_weight(ratio: Tensor, cap: float) -> Tensor:
-    """min(ratio, cap): truncated importance sampling; an infinite cap truncates nothing.
+def truncated_importance_weight(ratio: Tensor, cap: float, floor: float = 0.0) -> Tensor:
+    """The ratio between `floor` and `cap`: truncated importance sampling; 0 and infinity are no bounds.
 
     Source: Ionides, "Truncated Importance Sampling" (2008); per token between an inference engine and a trainer: Yao et al.,
     "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025).
     """
-    return ratio.clamp(max=cap)
+    return ratio.clamp(floor, cap)
 
 
 def outside_trust_region(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:

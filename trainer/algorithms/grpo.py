@@ -32,7 +32,11 @@ class GrpoSettings(AlgorithmSettings):
     clip_high: float = Field(0.28, ge=0)
     """A token with a positive advantage gives no gradient once its ratio is above 1 + clip_high; `inf` turns it off."""
     importance_cap: float = Field(2.0, gt=0)
-    """The largest importance weight of a token; `inf` truncates nothing."""
+    """The largest importance weight of a token; `inf` truncates nothing. Where it is above 1 + clip_high, it acts on negative
+    advantages and on the KL term alone: a token with a positive one is clipped before."""
+    importance_floor: float = Field(0.0, ge=0, le=1)
+    """The smallest importance weight of a token; 0 raises none. Where it is below 1 - clip_low, it acts on positive advantages
+    and on the KL term alone: a token with a negative one is clipped before."""
     kl_coef: float = Field(0.0, ge=0, le=10)
     """Weight of the KL divergence to the initial weights; 0 loads no reference."""
     kl: Literal["k3", "k1"] = "k3"
@@ -87,7 +91,7 @@ class Grpo:
         """-w A log p per token, where w is the importance weight, or 0 outside the trust region."""
         settings = self.settings
         ratio = importance_ratio(batch.logprobs, batch.recorded)
-        weight = truncated_importance_weight(ratio, settings.importance_cap)
+        weight = truncated_importance_weight(ratio, settings.importance_cap, settings.importance_floor)
         clipped = outside_trust_region(ratio, batch.advantages, settings.clip_low, settings.clip_high)
         policy = -torch.where(clipped, 0.0, weight) * batch.advantages * batch.logprobs
         per_token = policy

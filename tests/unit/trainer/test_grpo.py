@@ -64,6 +64,18 @@ def test_gradient_is_weight_times_advantage_and_zero_outside_the_clip() -> None:
     assert float(loss.sums["clip_fraction"]) == 2.0
 
 
+def test_importance_weights_have_a_floor_too_where_the_clip_leaves_a_gradient() -> None:
+    ratio = torch.tensor([[0.1, 0.1, 0.9, 3.0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
+    logprobs = torch.full((1, 4), -1.0, dtype=torch.float64, requires_grad=True)
+    train = torch.ones(1, 4, dtype=torch.bool)
+    batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages, train)
+    loss = Grpo(GrpoSettings(importance_floor=0.5)).loss(replace(batch, reference=None))
+    (gradient,) = torch.autograd.grad(loss.total, logprobs)
+    expected = torch.tensor([[-0.5, 0.0, -0.9, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_tokens_that_are_not_trained_change_nothing() -> None:
     logprobs = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
     train = torch.tensor([[True, False]])
