@@ -1,4 +1,4 @@
-"""A model family's way between messages and token ids. Pure computation; no episode, no engine.
+"""Turns messages into token ids, and back, for one model family. Pure computation; no episode, no engine.
 
 A family is one that the `renderers` library knows by name (`FAMILIES`), or `template`: the checkpoint's own jinja template, with
 our bridge (`bridge`) and our tables of marks (`formats`). Loading a tokenizer reads files, so `ChatRenderer.load` is called once,

@@ -92,7 +92,7 @@ class _End(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lineage:
+class _EpisodeTree:
     """An episode's tree, and where the conversations ended that it has answered."""
 
     tree: TokenTree
@@ -140,11 +140,11 @@ class Recorder:
         self._database = database
         self._renderer = renderer
         self._model = model
-        self._lineages: dict[str, _Lineage] = {}
+        self._lineages: dict[str, _EpisodeTree] = {}
 
     def begin(self, episode_id: str) -> None:
         """A new episode has nothing in the store to look for."""
-        self._lineages[episode_id] = _Lineage(TokenTree())
+        self._lineages[episode_id] = _EpisodeTree(TokenTree())
 
     async def prepare(
         self, episode_id: str, messages: list[Message], tools: Sequence[Tool], switches: Switches = NONE
@@ -200,7 +200,7 @@ class Recorder:
 
     async def _commit(
         self,
-        lineage: _Lineage,
+        lineage: _EpisodeTree,
         episode_id: str,
         prompt: Prompt,
         turn: Turn,
@@ -230,11 +230,11 @@ class Recorder:
         """Drops a closed episode's tree from memory."""
         self._lineages.pop(episode_id, None)
 
-    def _forget(self, episode_id: str, lineage: _Lineage) -> None:
+    def _forget(self, episode_id: str, lineage: _EpisodeTree) -> None:
         if self._lineages.get(episode_id) is lineage:
             del self._lineages[episode_id]
 
-    async def _lineage(self, episode_id: str) -> _Lineage:
+    async def _lineage(self, episode_id: str) -> _EpisodeTree:
         """The episode's tree, with what other processes have added to it."""
         while lineage := self._lineages.get(episode_id):
             if not self._shared:
@@ -250,12 +250,12 @@ class Recorder:
         )
         if lineage := self._lineages.get(episode_id):  # another call may have loaded it first
             return lineage
-        lineage = _Lineage(TokenTree())
+        lineage = _EpisodeTree(TokenTree())
         lineage.take(nodes, calls)
         self._lineages[episode_id] = lineage
         return lineage
 
-    async def _refresh(self, episode_id: str, lineage: _Lineage) -> None:
+    async def _refresh(self, episode_id: str, lineage: _EpisodeTree) -> None:
         """Takes what others have committed since, behind our own turns once these are committed."""
         while lineage.pending:
             await self._database.settled()
@@ -327,7 +327,7 @@ class _TreeChanged(Exception):
 
 
 def _insert(
-    lineage: _Lineage, nodes: Sequence[Node], row: dict[str, Any], arrived: float, connection: Connection
+    lineage: _EpisodeTree, nodes: Sequence[Node], row: dict[str, Any], arrived: float, connection: Connection
 ) -> None:
     """Stores a turn whose episode other processes may write to. Runs in the writer's thread, in the order of submission."""
     if lineage.broken:

@@ -26,7 +26,7 @@ class Span:
     version: int
     count: int
     newest: int
-    """Greater than `version`: any version from `version` to `newest` may have sampled these tokens."""
+    """The highest version that may have sampled these tokens; equal to `version` once it is known which one did."""
     stale_kv: bool = False
     """Part of their context was computed by weights before `version`."""
 

@@ -27,8 +27,8 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import Literal
 
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import BufferReady, Command, Consumed, Join, Occupied, Skipped
-from scheduler.policies.staleness_rule import StalenessRule
 from scheduler.policies.staleness_state import BufferRow, GroupRow, LedgerSettings
 
 

@@ -372,7 +372,7 @@ class Engines:
         return best if self.choice.has_room(best, length, weight) else None
 
     def _candidates(self, wish: Wish, *, aside: bool) -> list[OpenEngine]:
-        """Yields the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
+        """Returns the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
         count, found = _LOOKED_AT + len(wish.avoid), []
         late = self.choice.weighs and wish.version < self.newest
         for place, heap in self._heaps.items():

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pkgutil
 
-from scheduler.policies.staleness_rule import StalenessRule as StalenessRule
+from scheduler.policies.staleness_base import StalenessRule as StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
 
 RULES = {
-    "staleflow": "scheduler.policies.staleness:Ledger",
+    "staleflow": "scheduler.policies.staleflow:StaleFlow",
     "synchronous": "scheduler.comparison.synchronous:Synchronous",
     "one_step": "scheduler.comparison.one_step:OneStep",
     "verl": "scheduler.comparison.verl:Verl",

@@ -67,7 +67,7 @@ class LedgerSettings:
 
 @dataclass(frozen=True, slots=True)
 class BufferRow:
-    """A buffer as `Ledger.buffers` shows it.
+    """A buffer as `StaleFlow.buffers` shows it.
 
     PENDING: it has empty entries. STUCK: it has none, but not enough of them are occupied. READY and READY_WITH_CAPACITY: it is
     complete, without or with entries left over.

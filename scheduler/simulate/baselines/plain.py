@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
-from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.staleflow import LedgerSettings
 from scheduler.simulate.policy import Layout
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """StaleFlow: a ledger of buffers, throughput-aware routing, engines that fetch weights when they are under-used, migration.
 
 Source: StaleFlow (arXiv 2601.12784; papers.md section 3, from its authors' documents and code). Admission is its ledger
-(`policies/staleness.py`). Samples wait at the coordinator, the oldest version first; one goes to the engine that gains
+(`policies/staleflow.py`). Samples wait at the coordinator, the oldest version first; one goes to the engine that gains
 most by it in tokens a second (T = n / (k1 kv + max(k2, k3 n) + k4)), and only if that is more than `MU` of what an empty
 engine would gain, or the engine is empty. An engine takes no sample of a group that was started under a newer version
 than it runs. Weights lie in a parameter server in host memory: the trainer pushes and goes on; an engine pulls when it

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.comparison.verl import Verl
 from scheduler.policies.rules import StalenessRule
-from scheduler.policies.staleness import LedgerSettings
+from scheduler.policies.staleflow import LedgerSettings
 from scheduler.simulate.baselines.plain import Plain
 
 if TYPE_CHECKING:

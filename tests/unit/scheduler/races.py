@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import AbortEpisode, Command, Event, GroupDropped, Join, Refuse
 from scheduler.policies.staleness_state import LedgerSettings
 
 
-def play(limits: LedgerSettings, *events: Event) -> Ledger:
-    book = Ledger(limits)
+def play(limits: LedgerSettings, *events: Event) -> StaleFlow:
+    book = StaleFlow(limits)
     for event in events:
         assert not any(isinstance(command, Refuse) for command in book.apply(event)), event
     return book
@@ -24,5 +24,5 @@ def lost(names: str, reason: str) -> list[Command]:
     return [command for x in names for command in (GroupDropped(x, reason), AbortEpisode(x, reason))]
 
 
-def table(book: Ledger) -> list[tuple[int, str, int, int]]:
+def table(book: StaleFlow) -> list[tuple[int, str, int, int]]:
     return [(row.buffer, row.state, row.occupied, row.reserved) for row in book.buffers()]

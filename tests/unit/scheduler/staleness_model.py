@@ -147,6 +147,7 @@ class Model(ABC, Generic[R]):
                 assert not (self.leased and self.complete(first))
                 lost = {g for g, run in self.groups.items() if run.occupied in range(first, until)}
                 assert lost == set(group_ids)
+                self.see_skipped(range(first, until))
                 self.pass_over(until, group_ids)
             case AbortEpisode(episode_id):
                 self.in_vain.remove(episode_id)
@@ -210,6 +211,9 @@ class Model(ABC, Generic[R]):
     @abstractmethod
     def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
         """The batch was trained with these groups."""
+
+    def see_skipped(self, buffers: range) -> None:
+        """These batches were passed over."""
 
     def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
         self.consumed, self.leased = first, False
@@ -361,10 +365,8 @@ class LedgerModel(Model[ReservedRun]):
             assert buffer >= run.version
             assert run.late == (buffer - run.version > self.limits.eta)
 
-    def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
-        if self.skipping:
-            assert not any(run.reserved in range(self.consumed, first) for run in self.groups.values())
-        super().pass_over(first, group_ids)
+    def see_skipped(self, buffers: range) -> None:
+        assert not any(run.reserved in buffers for run in self.groups.values())
 
 
 def staleness_bound(name: str, eta: int) -> int | None:

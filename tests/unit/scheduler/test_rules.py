@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness_base import DROPPED_KEPT
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
@@ -34,7 +35,6 @@ from scheduler.policies.staleness_events import (
     Reward,
     Skipped,
 )
-from scheduler.policies.staleness_rule import DROPPED_KEPT
 from scheduler.policies.staleness_state import BufferRow, LedgerSettings
 from tests.harness.states import state_of
 

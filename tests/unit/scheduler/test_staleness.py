@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_base import DROPPED_KEPT
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
@@ -31,13 +32,12 @@ from scheduler.policies.staleness_events import (
     event_from_json,
     event_to_json,
 )
-from scheduler.policies.staleness_rule import DROPPED_KEPT
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.harness.states import state_of
 
 
-def ledger(eta: int, batch: int, *events: Event, min_members: int = 2) -> Ledger:
-    new = Ledger(LedgerSettings(eta, batch, min_members))
+def ledger(eta: int, batch: int, *events: Event, min_members: int = 2) -> StaleFlow:
+    new = StaleFlow(LedgerSettings(eta, batch, min_members))
     for event in events:
         new.apply(event)
     return new

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     BufferReady,
@@ -39,13 +39,13 @@ from tests.harness.states import state_of
 from tests.unit.scheduler.races import lost, play, solos, table
 
 
-def no_room(late: Literal["cancel", "drop", "mask"]) -> Ledger:
+def no_room(late: Literal["cancel", "drop", "mask"]) -> StaleFlow:
     """Version 1, eta 1: a, b and c of version 0 race for buffer 1, their last. Buffer 2 is empty."""
     limits = LedgerSettings(1, 1, spare_groups=2, late=late)
     return play(limits, *solos("abcdef"), Reward("d"), Consume(0), Publish(1))
 
 
-def late_groups(book: Ledger) -> list[str]:
+def late_groups(book: StaleFlow) -> list[str]:
     return [group.group_id for group in book.groups() if group.late]
 
 

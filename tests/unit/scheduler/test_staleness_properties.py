@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     Admit,
     CloseGroup,
@@ -57,7 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(limits=st.one_of(PLAIN, RACING, RACING, RACING))
     def start(self, limits: LedgerSettings) -> None:
         self.limits = limits
-        self.ledger = Ledger(limits)
+        self.ledger = StaleFlow(limits)
         self.model = LedgerModel(limits)
         self.events: list[Event] = []
         self.names = 0
@@ -317,7 +317,7 @@ class LedgerMachine(RuleBasedStateMachine):
         while left := self.model.underway():
             self.settle(Reward(left[0]))
         assert self.model.fates == Counter(self.model.admitted), "one fate for every episode"
-        replayed = Ledger(self.limits)
+        replayed = StaleFlow(self.limits)
         for value in json.loads(json.dumps([event_to_json(event) for event in self.events])):
             replayed.apply(event_from_json(value))
         assert state_of(replayed) == state_of(self.ledger)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.policies.rewards import ROUNDING
-from scheduler.policies.staleness import Ledger
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
@@ -127,7 +127,7 @@ def test_a_group_in_a_complete_buffer_is_surplus_when_that_is_consumed() -> None
     assert book.apply(Consume(0)) == [Consumed(0, ("c",)), *lost("d", "surplus")]
 
 
-def two_versions(spare_groups: int, *more: Event) -> Ledger:
+def two_versions(spare_groups: int, *more: Event) -> StaleFlow:
     """eta 1, one group a buffer, at version 1: buffer 1 is full of version 0 (from a on), buffer 2 of version 1 (from u on)."""
     width = spare_groups + 1
     old, raced, new = "abcdefg"[:width], "hijklmn"[:width], "uvwxyz"[:width]

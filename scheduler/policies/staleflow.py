@@ -41,6 +41,7 @@ trained beyond the bound: when a buffer is consumed, everything else lies in lat
 
 from __future__ import annotations
 
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Command,
@@ -53,11 +54,10 @@ from scheduler.policies.staleness_events import (
     Skipped,
     StuckAction,
 )
-from scheduler.policies.staleness_rule import StalenessRule
 from scheduler.policies.staleness_state import Buffer, BufferRow, Entries, GroupRow, LedgerSettings
 
 
-class Ledger(StalenessRule[GroupRow]):
+class StaleFlow(StalenessRule[GroupRow]):
     """The reservations of all groups."""
 
     def __init__(self, settings: LedgerSettings) -> None:

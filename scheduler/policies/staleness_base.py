@@ -1,4 +1,5 @@
-"""The seam of staleness rules: which groups may start, which batch they are trained in, and the part that all rules share.
+"""The base of staleness rules, and the part that all share. The default rule decides in `staleflow.py`; the rules that are there
+for comparison are in `scheduler/comparison`.
 
 A rule gets events and answers commands (`staleness_events.py`); it does nothing else. The answers depend on the settings and the
 events so far alone. Batches are numbered from 0; batch b makes version b + 1 out of version b, and is trained once, in order.
