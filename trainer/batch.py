@@ -34,7 +34,7 @@ class Batch:
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
         self.kls: list[float] = []
-        """By episode, what was taken off its reward for its divergence from the reference, before the weight."""
+        """The divergence from the reference of each episode, which `kl = "k1"` takes off its reward; not yet times `kl_coef`."""
         self.equal_groups = 0
         """Groups whose rewards are all equal, and which therefore teach nothing."""
         self.trained = 0

@@ -25,7 +25,7 @@ TopLogprobs = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """What routing should consider for one call, beside its length and the load of the engines."""
+    """Hints for the routing of one call, beside its length and the load of the engines."""
 
     preferred: str = ""
     """The engine to use if it is open; empty: any."""

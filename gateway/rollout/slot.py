@@ -67,7 +67,7 @@ class Slot:
         self.engine: Engine | None = None
         self.process: EngineProcess | None = None
         self.runs: dict[str, Run] = {}
-        """By request id."""
+        """The runs in the engine, by request id."""
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()

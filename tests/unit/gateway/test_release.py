@@ -1,4 +1,4 @@
-"""What a request holds is released however the application beneath ends, its being sent on to another process included."""
+"""A request's places are released however its application ends, also where the request is sent on to another process."""
 
 from __future__ import annotations
 

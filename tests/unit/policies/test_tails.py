@@ -47,7 +47,7 @@ def test_the_quickest_division_by_hand() -> None:
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:
-    """Of 1 to 1000, 900 is at least as great as 90 %, and all run at once."""
+    """The nearest-rank P90 of the lengths 1 to 1000 is 900; all calls run at once."""
     assert divide(some(*range(1, 1001)), 2, UNIT, slots=1000).seconds == 900
 
 

@@ -213,7 +213,7 @@ class Model(ABC, Generic[R]):
         """The batch was trained with these groups."""
 
     def see_skipped(self, buffers: range) -> None:
-        """These batches were passed over."""
+        """Checks batches that are passed over."""
 
     def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
         self.consumed, self.leased = first, False

@@ -264,7 +264,7 @@ def k1_of(learner: Learner, episode: Episode) -> float:
 
 
 def trained_tokens(group: Group) -> list[int]:
-    """Of every episode that has any."""
+    """Counts the trained tokens of every episode that has any."""
     turns = [
         [node for node in episode.nodes if node.sampled and not node.mask_reason]
         for episode in group.episodes
