@@ -34,7 +34,7 @@ def run_command(config: Config) -> None:
     newer checkpoints were removed, the checkpoint's weights become a new version, and the versions between are orphaned.
     """
     with _plain_errors():
-        from trainer.run import run
+        from trainer.loop.run import run
         from trainer.settings import Settings
 
         _main(run(Settings.load(config)))
@@ -50,7 +50,7 @@ def eval_command(
 ) -> None:
     """Run `[rollout] agent` once per task, outside of training; the last line of output is one JSON object."""
     with _plain_errors():
-        from trainer.evaluate import evaluate
+        from trainer.commands.evaluate import evaluate
         from trainer.settings import Settings
 
         _main(evaluate(Settings.load(config), tasks, json_out))
@@ -67,7 +67,7 @@ def warmstart_command(
     with _plain_errors():
         from rich.progress import Progress
 
-        from trainer.warmstart import Recipe, cache_root, warm_start
+        from trainer.commands.warmstart import Recipe, cache_root, warm_start
 
         loaded = Recipe.load(recipe)
         with Progress(transient=True) as progress:

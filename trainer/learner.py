@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 
 from gateway.types import Episode, Group, Probe
-from trainer import checkpoint, model, probe
 from trainer.algorithms import Algorithm, TokenBatch, create
-from trainer.batch import Batch
-from trainer.packing import MicroBatch, Packer, rows_of
-from trainer.settings import OptimizerSettings, Settings
+from trainer.data.batch import Batch
+from trainer.data.packing import MicroBatch, Packer, rows_of
+from trainer.model import head, probe
+from trainer.model import pretrained as model
+from trainer.sections.optimizer import OptimizerSettings
+from trainer.settings import Settings
+from trainer.state import checkpoint
 
 
 class Learner:
@@ -112,11 +115,11 @@ class Learner:
 
     def _accumulate(self, batch: Batch, micros: Iterable[MicroBatch]) -> None:
         for micro in micros:
-            micro = micro.to(self.device, model.loss_dtype(self.model))
+            micro = micro.to(self.device, head.loss_dtype(self.model))
             batch.count(micro, *self._backward(micro))
 
     def _backward(self, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs, entropy = model.token_logprobs(
+        logprobs, entropy = head.token_logprobs(
             self.model, micro.ids, micro.temperature, entropy_grad=self.algorithm.needs_entropy
         )
         loss = self.algorithm.loss(
@@ -137,7 +140,7 @@ class Learner:
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if not self.algorithm.needs_reference:
             return None
-        return model.token_logprobs(self._reference, micro.ids, micro.temperature, with_entropy=False)[0]
+        return head.token_logprobs(self._reference, micro.ids, micro.temperature, with_entropy=False)[0]
 
     @torch.no_grad()
     def _reference_kl(self, episode: Episode) -> float:
@@ -145,8 +148,8 @@ class Learner:
         packer, total = Packer(self.settings.batch.tokens), 0.0
         rows = rows_of([(episode, 0.0)]).rows
         for micro in itertools.chain(packer.add(rows), packer.flush()):
-            micro = micro.to(self.device, model.loss_dtype(self.model))
-            reference = model.token_logprobs(
+            micro = micro.to(self.device, head.loss_dtype(self.model))
+            reference = head.token_logprobs(
                 self._reference, micro.ids, micro.temperature, with_entropy=False
             )[0]
             total += float((micro.recorded - reference)[micro.train].double().sum())

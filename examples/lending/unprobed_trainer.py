@@ -11,8 +11,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-import trainer.run
-from trainer.batch import Batch
+import trainer.loop.run
+from trainer.data.batch import Batch
 from trainer.learner import Learner
 from trainer.settings import Settings
 
@@ -28,8 +28,8 @@ class Unprobed(Learner):
 
 def main() -> None:
     """Trains."""
-    trainer.run.Learner = Unprobed  # type: ignore[misc]
-    asyncio.run(trainer.run.run(Settings.load(Path(sys.argv[1]))))
+    trainer.loop.run.Learner = Unprobed  # type: ignore[misc]
+    asyncio.run(trainer.loop.run.run(Settings.load(Path(sys.argv[1]))))
 
 
 if __name__ == "__main__":

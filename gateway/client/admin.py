@@ -202,7 +202,7 @@ class GatewayClient:
     async def publish(
         self, version: int, path: str, wait_s: float = 0.0, model: str | None = None
     ) -> dict[str, Any]:
-        """Hands over version `version` in directory `path` (see `trainer.weights`).
+        """Hands over version `version` in directory `path` (see docs/weights.md).
 
         The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
         engines run the version (or after so many seconds); its `state` is `updating`, `live` or `failed`.

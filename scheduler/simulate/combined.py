@@ -4,8 +4,8 @@ Nothing is decided here. What happens in the world is told to a `ControlProgram`
 (`gateway/control/{host,placement,nodes}.py`), and what the program wants is done with the world's verbs: StaleFlow's ledger
 bounds staleness; calls go where they add most tokens a second, wait here and not in engines, and move (`placement`, `migration`);
 engines pull weights one by one (`sync`); nodes that train are lent to rollout while the trainer waits (`lending`); the trainer
-takes groups as they come once it has its nodes, as `trainer/run.py` does. What the gateway cannot know is not told: lengths are
-expected by `foresight.py`, an engine's coefficients are those that a fit would find, and engines are looked at once a second.
+takes groups as they come once it has its nodes, as `trainer/loop/run.py` does. What the gateway cannot know is not told: lengths
+are expected by `foresight.py`, an engine's coefficients are those that a fit would find, and engines are looked at once a second.
 
 Owns what the program was told of and has not been told the end of: calls, steps that take time, and whether the trainer claims
 its nodes. Knobs: `Knobs`."""

@@ -16,7 +16,7 @@ LOADED = [
     "renderers",
     "renderers.base",
     "transformers.models.auto.tokenization_auto",
-    "trainer.run",
+    "trainer.loop.run",
     "torch.utils.tensorboard",
     "transformers.models.qwen3.modeling_qwen3",
 ]

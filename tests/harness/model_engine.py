@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gateway.engines.fake import FakeEngine, Faults
 from gateway.engines.fake.engine import Fingerprint
-from trainer import model
+from trainer.model import pretrained as model
 
 
 class ModelEngine(FakeEngine):

@@ -33,20 +33,20 @@ class Point:
 
 
 POINTS = {
-    "lease held": Point("trainer.feed:Feed", "lease", "after"),
+    "lease held": Point("trainer.loop.feed:Feed", "lease", "after"),
     "some groups accumulated": Point("trainer.learner:Learner", "take", "after"),
     "gradient whole": Point("trainer.learner:Learner", "step", "before"),
     "stepped": Point("trainer.learner:Learner", "step", "after"),
-    "checkpoint aside": Point("trainer.weights.filesystem:Aside", "__exit__", "before", "checkpoints"),
-    "checkpoint written": Point("trainer.weights.filesystem:Aside", "__exit__", "after", "checkpoints"),
-    "checkpoint half removed": Point("trainer.weights.filesystem:shutil", "rmtree", "before", "checkpoints"),
-    "weights aside": Point("trainer.weights.filesystem:Aside", "__exit__", "before", "weights"),
-    "weights written": Point("trainer.weights.filesystem:Aside", "__exit__", "after", "weights"),
-    "weights half removed": Point("trainer.weights.filesystem:shutil", "rmtree", "before", "weights"),
+    "checkpoint aside": Point("trainer.state.directory:Aside", "__exit__", "before", "checkpoints"),
+    "checkpoint written": Point("trainer.state.directory:Aside", "__exit__", "after", "checkpoints"),
+    "checkpoint half removed": Point("trainer.state.directory:shutil", "rmtree", "before", "checkpoints"),
+    "weights aside": Point("trainer.state.directory:Aside", "__exit__", "before", "weights"),
+    "weights written": Point("trainer.state.directory:Aside", "__exit__", "after", "weights"),
+    "weights half removed": Point("trainer.state.directory:shutil", "rmtree", "before", "weights"),
     "publishing": Point("gateway.client:GatewayClient", "publish", "underway"),
-    "published": Point("trainer.feed:Feed", "publish", "after"),
+    "published": Point("trainer.loop.feed:Feed", "publish", "after"),
     "acknowledging": Point("gateway.client:GatewayClient", "ack", "underway"),
-    "acknowledged": Point("trainer.feed:Feed", "ack", "after"),
+    "acknowledged": Point("trainer.loop.feed:Feed", "ack", "after"),
 }
 REPLAY = {
     "replaying": Point("trainer.learner:Learner", "train", "before"),

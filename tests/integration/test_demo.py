@@ -17,7 +17,7 @@ from gateway.engines.fake import create_fake_app
 from processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine
-from trainer.warmstart import Recipe, warm_start
+from trainer.commands.warmstart import Recipe, warm_start
 
 RISE = 0.15
 """Measured on vLLM: 0.28 to 0.34."""

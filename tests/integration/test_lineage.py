@@ -16,7 +16,7 @@ from gateway.store.ledger import insert_version
 from gateway.types import Episode, TokenFlag, groups_from_arrow
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.weights import fake_weights, publish
-from trainer.packing import rows_of
+from trainer.data.packing import rows_of
 
 PARENTS = {1: 0, 2: 1, 3: 1}
 """Version 3 was made of version 1, so 2 is orphaned."""

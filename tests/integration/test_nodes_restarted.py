@@ -17,8 +17,8 @@ from processes.ports import free_port
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until
-from trainer.feed import Feed
-from trainer.nodes import Nodes
+from trainer.loop.feed import Feed
+from trainer.loop.nodes import Nodes
 
 NODE = {"tags": ["rollout", "train"]}
 

@@ -14,8 +14,8 @@ from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
 from gateway.client.agents import Task
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
-from trainer.conversations import Rows, spoken
-from trainer.warmstart import Recipe, warm_start
+from trainer.commands.warmstart import Recipe, warm_start
+from trainer.data.conversations import Rows, spoken
 
 AGENT = "examples.tools_demo.agent:solve"
 

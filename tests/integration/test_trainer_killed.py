@@ -23,8 +23,8 @@ from tests.harness.trainer_process import POINTS, REPLAY, Point, start
 from tests.harness.waiting import until
 from tests.unit.trainer.rollouts import episodes
 from trainer.learner import Learner
+from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
-from trainer.weights.filesystem import WeightsDirectory
 
 STEPS = len(POINTS) + 5
 BATCH = 3

@@ -21,7 +21,7 @@ from gateway.types import Episode, Node
 from tests.harness.gateways import RunningGateway
 from tests.harness.retries import RETRY
 from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine, scripted_gateway
-from trainer.packing import rows_of
+from trainer.data.packing import rows_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -34,7 +34,10 @@ ALLOWED: dict[tuple[str, str], str] = {
         "import_module",
     ): "the function that the administrator's file names as a grader",
     ("gateway/client/agents.py", "import_module"): "the agent that the command line names",
-    ("trainer/warmstart.py", "import_module"): "the examples that the configuration of the trainer names",
+    (
+        "trainer/commands/warmstart.py",
+        "import_module",
+    ): "the examples that the configuration of the trainer names",
     ("scheduler/reactor/forms.py", "exec"): "source that is made of declared types, never of values",
 }
 """Modules that may load code, and whose permission they need."""

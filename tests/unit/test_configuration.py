@@ -12,9 +12,9 @@ from scheduler.cluster.errors import BadFile
 from scheduler.cluster.file import ClusterFile
 from scheduler.simulate.errors import ScenarioError
 from scheduler.simulate.scenario import Scenario
+from trainer.commands.warmstart import Recipe
 from trainer.errors import ConfigError as TrainerConfigError
 from trainer.settings import Settings as TrainerSettings
-from trainer.warmstart import Recipe
 
 MODEL = {"path": "models/demo"}
 

@@ -1,7 +1,7 @@
 """GRPO: the other episodes of a group are the baseline.
 
 Sources: Shao et al., "DeepSeekMath" (2024) for the group baseline; Liu et al., "Understanding R1-Zero-Like Training" (2025) for
-leaving the division by the standard deviation out; `trainer.correction` for the off-policy correction and the clip.
+leaving the division by the standard deviation out; `trainer.corrections.ratio` for the off-policy correction and the clip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scheduler.policies.rewards import all_equal
 from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
-from trainer.correction import (
+from trainer.corrections.ratio import (
     importance_ratio,
     outside_trust_region,
     truncated_importance_weight,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.gateways import RunningGateway
-from trainer.batch import Batch
+from trainer.data.batch import Batch
 from trainer.learner import Learner
-from trainer.metrics import Metrics
-from trainer.run import Clock, Trainer
+from trainer.loop.clock import Clock
+from trainer.loop.run import Trainer
+from trainer.report.metrics import Metrics
 from trainer.settings import Settings
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
-from trainer.metrics import Metrics
-from trainer.run import lonely, run
+from trainer.loop.run import lonely, run
+from trainer.report.metrics import Metrics
 from trainer.settings import Settings
 
 

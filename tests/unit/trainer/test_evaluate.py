@@ -13,11 +13,11 @@ import pytest
 
 from gateway.client import EpisodeOutcome, GatewayClient
 from tests.harness.gateways import RunningGateway
-from trainer import model
+from trainer.commands.evaluate import evaluate, summary, warnings
 from trainer.errors import ConfigError
-from trainer.evaluate import evaluate, summary, warnings
+from trainer.model import pretrained as model
+from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
-from trainer.weights.filesystem import WeightsDirectory
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:

@@ -16,11 +16,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group, TokenFlag
 from tests.unit.trainer.trees import group, prompt, sampled
-from trainer import checkpoint, model
 from trainer.errors import CheckpointError, VersionReused
 from trainer.learner import Learner
+from trainer.model import head
+from trainer.model import pretrained as model
+from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
-from trainer.weights.filesystem import Aside, WeightsDirectory
+from trainer.state import checkpoint
+from trainer.state.directory import Aside
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +66,7 @@ def test_logprobs_are_computed_at_the_stored_temperature(tiny_model: Path) -> No
     ids = torch.tensor([[5, 6, 7, 8]])
     temperature = torch.tensor([[1.0, 1.0, 0.5, 2.0]])
     with torch.no_grad():
-        values, entropy = model.token_logprobs(loaded, ids, temperature)
+        values, entropy = head.token_logprobs(loaded, ids, temperature)
         logits = loaded(ids).logits[0]
     for j in range(1, 4):
         scaled = (logits[j - 1] / temperature[0, j]).log_softmax(-1)
@@ -76,7 +79,7 @@ def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: 
     learner = Learner.open(settings)
     ids, temperature = [9, 3, 4, 5, 6], 0.7
     with torch.no_grad():
-        values, _ = model.token_logprobs(learner.model, torch.tensor([ids]), torch.full((1, 5), temperature))
+        values, _ = head.token_logprobs(learner.model, torch.tensor([ids]), torch.full((1, 5), temperature))
     turn = replace(sampled(1, 0, 1, ids[1:], temperature=temperature), logprobs=values[0, 1:].numpy())
     old = sampled(1, 0, 1, ids[1:], version=0, logprob=-30.0)
     new = Group("g", "t", 0, (
@@ -186,7 +189,7 @@ def test_training_moves_the_policy_towards_the_reward(settings: Settings) -> Non
     def logprob() -> float:
         ids = torch.tensor(np.concatenate([node.ids for node in rewarded.nodes])[None].astype(np.int64))
         with torch.no_grad():
-            values, _ = model.token_logprobs(learner.model, ids, torch.ones(ids.shape))
+            values, _ = head.token_logprobs(learner.model, ids, torch.ones(ids.shape))
         return float(values[0, len(rewarded.nodes[0].ids) :].sum())
 
     before = logprob()
@@ -261,7 +264,7 @@ def assert_probe_tells(probe: dict[str, Any], new: Any, parent: Any) -> None:
         ids = torch.tensor([sequence])
         for loaded, key in ((new, "new_logprobs"), (parent, "parent_logprobs")):
             with torch.no_grad():
-                values, _ = model.token_logprobs(loaded, ids, torch.ones(ids.shape))
+                values, _ = head.token_logprobs(loaded, ids, torch.ones(ids.shape))
             torch.testing.assert_close(values[0, 1:], torch.tensor(probe[key][i]), atol=1e-4, rtol=1e-4)
         assert probe["new_logprobs"][i] != probe["parent_logprobs"][i]
 
@@ -319,7 +322,7 @@ class Forbidding(torch.nn.Module):
 def test_a_forbidden_token_leaves_loss_and_entropy_finite(tiny_model: Path, entropy_grad: bool) -> None:
     loaded = model.load(tiny_model)
     ids = torch.tensor([[5, 6, 7, 8]])
-    logprobs, entropy = model.token_logprobs(
+    logprobs, entropy = head.token_logprobs(
         Forbidding(loaded), ids, torch.ones(ids.shape), entropy_grad=entropy_grad
     )
     assert entropy.requires_grad == entropy_grad, "without a bonus, nothing is kept for its gradient"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.types import Episode, Node, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.packing import MicroBatch, Packer, Row, rows_of
+from trainer.data.packing import MicroBatch, Packer, Row, rows_of
 
 
 @st.composite

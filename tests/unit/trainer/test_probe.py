@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.types import Probe
-from trainer.probe import choose
+from trainer.model.probe import choose
 
 
 def test_a_probe_is_of_the_sequences_whose_tokens_differ_most_on_average() -> None:

@@ -16,9 +16,10 @@ from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, train_one, trainer_of
 from trainer.errors import PublishFailed, VersionRejected
-from trainer.run import Clock, Trainer
+from trainer.loop.clock import Clock
+from trainer.loop.run import Trainer
+from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
-from trainer.weights.filesystem import WeightsDirectory
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 

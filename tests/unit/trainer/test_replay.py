@@ -17,11 +17,12 @@ from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, trainer_of
-from trainer import model
 from trainer.errors import LeaseLost
-from trainer.feed import Feed
 from trainer.learner import Learner
-from trainer.run import Clock, Trainer
+from trainer.loop.clock import Clock
+from trainer.loop.feed import Feed
+from trainer.loop.run import Trainer
+from trainer.model import pretrained as model
 from trainer.settings import Settings
 
 EVERY = 4

@@ -20,12 +20,13 @@ from tests.harness.gateways import RunningGateway, gateway_of
 from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
-from trainer.batch import Batch
-from trainer.cluster import Watched, rollout_process, watch
+from trainer.data.batch import Batch
 from trainer.errors import FeedBroken, GatewayAhead, StepTimeout
-from trainer.metrics import Metrics, sparkline
-from trainer.nodes import Nodes
-from trainer.run import Clock, Trainer
+from trainer.loop.children import Watched, rollout_process, watch
+from trainer.loop.clock import Clock
+from trainer.loop.nodes import Nodes
+from trainer.loop.run import Trainer
+from trainer.report.metrics import Metrics, sparkline
 from trainer.settings import Settings
 
 
@@ -74,7 +75,7 @@ async def test_a_trainer_begins_with_what_is_there_once_nobody_else_needs_its_no
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lent: bool
 ) -> None:
     """The batch is of two groups, and only one is there; where the node is lent, it is called back when no further one comes."""
-    monkeypatch.setattr("trainer.feed.LOOK_S", 0.02)
+    monkeypatch.setattr("trainer.loop.feed.LOOK_S", 0.02)
     await gateway.admin.add_node("t0", ["train", "rollout"])
     async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (
         trainer,
@@ -309,7 +310,7 @@ async def test_a_gateway_that_is_ahead_is_an_error(
 async def test_a_batch_that_never_comes_names_the_step(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.feed.POLL_S", 0.05)
+    monkeypatch.setattr("trainer.loop.feed.POLL_S", 0.05)
     settings = settings_of(gateway, tiny_model, tmp_path, batch_wait_s=0.2)
     async with trainer_of(gateway, settings) as trainer:
         with pytest.raises(StepTimeout, match=r"'stream'.*0 of 2 groups"):
@@ -338,8 +339,8 @@ async def test_the_agents_episodes_are_of_the_model_that_is_trained(
         started.append(argv)
         return SimpleNamespace(stop=None, wait=None)
 
-    monkeypatch.setattr("trainer.cluster.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.cluster._needed", lambda process: None)
+    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
+    monkeypatch.setattr("trainer.loop.children._needed", lambda process: None)
     settings = Settings.parse({
         "run": {"dir": tmp_path, "steps": 1},
         "gateway": {"url": "http://x", "model": name},

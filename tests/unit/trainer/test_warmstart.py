@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.demo import tasks
-from trainer.conversations import Rows
+from trainer.commands.warmstart import Recipe, warm_start
+from trainer.data.conversations import Rows
 from trainer.errors import ConfigError
-from trainer.warmstart import Recipe, warm_start
 
 RECIPE = Recipe(
     data="examples.demo.tasks:careless_teacher", steps=3, rows=4, layers=1, hidden=32, intermediate=32

@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from trainer import model
-from trainer.weights.filesystem import WeightsDirectory
+from trainer.model import pretrained as model
+from trainer.publish.filesystem import WeightsDirectory
 
 WANTED = [
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -21,7 +21,8 @@ from processes import ports
 from processes.child import LocalProcess
 from processes.errors import ChildDied
 from trainer.errors import ConfigError, GatewayUnreachable
-from trainer.settings import GatewaySettings, Settings
+from trainer.sections.run import GatewaySettings
+from trainer.settings import Settings
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gateway.types import Probe
-from trainer.model import token_logprobs
+from trainer.model.head import token_logprobs
 
 SEQUENCES = 4
 TOKENS = 64

@@ -1,8 +1,8 @@
 """The reports of a run: `metrics.jsonl`, TensorBoard, and a live table or plain lines on the terminal.
 
 Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
-buffer; its keys are the names in `trainer.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the
-trained tokens of staleness S, `masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups that have no
+buffer; its keys are the names in `trainer.data.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts
+the trained tokens of staleness S, `masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups without
 gradient, because their rewards are equal (`equal_reward_groups` is the groups' share). A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 

@@ -12,9 +12,9 @@ from pydantic import SecretStr
 
 from processes.ports import free_port
 from tests.harness.gateways import serve
-from trainer.cluster import gateway_process, url_of
 from trainer.errors import ConfigError, GatewayUnreachable
-from trainer.settings import GatewaySettings
+from trainer.loop.children import gateway_process, url_of
+from trainer.sections.run import GatewaySettings
 
 
 def written(directory: Path, text: str) -> Path:
@@ -59,8 +59,8 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
 
         return SimpleNamespace(stop=None, ready=ready)
 
-    monkeypatch.setattr("trainer.cluster.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.cluster._needed", lambda process: None)
+    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
+    monkeypatch.setattr("trainer.loop.children._needed", lambda process: None)
     port = free_port()
     config = written(tmp_path, f"[server]\nport = {port}")
     settings = GatewaySettings(config=config, admin_key=SecretStr("k"), start_s=7.0)

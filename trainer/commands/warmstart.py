@@ -33,9 +33,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from scheduler.configuration import complaints
-from trainer import conversations
-from trainer.chat_template import CHATML_TEMPLATE
-from trainer.conversations import Example, Rows
+from trainer.data import conversations
+from trainer.data.chat_template import CHATML_TEMPLATE
+from trainer.data.conversations import Example, Rows
 from trainer.errors import ConfigError
 
 SPECIAL_TOKENS = (

@@ -31,10 +31,8 @@ from typing import Any, TypeVar
 
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group, Lease, LeasedGroups
-from trainer import checkpoint, feed, replay
 from trainer.algorithms import create, learns_from_one
-from trainer.batch import Batch
-from trainer.cluster import Watched, gateway_process, rollout_log, rollout_process, watch
+from trainer.data.batch import Batch
 from trainer.errors import (
     FeedBroken,
     GatewayAhead,
@@ -44,13 +42,18 @@ from trainer.errors import (
     TrainerError,
     VersionRejected,
 )
-from trainer.feed import Feed
 from trainer.learner import Learner
-from trainer.masking import masked_warning
-from trainer.metrics import Metrics, Span
-from trainer.nodes import Nodes
+from trainer.loop import feed, replay
+from trainer.loop.children import Watched, gateway_process, rollout_log, rollout_process, watch
+from trainer.loop.clock import Clock
+from trainer.loop.feed import Feed
+from trainer.loop.nodes import Nodes
+from trainer.publish.filesystem import WeightsDirectory
+from trainer.report.masking import masked_warning
+from trainer.report.metrics import Metrics
 from trainer.settings import Settings
-from trainer.weights.filesystem import WeightsDirectory, sweep
+from trainer.state import checkpoint
+from trainer.state.directory import sweep
 
 T = TypeVar("T")
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
@@ -82,34 +85,6 @@ def lonely(settings: Settings) -> str:
         f"warning: [rollout] group_size = 1, and {settings.algorithm.type} compares the episodes of a group: every advantage is"
         " 0, and nothing will be learned"
     )
-
-
-class Clock:
-    """Seconds by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.seconds: dict[str, float] = {}
-        self.spans: list[Span] = []
-        """When each block was, under the last of its names, in order."""
-        self._offset = time.time() - self.started
-
-    @contextmanager
-    def on(self, *names: str) -> Iterator[None]:
-        """Counts a block's seconds under every name."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            ended = time.monotonic()
-            for name in names:
-                self.seconds[name] = self.seconds.get(name, 0.0) + ended - started
-            self.spans.append((names[-1], started + self._offset, ended + self._offset))
-
-    @property
-    def total(self) -> float:
-        """Since the clock was made."""
-        return time.monotonic() - self.started
 
 
 class Trainer:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 
 from gateway.client import GatewayRefused
-from trainer import checkpoint, model
 from trainer.errors import FeedBroken, LeaseLost
-from trainer.feed import Feed
 from trainer.learner import Learner
-from trainer.weights.filesystem import WeightsDirectory
+from trainer.loop.feed import Feed
+from trainer.model import pretrained as model
+from trainer.publish.filesystem import WeightsDirectory
+from trainer.state import checkpoint
 
 
 class Impossible(Exception):

@@ -20,7 +20,7 @@ from safetensors.torch import load_model, save_model
 
 from gateway.types import Probe
 from trainer.errors import CheckpointError
-from trainer.weights.filesystem import Aside, remove, sweep
+from trainer.state.directory import Aside, remove, sweep
 
 FORMAT = 1
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}

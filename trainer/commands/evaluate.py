@@ -20,8 +20,8 @@ from rich.table import Table
 
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, load_agent
 from gateway.client.agents import read_tasks
-from trainer.cluster import gateway_process, watch
 from trainer.errors import ConfigError
+from trainer.loop.children import gateway_process, watch
 from trainer.settings import Settings
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from gateway.types import Episode, Group
-from trainer import packing, probe
 from trainer.algorithms import Algorithm
+from trainer.data import packing
+from trainer.data.packing import MicroBatch, Packer, Row
 from trainer.errors import FeedBroken
-from trainer.packing import MicroBatch, Packer, Row
+from trainer.model import probe
 
 
 class Batch:

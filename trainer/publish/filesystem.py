@@ -2,89 +2,23 @@
 
 Owns `DIR/v000007`, and beside it `v000007.rejected`, which says why the gateway does not take the version. Invariants: a
 directory of that name is whole and never written again; a version is never written twice.
-`Aside` is the one way in which this package writes a directory, and `remove` how it removes one, checkpoints included.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gateway.types import Probe
-from trainer import model as models
-from trainer.errors import VersionReused
+from trainer.model import pretrained as models
+from trainer.state.directory import Aside, remove, sweep
 
 FORMAT = 1
 _NAME = re.compile(r"v(\d{6,})")
-_ASIDE = re.compile(r"\..+\.tmp-(\d+)")
-_GONE = ".gone"
-
-
-class Aside:
-    """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
-
-    Raises VersionReused if there is one of the name. What an earlier process left half-written under the name is removed.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self._aside = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        if self.target.exists():
-            raise VersionReused(f"{self.target} exists; a version is written once")
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
-            shutil.rmtree(leftover)
-        self._aside.mkdir()
-        return self._aside
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            shutil.rmtree(self._aside, ignore_errors=True)
-            return
-        for path in (*sorted(p for p in self._aside.rglob("*")), self._aside):
-            _fsync(path)
-        self._aside.rename(self.target)
-        _fsync(self.target.parent)
-
-
-def remove(directory: Path) -> None:
-    """Removes a directory so that none of its name is ever seen in part."""
-    gone = directory.with_name(f".{directory.name}{_GONE}")
-    directory.rename(gone)
-    shutil.rmtree(gone)
-
-
-def sweep(directory: Path) -> None:
-    """Removes what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
-
-    What another process that lives writes stays.
-    """
-    for leftover in directory.glob(".*"):
-        aside = _ASIDE.fullmatch(leftover.name)
-        if leftover.name.endswith(_GONE) or (aside and not _is_another(int(aside[1]))):
-            shutil.rmtree(leftover)
-
-
-def _is_another(process: int) -> bool:
-    """True if a process lives, and is not this one: in a container, a restarted process gets its old number again."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return process != os.getpid()
 
 
 class WeightsDirectory:
@@ -161,11 +95,3 @@ class WeightsDirectory:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

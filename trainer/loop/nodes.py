@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from trainer.feed import Feed
+from trainer.loop.feed import Feed
 
 
 class Nodes:

@@ -1,0 +1,1 @@
+"""Importance corrections, one file each."""

@@ -1,0 +1,1 @@
+"""From recorded episodes to micro-batches of tokens."""

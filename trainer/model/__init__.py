@@ -1,0 +1,1 @@
+"""The model: loading, saving, and what it says of tokens."""

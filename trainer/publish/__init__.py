@@ -1,0 +1,1 @@
+"""How a version's weights reach the gateway."""

@@ -1,0 +1,1 @@
+"""Metrics, warnings and what the terminal shows."""

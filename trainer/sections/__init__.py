@@ -1,0 +1,1 @@
+"""The tables of the trainer's configuration, one file for each part of the trainer that reads them."""

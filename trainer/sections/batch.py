@@ -1,0 +1,14 @@
+"""`[batch]`: how a batch is cut for the device."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainer.sections.base import Section
+
+
+class BatchSettings(Section):
+    """`[batch]`: how a batch is cut for the device."""
+
+    tokens: int = Field(8192, ge=16, le=2**24)
+    """Tokens of a micro-batch, padding included. Training on a batch begins once its first groups fill one."""

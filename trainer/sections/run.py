@@ -1,0 +1,72 @@
+"""`[run]`, `[gateway]` and `[rollout]`: the loop, the gateway that feeds it, and the agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from trainer.sections.base import Seconds, Section
+
+
+class RunSettings(Section):
+    """`[run]`: where the run lives and how long it goes on."""
+
+    dir: Path
+    """Checkpoints, weights, metrics and the logs of child processes."""
+    steps: int = Field(ge=1, le=10_000_000)
+    """Optimizer steps after which the run is over, counted from the initial checkpoint, resumed or not."""
+    seed: int = Field(1, ge=0, lt=2**63)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = Field(None, ge=1, le=1024)
+    """PyTorch's threads for one operation; its own choice if absent."""
+    deterministic: bool = False
+    """Refuse PyTorch operations whose result may differ from run to run."""
+    batch_wait_s: Seconds = 3600.0
+    """How long a leased buffer may take until no more groups of it are to come."""
+
+
+class GatewaySettings(Section):
+    """`[gateway]`: the gateway to train with: one that runs (`url`), or one to start (`config`)."""
+
+    url: str | None = Field(None, pattern=r"^https?://")
+    admin_key: SecretStr | None = None
+    model: str | None = None
+    """Which of the gateway's trained models this run trains; its first, if none is named."""
+    config: Path | None = None
+    """A gateway's TOML file; the trainer starts it as a child process and stops it at the end."""
+    start_s: Seconds = 120.0
+    """How long it may take to be ready, its engine included."""
+    answer_s: Seconds = 300.0
+    """How long the gateway may be away in the middle of a run."""
+    nodes: tuple[str, ...] = ()
+    """The nodes, by the gateway's names for them, on which this trainer computes: claimed before it does, released while it
+    waits. Groups are then only gathered until the batch is whole, or the gateway has called the nodes back. It needs the
+    gateway's root key. Without any, nothing is claimed."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.url is None) == (self.config is None):
+            raise ValueError("exactly one of `url` and `config` is needed")
+        return self
+
+    @property
+    def key(self) -> str | None:
+        """The admin key in the clear."""
+        return self.admin_key.get_secret_value() if self.admin_key else None
+
+
+class RolloutSettings(Section):
+    """`[rollout]`: an agent to run while training; without the table, somebody else runs the episodes."""
+
+    agent: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`module:function`, see `gateway.client`."""
+    tasks: Path
+    """JSON lines."""
+    group_size: int = Field(8, ge=1, le=1024)
+    spare: int = Field(0, ge=0, le=1024)
+    """Further episodes of every group, which race: for the gateway's `[staleness] spare_members`."""
+    concurrency: int = Field(64, ge=1, le=65_536)
+    max_failures: float = Field(0.5, ge=0, le=1)
+    """The run stops when a greater share of the last episodes failed; 1: it goes on whatever happens."""

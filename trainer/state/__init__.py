@@ -1,0 +1,1 @@
+"""Checkpoints and directories that appear whole or not at all."""

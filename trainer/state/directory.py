@@ -1,0 +1,85 @@
+"""Directories that appear whole or not at all, and are removed so that none is ever seen in part.
+
+`Aside` is the one way in which the trainer writes a checkpoint or a version, and `remove` how it removes one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+from trainer.errors import VersionReused
+
+_ASIDE = re.compile(r"\..+\.tmp-(\d+)")
+_GONE = ".gone"
+
+
+class Aside:
+    """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
+
+    Raises VersionReused if there is one of the name. What an earlier process left half-written under the name is removed.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._aside = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+
+    def __enter__(self) -> Path:
+        if self.target.exists():
+            raise VersionReused(f"{self.target} exists; a version is written once")
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
+            shutil.rmtree(leftover)
+        self._aside.mkdir()
+        return self._aside
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            return
+        for path in (*sorted(p for p in self._aside.rglob("*")), self._aside):
+            _fsync(path)
+        self._aside.rename(self.target)
+        _fsync(self.target.parent)
+
+
+def remove(directory: Path) -> None:
+    """Removes a directory so that none of its name is ever seen in part."""
+    gone = directory.with_name(f".{directory.name}{_GONE}")
+    directory.rename(gone)
+    shutil.rmtree(gone)
+
+
+def sweep(directory: Path) -> None:
+    """Removes what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
+
+    What another process that lives writes stays.
+    """
+    for leftover in directory.glob(".*"):
+        aside = _ASIDE.fullmatch(leftover.name)
+        if leftover.name.endswith(_GONE) or (aside and not _is_another(int(aside[1]))):
+            shutil.rmtree(leftover)
+
+
+def _is_another(process: int) -> bool:
+    """True if a process lives, and is not this one: in a container, a restarted process gets its old number again."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

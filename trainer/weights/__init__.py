@@ -1,1 +1,0 @@
-"""How published weights travel: directories on a shared file system (`filesystem`)."""
