@@ -1,0 +1,126 @@
+"""Learning rates by hand, AdamW against its formulas, and what Muon's updates are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trainer.model import optim
+from trainer.sections.optimizer import OptimizerSettings
+
+LR, BETAS, EPS, DECAY = 0.01, (0.8, 0.9), 1e-3, 0.2
+
+
+def settings_of(**values: Any) -> OptimizerSettings:
+    return OptimizerSettings(lr=LR, **values)
+
+
+def small_model(**config: Any) -> Any:
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=32, **sizes, **heads, **config)).double()
+
+
+def give_gradients(model: Any, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "share", "expected"),
+    [
+        ("constant", 0.0, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", 0.0, [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        ("linear", 0.2, [0.25, 0.5, 0.75, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ("cosine", 0.0, [0.25, 0.5, 0.75, 1.0, 1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125), 0.0, 0.0]),
+        ("cosine", 0.5, [0.25, 0.5, 0.75, 1.0, 1.0, 0.75 + math.sqrt(0.03125), 0.75, 0.75 - math.sqrt(0.03125), 0.5, 0.5]),
+    ],
+)  # fmt: skip
+def test_the_learning_rate_warms_up_and_falls_to_its_share(
+    schedule: Any, share: float, expected: list[float]
+) -> None:
+    settings = settings_of(schedule=schedule, final_lr_share=share, warmup_steps=4)
+    found = [optim.lr_at(step, settings, 8) / LR for step in range(10)]
+    assert found == pytest.approx(expected)
+
+
+def test_a_warm_up_longer_than_the_run_never_falls() -> None:
+    settings = settings_of(schedule="linear", warmup_steps=4)
+    assert [optim.lr_at(step, settings, 2) / LR for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("decayed", ["all", "matrices"])
+def test_adamw_is_its_formulas(decayed: Any) -> None:
+    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2."""
+    model = small_model()
+    settings = settings_of(betas=BETAS, eps=EPS, weight_decay=DECAY, decayed=decayed)
+    optimizer = optim.create(model, settings)
+    expected = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    mean = {name: torch.zeros_like(value) for name, value in expected.items()}
+    square = {name: torch.zeros_like(value) for name, value in expected.items()}
+    for t in (1, 2, 3):
+        lr = LR / t
+        for name, gradient in give_gradients(model, t).items():
+            mean[name] = BETAS[0] * mean[name] + (1 - BETAS[0]) * gradient
+            square[name] = BETAS[1] * square[name] + (1 - BETAS[1]) * gradient**2
+            unbiased = mean[name] / (1 - BETAS[0] ** t), square[name] / (1 - BETAS[1] ** t)
+            decay = DECAY if decayed == "all" or gradient.ndim > 1 else 0.0
+            expected[name] = expected[name] * (1 - lr * decay) - lr * unbiased[0] / (unbiased[1].sqrt() + EPS)
+        optim.set_lr(optimizer, lr)
+        optimizer.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), expected[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_muon_turns_the_layers_matrices_alone_and_by_adamws_size(tied: bool) -> None:
+    """The update of a matrix is nearly orthogonal, its entries of root mean square 0.2 times the learning rate."""
+    model = small_model(tie_word_embeddings=tied)
+    optimizer = optim.create(model, settings_of(type="muon"))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    gradients = give_gradients(model, 1)
+    optimizer.step()
+    inner = 0
+    for name, weight in model.named_parameters():
+        update = weight.detach() - before[name]
+        if name.startswith("model.layers") and weight.ndim == 2:
+            inner += 1
+            size = 0.2 * LR * math.sqrt(max(update.shape))
+            singular = torch.linalg.svdvals(update) / size
+            assert 0.5 < float(singular.min()) <= float(singular.max()) < 1.3, name
+            assert float((update * gradients[name]).sum()) < 0, name
+        else:
+            gradient = gradients[name]
+            torch.testing.assert_close(update, -LR * gradient / (gradient.abs() + 1e-8), rtol=0, atol=1e-12)
+    assert inner == 2 * 7
+    assert ("lm_head.weight" in before) != tied
+
+
+def test_moments_taken_over_give_the_same_next_step() -> None:
+    first, second = small_model(), small_model()
+    settings = settings_of(type="muon", weight_decay=DECAY)
+    optimizers = [optim.create(model, settings) for model in (first, second)]
+    give_gradients(first, 1)
+    optimizers[0].step()
+    second.load_state_dict(first.state_dict())
+    made = optimizers[1].empty_moments()
+    moments = optimizers[0].moments()
+    assert {name: {key: value.shape for key, value in entry.items()} for name, entry in made.items()} == {
+        name: {key: value.shape for key, value in entry.items()} for name, entry in moments.items()
+    }
+    optimizers[1].take_moments(
+        {name: {k: v.clone() for k, v in entry.items()} for name, entry in moments.items()}
+    )
+    for model, optimizer in zip((first, second), optimizers, strict=True):
+        give_gradients(model, 2)
+        optimizer.step()
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert optimizers[0].moments()["lm_head.weight"]["step"] == 2

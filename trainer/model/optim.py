@@ -1,0 +1,146 @@
+"""The optimizer of a model, and its learning rate as a function of the step.
+
+AdamW alone is one `torch.optim.Optimizer`; with Muon there are two, which `Optimizer` steps as one. Invariant: settings of today
+act, whatever the state was made with, for the state holds moments alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.sections.optimizer import OptimizerSettings
+
+Moments = dict[str, dict[str, Tensor]]
+"""An optimizer's tensors (`step`, `exp_avg`, ...) by the name of the weight and their own."""
+
+
+class Optimizer:
+    """One step over all the weights of a model."""
+
+    def __init__(self, model: nn.Module, parts: Iterable[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(parts)
+        self._model = model
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The options, with the weights that they are for."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """Changes the weights by their gradients."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        for part in self.parts:
+            part.zero_grad()
+
+    def moments(self) -> Moments:
+        """What was gathered of earlier gradients; empty before the first step."""
+        return {
+            name: {key: value for key, value in part.state[weight].items() if isinstance(value, Tensor)}
+            for name, part, weight in self._weights()
+            if weight in part.state
+        }
+
+    def take_moments(self, moments: Moments) -> None:
+        """Puts moments in the place of those that are there; they belong to the optimizer from then on."""
+        for name, part, weight in self._weights():
+            part.state.pop(weight, None)
+            if name in moments:
+                part.state[weight] = dict(moments[name])
+
+    def empty_moments(self) -> Moments:
+        """Moments of the kinds and shapes that a first step would make, all zero: what a checkpoint is read into."""
+        found: Moments = {}
+        for name, part, weight in self._weights():
+            if isinstance(part, torch.optim.Muon):
+                found[name] = {"momentum_buffer": torch.zeros_like(weight.detach())}
+                continue
+            # A fused AdamW counts its steps where the weights are.
+            counter = torch.zeros((), device=weight.device if weight.is_cuda else "cpu")
+            averages = {key: torch.zeros_like(weight.detach()) for key in ("exp_avg", "exp_avg_sq")}
+            found[name] = {"step": counter, **averages}
+        return found
+
+    def _weights(self) -> Iterator[tuple[str, torch.optim.Optimizer, nn.Parameter]]:
+        of = {
+            weight: part for part in self.parts for group in part.param_groups for weight in group["params"]
+        }
+        for name, weight in self._model.named_parameters():
+            if weight in of:
+                yield name, of[weight], weight
+
+
+def create(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
+    """The optimizer of those weights of `model` that are trained."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if settings.type == "adamw":
+        return Optimizer(model, [_adamw(weights, settings)])
+    outer = _embeddings(model)
+    inner = [weight for weight in weights if weight.ndim == 2 and weight not in outer]
+    muon = torch.optim.Muon(
+        inner,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    chosen = set(inner)
+    return Optimizer(model, [muon, _adamw([weight for weight in weights if weight not in chosen], settings)])
+
+
+def _adamw(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    decayed = [weight for weight in weights if settings.decayed == "all" or weight.ndim > 1]
+    chosen = set(decayed)
+    free = [weight for weight in weights if weight not in chosen]
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+
+
+def _embeddings(model: nn.Module) -> set[nn.Parameter]:
+    """The weights of the input and output embeddings, which Muon is not for."""
+    tables = {
+        weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for weight in module.parameters()
+    }
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    return tables | set(output.parameters() if output is not None else ())
+
+
+def lr_at(step: int, settings: OptimizerSettings, total_steps: int) -> float:
+    """The learning rate of a step, counted from 0, of a run of `total_steps`.
+
+    It rises evenly over the warm-up, and then stays or falls; at and after `total_steps` it has its final value.
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    rest = max(1, total_steps - settings.warmup_steps)
+    done = min(1.0, (step - settings.warmup_steps) / rest)
+    left = 1.0 - done if settings.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    return settings.lr * (settings.final_lr_share + (1.0 - settings.final_lr_share) * left)
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Sets the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
