@@ -37,6 +37,8 @@ UNUSABLE_LOGPROB = -9000.0
 
 CRASHED_ATTEMPT = "crashed_attempt"
 """The `mask_reason` of turns whose agent crashed and was started again in the same episode."""
+ABANDONED = "abandoned"
+"""The `mask_reason`, and the finish reason, of turns whose client went away for good."""
 
 
 class TokenFlag(IntFlag):
@@ -84,6 +86,9 @@ class Node:
     call_id: str = ""
     reward: float | None = None
     """Posted on this turn, beside what the episode was given."""
+    finish_reason: str = ""
+    """The reason why the turn ended: `stop`, `tool_calls`, `length` (cut at its token limit) or `abandoned`; empty for a prompt
+    node, and in a feed or an export of a gateway that did not tell it."""
     newest: Int32Array | None = None
     """Shape (n,): the newest version that can have sampled each token; None: `versions` says it all. It does not travel."""
 
@@ -274,13 +279,19 @@ FEED_SCHEMA = pa.schema(
         ("mask_reason", pa.string()),
         ("call_id", pa.string()),
         ("call_reward", pa.float64()),
+        ("finish_reason", pa.string()),
     ],
     metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
 )
 """One row per node; the rows of an episode, and the episodes of a group, are consecutive.
 
 An episode that made no call has one row with node -1: it has nothing to train, but its reward counts in its group.
+`reward` is the episode's, with those of its calls. A sampled node has those of its call: `call_reward`, what was posted (null:
+nothing), and `finish_reason`, why it ended (see `Node`). Readers take columns by name: those new to a reader are left alone, and
+`finish_reason` may be missing.
 """
+_LATER = {"finish_reason": ""}
+"""Columns that feeds and exports of this schema version may lack, and what stands for them."""
 
 
 _NO_NODE = Node(
@@ -314,6 +325,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
             "mask_reason": node.mask_reason,
             "call_id": node.call_id,
             "call_reward": node.reward,
+            "finish_reason": node.finish_reason,
         }
         for group in groups
         for episode in group.episodes
@@ -348,6 +360,11 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     arrays = {"ids", "logprobs", "versions", "flags"}
     table = table.combine_chunks()
+    for name, missing in _LATER.items():
+        if name not in table.column_names:
+            table = table.append_column(
+                name, pa.array([missing] * table.num_rows, FEED_SCHEMA.field(name).type)
+            )
     columns = {name: table[name] if name in arrays else table[name].to_pylist() for name in FEED_SCHEMA.names}
     for i in range(table.num_rows):
         yield {
@@ -370,4 +387,5 @@ def _node(row: dict[str, Any]) -> Node:
         mask_reason=row["mask_reason"],
         call_id=row["call_id"],
         reward=row["call_reward"],
+        finish_reason=row["finish_reason"],
     )

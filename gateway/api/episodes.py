@@ -286,4 +286,5 @@ def _node(renderer: ChatRenderer, node: Node) -> dict[str, Any]:
         "mask_reason": node.mask_reason,
         "call_id": node.call_id,
         "reward": node.reward,
+        "finish_reason": node.finish_reason,
     }

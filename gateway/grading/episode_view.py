@@ -11,9 +11,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes, turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import Place, TokenTree
-from gateway.types import CRASHED_ATTEMPT
-
-_ABANDONED = "abandoned"
+from gateway.types import ABANDONED, CRASHED_ATTEMPT
 
 
 async def subject(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
@@ -35,7 +33,7 @@ def _described(
         call
         for call in calls
         if call["model"] == row["model"]
-        and call["finish_reason"] != _ABANDONED
+        and call["finish_reason"] != ABANDONED
         and tree.nodes[call["node"]].mask_reason != CRASHED_ATTEMPT
     ]
     said = [_turn(renderer, tree, call) for call in own]

@@ -28,7 +28,7 @@ from gateway.rollout.logged import LoggedCall
 from gateway.rollout.reply import Delivery, Reply
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
-from gateway.types import Int32Array
+from gateway.types import ABANDONED, Int32Array
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class Completion:
     async def _abandon(self) -> None:
         self._given_up = True
         await self._runner.stop()
-        self.details.finish_reason = self.details.mask_reason = "abandoned"
+        self.details.finish_reason = self.details.mask_reason = ABANDONED
         if self._track is not None and (self._track.left or self._track.taken):
             return
         try:

@@ -128,7 +128,8 @@ def insert_turns(connection: Connection, turns: Sequence[tuple[Sequence[Node], d
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
-    """The nodes of some episodes that one model sampled or was given, in creation order, with the rewards of their calls."""
+    """The nodes of some episodes that one model sampled or was given, in creation order, with how their calls ended and what was
+    posted on them."""
     found: dict[str, list[Node]] = {episode_id: [] for episode_id in episode_ids}
     for some in portions(episode_ids):
         for row in connection.execute(_nodes(model, NodeRow.episode_id.in_(some))).mappings():
@@ -144,7 +145,7 @@ def nodes_since(connection: Connection, model: str, episode_id: str, first: int)
 
 def _nodes(model: str, *where: ColumnElement[bool]) -> Select[Any]:
     return (
-        select(*NodeRow.__table__.c, CallRow.reward)
+        select(*NodeRow.__table__.c, CallRow.reward, CallRow.finish_reason)
         .outerjoin(CallRow, CallRow.id == NodeRow.call_id)
         .where(*where, NodeRow.model == model)
         .order_by(NodeRow.episode_id, NodeRow.index)
@@ -305,5 +306,6 @@ def _node(row: Any) -> Node:
         mask_reason=row["mask_reason"],
         call_id=row["call_id"],
         reward=row["reward"],
+        finish_reason=row["finish_reason"] or "",
         newest=newest if any(len(span) > 2 for span in spans) else None,
     )

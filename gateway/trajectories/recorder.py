@@ -366,6 +366,7 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
         temperature=details.used.temperature,
         mask_reason=details.mask_reason or ("unconfirmed_version" if turn.disputed else ""),
         call_id=turn.call_id,
+        finish_reason=details.finish_reason,
         newest=per_token([span.newest for span in turn.spans], np.int32) if unconfirmed else None,
     )
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from gateway.client.admin import GatewayRefused
-from gateway.types import groups_from_arrow, groups_to_arrow
+from gateway.feed.export import Selection, export
+from gateway.settings import Settings
+from gateway.types import Group, groups_from_arrow, groups_to_arrow
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import nodes_of
+from tests.harness.retries import lasting
 
 
 async def called(gateway: RunningGateway, headers: dict[str, str], count: int) -> list[str]:
@@ -48,6 +52,45 @@ async def test_they_reach_the_trainer_on_their_turns_and_in_the_sum(gateway: Run
     assert all(node.reward is None for node in fed.nodes if not node.sampled)
     shown = {node["call_id"]: node["reward"] for node in await nodes_of(gateway, episode) if node["sampled"]}
     assert shown == rewards
+
+
+async def test_they_and_the_ends_of_calls_are_fed_again_after_a_restart(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """By the lease that outlasts the gateway, by the record of the trained batch, and by an export."""
+    staleness = {"batch": 1, "eta": 0, "min_members": 1}
+    values = settings_for(tiny_model, tmp_path, staleness=staleness, feed={"lease_s": 3600})
+    posted: dict[str, tuple[float | None, str]] = {}
+    async with run_gateway(values) as gateway:
+        episode, headers = await gateway.open("task")
+        question = lasting(gateway)
+        for limit, reward in [(2, 0.5), (2000, None), (1, -2.0)]:
+            said = (await gateway.chat(headers, **question | {"max_tokens": limit})).json()
+            if reward is not None:
+                await gateway.admin.call_reward(episode, said["id"], reward)
+            posted[said["id"]] = reward, said["choices"][0]["finish_reason"]
+        await gateway.admin.reward(episode, 1.0)
+        lease = await gateway.admin.lease("trainer")
+        before = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
+        shown = await nodes_of(gateway, episode)
+    assert [finish for _, finish in posted.values()] == ["length", "stop", "length"]
+    assert [(n["reward"], n["finish_reason"]) for n in shown if n["sampled"]] == [*posted.values()]
+    check_fed(before, posted)
+    async with run_gateway(values) as gateway:
+        leased = (await gateway.admin.leased_groups(lease)).groups
+        await gateway.admin.ack(lease, "checkpoint")
+        recorded = await gateway.admin.batch_groups(lease.buffer)
+    export(Settings.parse(values), Selection("demo"), tmp_path / "out.parquet")
+    for groups in (leased, recorded, groups_from_arrow(pq.read_table(tmp_path / "out.parquet"))):
+        check_fed(groups, posted)
+
+
+def check_fed(groups: tuple[Group, ...], posted: dict[str, tuple[float | None, str]]) -> None:
+    """One episode, whose calls have the rewards and ends that the client knows; nothing of it stands on prompts."""
+    ((episode,),) = [group.episodes for group in groups]
+    assert episode.reward == 1.0 + 0.5 - 2.0
+    assert {n.call_id: (n.reward, n.finish_reason) for n in episode.nodes if n.sampled} == posted
+    assert {(n.reward, n.finish_reason) for n in episode.nodes if not n.sampled} == {(None, "")}
 
 
 async def test_the_ledger_is_told_the_whole_reward(tiny_model: Path, tmp_path: Path) -> None:

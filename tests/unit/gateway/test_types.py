@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,11 @@ def test_flags_of_sampling_parameters() -> None:
     assert Sampling(temperature=0.0, top_p=0.5).flags() == TokenFlag.GREEDY | TokenFlag.TRUNCATED
 
 
+SCHEMA_2 = [
+    *("group_id", "task_id", "group_version", "buffer", "episode_id", "reward", "node", "parent", "at", "sampled", "ids"),
+    *("logprobs", "versions", "flags", "temperature", "mask_reason", "call_id", "call_reward"),
+]  # fmt: skip
+"""The columns of the feed's schema 2 when it was new."""
 names = st.text(min_size=1, max_size=6)
 int32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -57,6 +63,8 @@ def nodes(draw: st.DrawFn, index: int) -> Node:
         temperature=draw(st.floats(0, 2, width=32)),
         mask_reason=draw(st.sampled_from(["", "abandoned"])),
         call_id=draw(st.text(max_size=4)),
+        reward=draw(st.none() | st.floats(allow_nan=False)),
+        finish_reason=draw(st.sampled_from(["", "stop", "length"])),
     )
 
 
@@ -78,6 +86,7 @@ def groups(draw: st.DrawFn) -> tuple[Group, ...]:
 def same(left: Node, right: Node) -> bool:
     arrays = ("ids", "logprobs", "versions", "flags")
     rest = ("index", "parent", "at", "sampled", "temperature", "mask_reason", "call_id")
+    rest += ("reward", "finish_reason")
     return all(
         np.array_equal(getattr(left, n), getattr(right, n))
         and getattr(left, n).dtype == getattr(right, n).dtype
@@ -111,6 +120,32 @@ def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
         writer.write_table(table, max_chunksize=2)
     with pa.ipc.open_stream(sink.getvalue()) as reader:
         check_same(groups_from_arrow(reader.read_all()), original)
+
+
+@given(groups())
+def test_a_feed_without_finish_reasons_is_read_with_none(original: tuple[Group, ...]) -> None:
+    """A gateway or an export from before that column."""
+    check_same(
+        groups_from_arrow(groups_to_arrow(original).drop_columns("finish_reason")),
+        tuple(
+            replace(
+                group,
+                episodes=tuple(
+                    replace(e, nodes=tuple(replace(n, finish_reason="") for n in e.nodes))
+                    for e in group.episodes
+                ),
+            )
+            for group in original
+        ),
+    )
+
+
+def test_a_trainer_from_before_finish_reasons_finds_every_column_that_it_reads() -> None:
+    """It takes columns by name, and refuses another schema version."""
+    table = groups_to_arrow(())
+    assert table.schema.metadata == {b"headgate_feed": b"2"}
+    assert table.schema.names[:-1] == SCHEMA_2
+    assert [str(table.schema.field(n).type) for n in ("call_id", "call_reward")] == ["string", "double"]
 
 
 @pytest.mark.parametrize("metadata", [{}, {"headgate_feed": "999"}])

@@ -105,10 +105,11 @@ def test_what_was_said_comes_back_as_it_was(
     ids=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20),
     sampled=st.booleans(),
     temperature=st.floats(allow_nan=False, allow_infinity=False),
+    finish=st.sampled_from(["stop", "length", "tool_calls", "abandoned"]),
     data=st.data(),
 )
 def test_a_node_comes_back_as_it_was(
-    engine: Engine, ids: list[int], sampled: bool, temperature: float, data: st.DataObject
+    engine: Engine, ids: list[int], sampled: bool, temperature: float, finish: str, data: st.DataObject
 ) -> None:
     logprobs = data.draw(st.lists(st.floats(width=32), min_size=len(ids), max_size=len(ids)))
     versions = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=len(ids), max_size=len(ids)))
@@ -118,9 +119,12 @@ def test_a_node_comes_back_as_it_was(
     )  # fmt: skip
     with engine.connect() as connection:
         episodes.insert_episode(connection, episode("e"))
-        turns.insert_turn(connection, [node], call("c", "e"))
+        turns.insert_turn(connection, [node], call("c", "e", finish_reason=finish))
+        (bare,) = turns.nodes(connection, "m", ["e"])["e"]
+        turns.set_reward(connection, "e", "c", -0.5)
         (found,) = turns.nodes(connection, "m", ["e"])["e"]
         connection.rollback()
+    assert (bare.reward, found.reward, found.finish_reason) == (None, -0.5, finish)
     for name in ("ids", "logprobs", "versions", "flags"):
         assert getattr(found, name).tobytes() == getattr(node, name).tobytes(), name
     for name in ("index", "parent", "at", "sampled", "temperature", "mask_reason", "call_id"):
