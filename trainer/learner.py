@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
-from trainer.data.batch import Batch
-from trainer.data.packing import MicroBatch, Packer, rows_of
-from trainer.model import head, probe
-from trainer.model import pretrained as model
+from trainer.data.batch import Batch, Minibatch
+from trainer.data.packing import MicroBatch, Packer
+from trainer.data.tree import rows_of
+from trainer.model import pretrained, probe
+from trainer.model.policy import Policy
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.settings import Settings
 from trainer.state import checkpoint
@@ -49,13 +50,24 @@ class Learner:
         """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
-        self.model: Any = model.load(settings.model.path, settings.model.dtype, device)
+        self.policy = self._load()
+        self.policy.check()
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **_adamw_options(settings.optimizer))
-        self._reference: Any = None
+        self._reference: Policy | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
-            self._reference = model.load(settings.model.path, settings.model.dtype, device)
+            self._reference = self._load()
             self._reference.requires_grad_(False)
+
+    def _load(self) -> Policy:
+        """The initial weights."""
+        wanted = self.settings.model
+        return Policy(pretrained.load(wanted.path, wanted.dtype, self.device), wanted.attention)
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model that is trained."""
+        return self.policy.model
 
     @classmethod
     def open(cls, settings: Settings) -> Learner:
@@ -103,82 +115,99 @@ class Learner:
     def begin(self) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""
         self.discard()
-        return Batch(self.version, self.algorithm, self.settings.batch.tokens, self._reference_kl)
+        tokens, share = self.settings.batch.tokens, self.policy.shares
+        return Batch(self.version, self.algorithm, tokens, self._reference_kl, share=share)
 
     def take(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Forward and backward over what is full with `groups`: adds to the gradient of the loss's *sum*. Raises FeedBroken."""
-        self._accumulate(batch, batch.take(groups))
+        for micro in batch.take(groups):
+            self._accumulate(batch, micro)
 
     def discard(self) -> None:
         """Forgets the gradient."""
         self.optimizer.zero_grad()
 
-    def _accumulate(self, batch: Batch, micros: Iterable[MicroBatch]) -> None:
-        for micro in micros:
-            micro = micro.to(self.device, head.loss_dtype(self.model))
-            batch.count(micro, *self._backward(micro))
-
-    def _backward(self, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs, entropy = head.token_logprobs(
-            self.model, micro.ids, micro.temperature, entropy_grad=self.algorithm.needs_entropy
-        )
-        loss = self.algorithm.loss(
-            TokenBatch(
-                logprobs=logprobs,
-                entropy=entropy,
-                recorded=micro.recorded,
-                advantages=micro.advantages,
-                weights=micro.weights,
-                train=micro.train,
-                reference=self._reference_logprobs(micro),
+    def _accumulate(self, batch: Batch, micro: MicroBatch, proximal: Tensor | None = None) -> None:
+        """Adds a micro-batch to the gradient and to the batch's sums."""
+        micro = micro.to(self.device, self.policy.dtype)
+        with self.policy.at_work(micro):
+            logprobs, entropy = self.policy(micro, entropy_grad=self.algorithm.needs_entropy)
+            loss = self.algorithm.loss(
+                TokenBatch(
+                    logprobs=logprobs,
+                    entropy=entropy,
+                    recorded=micro.recorded,
+                    advantages=micro.advantages,
+                    weights=micro.weights,
+                    sequences=micro.sequences,
+                    episodes=len(micro.episodes),
+                    reference=self._reference_logprobs(micro),
+                    proximal=proximal,
+                )
             )
-        )
-        loss.total.backward()
-        return logprobs.detach(), {"loss": loss.total.detach(), **loss.sums}
+            loss.total.backward()
+        batch.count(micro, logprobs.detach(), {"loss": loss.total.detach(), **loss.sums})
 
-    @torch.no_grad()
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        if not self.algorithm.needs_reference:
+        if not self.algorithm.needs_reference or self._reference is None:
             return None
-        return head.token_logprobs(self._reference, micro.ids, micro.temperature, with_entropy=False)[0]
+        return self._reference.logprobs(micro)
 
-    @torch.no_grad()
     def _reference_kl(self, episode: Episode) -> float:
         """The k1 estimate: recorded - reference log-probability, summed over the episode's trained tokens."""
-        packer, total = Packer(self.settings.batch.tokens), 0.0
-        rows = rows_of([(episode, 0.0)]).rows
-        for micro in itertools.chain(packer.add(rows), packer.flush()):
-            micro = micro.to(self.device, head.loss_dtype(self.model))
-            reference = head.token_logprobs(
-                self._reference, micro.ids, micro.temperature, with_entropy=False
-            )[0]
-            total += float((micro.recorded - reference)[micro.train].double().sum())
+        assert self._reference is not None
+        packer = Packer(self.settings.batch.tokens, share=self._reference.shares)
+        total = 0.0
+        for micro in itertools.chain(packer.add(rows_of([(episode, {})]).rows), packer.flush()):
+            total += float((micro.recorded - self._reference.logprobs(micro).cpu()).double().sum())
         return total
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """The last micro-batch, the normaliser, the clip, and the optimizer step that makes version + 1; answers metrics.
+        """The last micro-batches, the normaliser, the clip, and the optimizer steps that make version + 1; answers metrics.
 
-        A loss or gradient that is not finite is discarded: version + 1 then has the weights of this one.
+        A loss or gradient that is not finite is discarded, with the minibatches after it: without any step before, version + 1
+        has the weights of this one.
         """
-        self._accumulate(batch, batch.flush())
-        measured = batch.measured()
-        norm = self._finish_gradient(batch)
         lr = self._set_lr()
-        if math.isfinite(norm) and math.isfinite(measured["loss"]):
+        candidates = batch.candidates()
+        before = probe.logprobs(self.policy, candidates)
+        stepped, norm = self._optimize(batch)
+        if stepped:
             self.skipped = 0
-            self._optimize(batch)
+            self.version, self.parent = self.version + 1, self.version
+            self.probe = probe.choose(candidates, probe.logprobs(self.policy, candidates), before)
         else:
             self.skipped += 1
             self.renumber(self.version + 1)
         self.discard()
         self.steps += 1
         self.groups = tuple(sorted(batch.group_ids))
-        return measured | {
+        return batch.measured() | {
             "grad_norm": norm,
             "lr": lr,
             "step": float(self.steps),
             "skipped_steps": float(self.skipped),
         }
+
+    def _optimize(self, batch: Batch) -> tuple[int, float]:
+        """One optimizer step for each minibatch, until one is not finite; answers their number and the last one's norm."""
+        minibatches, norm = batch.minibatches(), 0.0
+        proximal = [self._proximal(minibatch) for minibatch in minibatches]
+        for done, minibatch in enumerate(minibatches):
+            for micro, old in zip(minibatch.micros, proximal[done], strict=True):
+                self._accumulate(batch, micro, old)
+            norm = self._finish_gradient(minibatch.normaliser)
+            if not (math.isfinite(norm) and math.isfinite(batch.loss)):
+                return done, norm
+            self.optimizer.step()
+            self.discard()
+        return len(minibatches), norm
+
+    def _proximal(self, minibatch: Minibatch) -> list[Tensor | None]:
+        """What the weights at the beginning of the batch say of each micro-batch's tokens; None where there is one step."""
+        if self.algorithm.minibatches == 1:
+            return [None] * len(minibatch.micros)
+        return [self.policy.logprobs(micro) for micro in minibatch.micros]
 
     def _set_lr(self) -> float:
         """Sets the learning rate of the next step and returns it."""
@@ -189,20 +218,11 @@ class Learner:
             group["lr"] = lr
         return lr
 
-    def _optimize(self, batch: Batch) -> None:
-        """Changes the weights, which are the next version then, and chooses its probe."""
-        candidates = batch.candidates()
-        before = probe.logprobs(self.model, candidates, self.device)
-        self.optimizer.step()
-        self.version, self.parent = self.version + 1, self.version
-        after = probe.logprobs(self.model, candidates, self.device)
-        self.probe = probe.choose(candidates, after, before)
-
-    def _finish_gradient(self, batch: Batch) -> float:
+    def _finish_gradient(self, normaliser: float) -> float:
         """Turns the gradient of the sum into that of the mean, clipped; answers its norm before the clip."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         for parameter in parameters:
-            parameter.grad /= batch.normaliser
+            parameter.grad /= normaliser
         return float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.optimizer.grad_clip))
 
     def train(self, groups: Sequence[Group]) -> dict[str, float]:

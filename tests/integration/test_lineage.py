@@ -16,7 +16,7 @@ from gateway.store.ledger import insert_version
 from gateway.types import Episode, TokenFlag, groups_from_arrow
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.weights import fake_weights, publish
-from trainer.data.packing import rows_of
+from trainer.data.tree import rows_of
 
 PARENTS = {1: 0, 2: 1, 3: 1}
 """Version 3 was made of version 1, so 2 is orphaned."""
@@ -84,7 +84,7 @@ async def test_tokens_of_an_orphaned_version_are_flagged_masked_and_counted(
         assert flagged(await exported(gateway, tmp_path)) == {1: False, 2: True, 3: False}
         episode = await leased(gateway)
     assert flagged(episode) == {1: False, 2: True, 3: False}
-    rows = rows_of([(episode, 1.0)])
+    rows = rows_of([(episode, {})])
     of_two = sum(int((node.versions == 2).sum()) for node in episode.nodes)
     of_others = sum(int((node.versions != 2).sum()) for node in episode.nodes)
     assert dict(rows.masked) == {"orphaned": of_two}
@@ -110,7 +110,7 @@ async def test_orphans_may_be_left_to_the_correction(tiny_model: Path, tmp_path:
         assert flagged(await exported(gateway, tmp_path)) == {1: False, 2: False, 3: False}
         episode = await leased(gateway)
     assert flagged(episode) == {1: False, 2: False, 3: False}
-    assert rows_of([(episode, 1.0)]).masked == {}
+    assert rows_of([(episode, {})]).masked == {}
 
 
 async def test_a_restarted_gateway_knows_the_orphans(tiny_model: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gateway.types import Episode, Node
 from tests.harness.gateways import RunningGateway
 from tests.harness.retries import RETRY
 from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine, scripted_gateway
-from trainer.data.packing import rows_of
+from trainer.data.tree import rows_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -154,7 +154,7 @@ def check_branch(nodes: Sequence[Node], paths: Sequence[list[int]], turn: Node, 
 
 def check_trained(episode: str, nodes: Sequence[Node], log: Sequence[Said]) -> None:
     """Over all rows, each token that the engine said is trained once, after what it was said after, and nothing else is."""
-    rows = rows_of([(Episode(episode, 1.0, tuple(nodes)), 1.0)])
+    rows = rows_of([(Episode(episode, 1.0, tuple(nodes)), {})])
     assert not rows.masked
     trained: Counter[tuple[tuple[int, ...], int, float]] = Counter()
     for row in rows.rows:

@@ -25,4 +25,4 @@ def create(settings: AlgorithmSettings) -> Algorithm:
 
 def learns_from_one(algorithm: Algorithm) -> bool:
     """Returns whether an episode alone in its group teaches anything; it does not where a group's episodes are compared."""
-    return bool(algorithm.advantages(torch.ones(1, dtype=torch.float64)).any())
+    return bool(algorithm.advantages([torch.ones(1, dtype=torch.float64)])[0].any())

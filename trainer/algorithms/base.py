@@ -6,8 +6,9 @@ Pure tensor maths: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -23,8 +24,10 @@ class AlgorithmSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The inputs of a loss; every tensor has shape (rows, length) and dtype float32 (or float64), unless it says
-    otherwise."""
+    """The inputs of a loss: the trained tokens of one micro-batch.
+
+    Every tensor has shape (tokens,) and dtype float32 (or float64), unless it says otherwise.
+    """
 
     logprobs: Tensor
     """Under the weights being trained, with gradient, nats."""
@@ -35,10 +38,14 @@ class TokenBatch:
     advantages: Tensor
     weights: Tensor
     """The weight of each token in the sum."""
-    train: Tensor
-    """bool: the tokens that count at all."""
+    sequences: Tensor
+    """int64: the token's episode, from 0 to `episodes` - 1."""
+    episodes: int
+    """Episodes with a token in this micro-batch."""
     reference: Tensor | None = None
     """Under the initial weights, nats; None when `needs_reference` is false."""
+    proximal: Tensor | None = None
+    """Under the weights at the beginning of the batch, nats, without gradient; None when `minibatches` is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,23 @@ class Algorithm(Protocol):
     def sequence_mean(self) -> bool:
         """True if episodes rather than tokens have equal weight."""
 
-    def advantages(self, rewards: Tensor) -> Tensor:
-        """Rewards of one group, shape (episodes,), to advantages of the same shape."""
+    @property
+    def scope(self) -> Literal["group", "batch"]:
+        """The rewards that advantages depend on; with `batch`, nothing is trained before the batch is whole."""
+
+    @property
+    def whole_episodes(self) -> bool:
+        """True if the loss needs all trained tokens of an episode in one micro-batch."""
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps on one batch; above 1, nothing is trained before the batch is whole."""
+
+    def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
+        """Rewards, a tensor of shape (episodes,) for each group, to advantages of the same shapes."""
+
+    def normaliser(self, tokens: int, episodes: int) -> float:
+        """The divisor of the summed loss of an optimizer step with so many trained tokens and episodes."""
 
     def loss(self, batch: TokenBatch) -> Loss:
         """The loss of one micro-batch."""

@@ -6,6 +6,7 @@ leaving the division by the standard deviation out; `trainer.corrections.ratio` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -79,7 +80,30 @@ class Grpo:
         """True with `normaliser = "sequence"`."""
         return self.settings.normaliser == "sequence"
 
-    def advantages(self, rewards: Tensor) -> Tensor:
+    @property
+    def scope(self) -> Literal["group"]:
+        """The group."""
+        return "group"
+
+    @property
+    def whole_episodes(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def minibatches(self) -> int:
+        """One."""
+        return 1
+
+    def normaliser(self, tokens: int, episodes: int) -> float:
+        """Trained tokens, or episodes with `normaliser = "sequence"`."""
+        return float(max(1, episodes if self.sequence_mean else tokens))
+
+    def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
+        """The advantages of each group."""
+        return [self._of_group(group) for group in rewards]
+
+    def _of_group(self, rewards: Tensor) -> Tensor:
         """reward - mean, over the (population) standard deviation unless that is off; zeros where all rewards are equal, but for
         rounding."""
         centred = rewards - rewards.mean()
@@ -101,7 +125,7 @@ class Grpo:
         if batch.reference is not None:
             reference_kl = _k3(batch.logprobs.detach(), batch.reference)
             per_token = per_token + settings.kl_coef * _weighted_kl(batch, weight, reference_kl)
-        total = torch.where(batch.train, per_token * batch.weights, 0.0).sum()
+        total = (per_token * batch.weights).sum()
         values = {
             "policy_loss": policy,
             "entropy": batch.entropy,
@@ -111,7 +135,7 @@ class Grpo:
             "kl_recorded_k3": _k3(batch.recorded, batch.logprobs.detach()),
             "kl_reference_k3": reference_kl,
         }
-        return Loss(total, {name: _sum(value, batch.train) for name, value in values.items()})
+        return Loss(total, {name: _sum(value) for name, value in values.items()})
 
 
 def _weighted_kl(batch: TokenBatch, weight: Tensor, k3: Tensor) -> Tensor:
@@ -134,5 +158,5 @@ def _k3(sampler: Tensor, other: Tensor) -> Tensor:
     return gap.exp() - gap - 1.0
 
 
-def _sum(values: Tensor, train: Tensor) -> Tensor:
-    return torch.where(train, values.detach().to(torch.float64), 0.0).sum()
+def _sum(values: Tensor) -> Tensor:
+    return values.detach().to(torch.float64).sum()

@@ -1,12 +1,16 @@
 """One buffer as far as it has come: what was packed and counted of it. The gradient itself is in the learner's model.
 
+Where advantages depend on a group alone and the batch is one optimizer step, micro-batches leave as they fill (StreamRL); else
+the groups wait for the end of the batch, and are cut into as many minibatches as the algorithm wants.
 Invariant: all that is here depends on the sequence of groups alone, and not on the portions in which they came.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,14 +18,27 @@ from torch import Tensor
 
 from gateway.types import Episode, Group
 from trainer.algorithms import Algorithm
-from trainer.data import packing
-from trainer.data.packing import MicroBatch, Packer, Row
+from trainer.data import tree
+from trainer.data.packing import MicroBatch, Packer
+from trainer.data.tree import Row
 from trainer.errors import FeedBroken
-from trainer.model import probe
+
+CANDIDATES = 32
+CANDIDATE_TOKENS = 64
+"""Of the ends of rows, so many tokens, a version's probe is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What one optimizer step is made of, or, if the batch streams, the end of it."""
+
+    micros: list[MicroBatch]
+    normaliser: float
+    """The divisor of the summed gradient, that of micro-batches that have left before included."""
 
 
 class Batch:
-    """The groups of the buffer `version`, as rows for a model and as sums for the metrics."""
+    """The groups of the buffer `version`, as micro-batches for a policy and as sums for the metrics."""
 
     def __init__(
         self,
@@ -29,8 +46,11 @@ class Batch:
         algorithm: Algorithm,
         tokens: int,
         kl: Callable[[Episode], float] | None = None,
+        *,
+        share: bool = True,
     ) -> None:
-        """`kl`: an episode's divergence from the reference, which is taken off its reward; called if `reward_kl` is not 0."""
+        """`kl`: an episode's divergence from the reference, which is taken off its reward; called if `reward_kl` is not 0.
+        `share`: whether the attention can compute common prefixes once."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
@@ -42,6 +62,8 @@ class Batch:
         """Tokens."""
         self.skipped = 0
         """Tokens that could be trained, of groups that have no gradient."""
+        self.computed = 0
+        """Tokens that went through the model."""
         self.sequences = 0
         """Episodes with at least one trained token."""
         self.masked: Counter[str] = Counter()
@@ -49,10 +71,23 @@ class Batch:
         """Trained tokens by staleness."""
         self._algorithm = algorithm
         self._kl = kl if algorithm.reward_kl else None
-        self._packer = Packer(tokens)
+        self._tokens = tokens
+        self._share = share
+        self._packer = self._new_packer()
+        self._waiting: list[tuple[Group, Tensor]] = []
         self._ends: list[tuple[int, ...]] = []
         self._sums: dict[str, float] = defaultdict(float)
         self._gap_max = 0.0
+
+    @property
+    def streams(self) -> bool:
+        """True if micro-batches leave before the batch is whole."""
+        return self._algorithm.scope == "group" and self._algorithm.minibatches == 1
+
+    @property
+    def loss(self) -> float:
+        """The summed loss so far."""
+        return self._sums["loss"]
 
     def take(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
         """The micro-batches that are full with `groups`. Raises FeedBroken for a group that is in the batch already."""
@@ -60,21 +95,44 @@ class Batch:
             if group.group_id in self.group_ids:
                 raise FeedBroken(f"group {group.group_id} came twice in buffer {self.version}")
             self.group_ids.add(group.group_id)
-            yield from self._packer.add(self._rows(group))
+            rewards = torch.tensor([e.reward for e in group.episodes], dtype=torch.float64)
+            self.rewards += rewards.tolist()
+            rewards -= self._penalties(group)
+            if self.streams:
+                yield from self._packer.add(self._rows(group, *self._algorithm.advantages([rewards])))
+            else:
+                self._waiting.append((group, rewards))
 
-    def flush(self) -> Iterator[MicroBatch]:
-        """The last micro-batch, if there is one."""
-        yield from self._packer.flush()
+    def minibatches(self) -> list[Minibatch]:
+        """The rest of the batch, which is whole now, by optimizer step."""
+        if self.streams:
+            return [Minibatch([*self._packer.flush()], self.normaliser)]
+        advantages = self._algorithm.advantages([rewards for _, rewards in self._waiting])
+        every = [(group, found) for (group, _), found in zip(self._waiting, advantages, strict=True)]
+        count = max(1, min(self._algorithm.minibatches, len(every)))
+        cuts = [len(every) * i // count for i in range(count + 1)]
+        return [self._minibatch(every[a:b]) for a, b in itertools.pairwise(cuts)]
 
-    def _rows(self, group: Group) -> list[Row]:
-        rewards = torch.tensor([e.reward for e in group.episodes], dtype=torch.float64)
-        advantages = self._algorithm.advantages(rewards - self._penalties(group))
+    def _minibatch(self, groups: Sequence[tuple[Group, Tensor]]) -> Minibatch:
+        tokens, episodes, packer = self.trained, self.sequences, self._new_packer()
+        micros = [micro for group, found in groups for micro in packer.add(self._rows(group, found))]
+        micros += packer.flush()
+        return Minibatch(micros, self._algorithm.normaliser(self.trained - tokens, self.sequences - episodes))
+
+    def _new_packer(self) -> Packer:
+        return Packer(self._tokens, share=self._share, whole_episodes=self._algorithm.whole_episodes)
+
+    def _rows(self, group: Group, advantages: Tensor) -> list[Row]:
         self.equal_groups += int(not bool(advantages.any()))
-        self.rewards += rewards.tolist()
-        episodes = zip(group.episodes, advantages.tolist(), strict=True)
-        found = packing.rows_of(episodes, sequence_mean=self._algorithm.sequence_mean)
+        credits = (
+            {node.index: advantage for node in episode.nodes}
+            for episode, advantage in zip(group.episodes, advantages.tolist(), strict=True)
+        )
+        found = tree.rows_of(
+            zip(group.episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean
+        )
         self.masked += found.masked
-        self._ends += [tuple(row.ids[-probe.TOKENS :].tolist()) for row in found.rows]
+        self._ends += [tuple(row.ids[-CANDIDATE_TOKENS:].tolist()) for row in found.rows]
         if not advantages.any() and not self._algorithm.trains_without_advantage:
             self.skipped += found.trained
             return []
@@ -94,17 +152,18 @@ class Batch:
         """Adds a micro-batch to the sums: what the model says of its tokens, and the algorithm's sums."""
         for name, value in values.items():
             self._sums[name] += float(value)
-        gaps = (logprobs - micro.recorded).abs()[micro.train & (micro.versions == self.version)]
+        self.computed += len(micro)
+        gaps = (logprobs - micro.recorded).abs()[micro.versions == self.version]
         self._sums["same_version_tokens"] += gaps.numel()
         self._sums["gap"] += float(gaps.sum())
         self._gap_max = max(self._gap_max, float(gaps.max()) if gaps.numel() else 0.0)
-        staleness, tokens = torch.unique(self.version - micro.versions[micro.train], return_counts=True)
+        staleness, tokens = torch.unique(self.version - micro.versions, return_counts=True)
         self.staleness.update(dict(zip(staleness.tolist(), tokens.tolist(), strict=True)))
 
     @property
     def normaliser(self) -> float:
         """The divisor of the summed gradient; 1 if nothing is trained."""
-        return float(max(1, self.sequences if self._algorithm.sequence_mean else self.trained))
+        return self._algorithm.normaliser(self.trained, self.sequences)
 
     @property
     def reward_mean(self) -> float:
@@ -112,8 +171,9 @@ class Batch:
         return float(np.mean(self.rewards or [0.0]))
 
     def candidates(self) -> list[tuple[int, ...]]:
-        """Token sequences among which the next version's probe is chosen."""
-        return probe.candidates(self._ends)
+        """Returns up to `CANDIDATES` ends of rows, all different and spread over the batch, for the next version's probe."""
+        chosen = dict.fromkeys(self._ends[:: max(1, len(self._ends) // CANDIDATES)])
+        return [sequence for sequence in chosen if len(sequence) > 1][:CANDIDATES]
 
     def measured(self) -> dict[str, float]:
         """The metrics of the whole batch."""
@@ -133,6 +193,7 @@ class Batch:
             "episodes": float(len(self.rewards)),
             "trained_tokens": float(self.trained),
             "skipped_tokens": float(self.skipped),
+            "computed_tokens": float(self.computed),
             "staleness_mean": sum(s * n for s, n in self.staleness.items()) / trained,
             "staleness_max": float(max(self.staleness, default=0)),
             **{f"staleness_tokens/{s}": float(n) for s, n in sorted(self.staleness.items())},

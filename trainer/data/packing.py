@@ -1,278 +1,169 @@
-"""From token trees to rectangles: rows that a model can be trained on, in micro-batches under a token budget.
+"""Micro-batches without padding: rows laid one after another, a prefix that neighbours share computed once.
 
-A row is a path from the root of an episode's tree towards a leaf (what one call saw, and what it sampled), up to the last token
-that it trains. Paths share prefixes, so a token may stand in several rows. Invariants:
-- every sampled token is trained at most once over all rows: in the first row that holds it;
-- a sampled token that is not trained is counted once, with its reason;
-- a row ends with a token to train.
+The tokens of a micro-batch are a forest in depth-first order: a row begins behind what it shares with the row before it. So one
+number for each token says who sees it (`ends`), and packing and shared prefixes are one mask.
+Invariants:
+- every trained token of every row is in one micro-batch, once;
+- a micro-batch holds at most `tokens` tokens, unless one unit (a row, or an episode's rows) is longer: that has one of its own;
+- the cut depends on the sequence of groups alone, and not on the portions in which they came.
 Pure: no I/O, no model.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import insort
-from collections import Counter, defaultdict
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Float32Array, Int32Array, Node, TokenFlag
+from trainer.data.tree import Row
 
-BoolArray = npt.NDArray[np.bool_]
-
-UNTRAINED = (
-    TokenFlag.INVALID_LOGPROB
-    | TokenFlag.GREEDY
-    | TokenFlag.CONSTRAINED
-    | TokenFlag.TRUNCATED
-    | TokenFlag.STALE_KV
-    | TokenFlag.UNCONFIRMED
-    | TokenFlag.ORPHANED
-    | TokenFlag.LATE
-)
-"""Flags of tokens that were not drawn from the policy's own distribution, or not certainly from a version that counts."""
+Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One path of one episode; every array has shape (tokens,), and entry j speaks of token j."""
+class MicroBatch:
+    """Tokens of shape (tokens,), and what is trained of them, of shape (trained,)."""
 
-    episode_id: str
-    ids: Int32Array
-    train: BoolArray
-    logprobs: Float32Array
-    """Recorded, in nats; 0 where nothing was sampled."""
-    versions: Int32Array
-    """The version that sampled the token; -1 where nothing was sampled."""
-    temperature: Float32Array
-    """1 where nothing was sampled."""
-    advantage: float
-    weight: float
-    """The weight of each of its trained tokens in the loss's sum."""
+    ids: Tensor
+    """int64, (tokens,)"""
+    positions: Tensor
+    """int64, (tokens,): the number of tokens before this one on its path."""
+    ends: Tensor
+    """int64, (tokens,): token q sees token k if k <= q < ends[k]."""
+    at: Tensor
+    """int64, (trained,): where the trained token is in `ids`. Rows of different episodes may train one place twice."""
+    context: Tensor
+    """int64, (trained,): where the token before it on its path is."""
+    recorded: Tensor
+    """float64, (trained,), nats: the log-probability under the weights that sampled it."""
+    versions: Tensor
+    """int64, (trained,): the version that sampled it."""
+    temperature: Tensor
+    """float64, (trained,)"""
+    advantages: Tensor
+    """float64, (trained,)"""
+    weights: Tensor
+    """float64, (trained,): the token's weight in the loss's sum."""
+    sequences: Tensor
+    """int64, (trained,): the token's episode, an index into `episodes`."""
+    episodes: tuple[str, ...] = ()
+    """The ids of the episodes."""
+
+    def to(self, device: str, dtype: torch.dtype) -> MicroBatch:
+        """Returns the same on another device, real numbers in the precision in which the loss is computed."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "episodes"}
+        moved = {
+            n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in tensors.items()
+        }
+        return replace(self, **moved)
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-@dataclass(slots=True)
-class Rows:
-    """The rows of a batch, and what was left out of them."""
-
-    rows: list[Row] = field(default_factory=list)
-    trained: int = 0
-    episodes: int = 0
-    """Episodes with at least one trained token."""
-    masked: Counter[str] = field(default_factory=Counter)
-    """Sampled tokens that are not trained, by reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows as tensors of shape (rows, longest), padded on the right with tokens that are neither trained nor seen."""
-
-    ids: Tensor
-    """int64"""
-    train: Tensor
-    """bool"""
-    recorded: Tensor
-    """float64, nats"""
-    versions: Tensor
-    """int64"""
-    temperature: Tensor
-    """float64"""
-    advantages: Tensor
-    """float64"""
-    weights: Tensor
-    """float64"""
-
-    def to(self, device: str, dtype: torch.dtype) -> MicroBatch:
-        """The same on another device, real numbers in the precision in which the loss is computed."""
-        tensors = (getattr(self, name) for name in self.__slots__)
-        return MicroBatch(*(t.to(device, dtype) if t.is_floating_point() else t.to(device) for t in tensors))
-
-
-def rows_of(episodes: Iterable[tuple[Episode, float]], *, sequence_mean: bool = False) -> Rows:
-    """The rows of episodes, each given with its advantage.
-
-    `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
-    """
-    result = Rows()
-    for episode, advantage in episodes:
-        trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}
-        trained = sum(int(mask.sum()) for mask in trainable.values())
-        if trained == 0:
-            continue
-        result.trained += trained
-        result.episodes += 1
-        weight = 1.0 / trained if sequence_mean else 1.0
-        result.rows += _paths(episode, trainable, advantage, weight)
-    return result
-
-
-def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
-    """Which tokens of a node may be trained, shape (n,); counts the others."""
-    train = np.zeros(len(node.ids), dtype=np.bool_)
-    if not node.sampled:
-        return train
-    if node.mask_reason:
-        masked[node.mask_reason] += len(node.ids)
-        return train
-    train[:] = (node.flags & int(UNTRAINED)) == 0
-    for flags, count in zip(*np.unique(node.flags[~train], return_counts=True), strict=True):
-        masked[_reason(int(flags))] += int(count)
-    invalid = train & ~np.isfinite(node.logprobs)
-    if node.parent < 0 and len(train):
-        # The first token of a row has no context from which it could be predicted.
-        if train[0]:
-            masked["no_context"] += 1
-        invalid[0] = False
-        train[0] = False
-    if invalid.any():
-        masked[_reason(TokenFlag.INVALID_LOGPROB)] += int(invalid.sum())
-    return train & ~invalid
-
-
-def _reason(flags: int) -> str:
-    """The first of the flags that forbids training, as a word."""
-    return next(flag for flag in UNTRAINED if flag & flags).name.lower()  # type: ignore[union-attr]
-
-
-def _paths(
-    episode: Episode, trainable: dict[int, BoolArray], advantage: float, weight: float
-) -> Iterator[Row]:
-    nodes = {node.index: node for node in episode.nodes}
-    continued = {
-        node.parent for node in episode.nodes
-        if node.parent >= 0 and node.at == len(nodes[node.parent].ids)
-    }  # fmt: skip
-    # Tokens of a node before this position are trained by an earlier row.
-    done = dict.fromkeys(nodes, 0)
-    for leaf in episode.nodes:
-        if leaf.index in continued:
-            continue
-        pieces = list(_path(leaf, nodes))
-        masks = []
-        for node, length in pieces:
-            mask = trainable[node.index][:length].copy()
-            mask[: done[node.index]] = False
-            done[node.index] = max(done[node.index], length)
-            masks.append(mask)
-        train = np.concatenate(masks)
-        if train.any():
-            yield _row(episode.episode_id, pieces, train, advantage, weight)
-
-
-def _path(leaf: Node, nodes: dict[int, Node]) -> list[tuple[Node, int]]:
-    """The nodes from the root to `leaf`, each with how many of its tokens the path holds."""
-    path = [(leaf, len(leaf.ids))]
-    while path[-1][0].parent >= 0:
-        child = path[-1][0]
-        path.append((nodes[child.parent], child.at))
-    return path[::-1]
-
-
-def _row(
-    episode_id: str,
-    pieces: Sequence[tuple[Node, int]],
-    train: BoolArray,
-    advantage: float,
-    weight: float,
-) -> Row:
-    # What follows changes no log-probability before it.
-    end = int(train.nonzero()[0][-1]) + 1
-
-    def column(values: str, filler: float, dtype: type) -> npt.NDArray[np.generic]:
-        return np.concatenate([
-            getattr(node, values)[:n] if node.sampled else np.full(n, filler, dtype)
-            for node, n in pieces
-        ])[:end].astype(dtype)  # fmt: skip
-
-    return Row(
-        episode_id=episode_id,
-        ids=np.concatenate([node.ids[:n] for node, n in pieces])[:end].astype(np.int32),
-        train=train[:end],
-        logprobs=column("logprobs", 0.0, np.float32),  # type: ignore[arg-type]
-        versions=column("versions", -1, np.int32),  # type: ignore[arg-type]
-        temperature=np.concatenate([
-            np.full(n, node.temperature if node.sampled and node.temperature > 0 else 1.0, np.float32)
-            for node, n in pieces
-        ])[:end],
-        advantage=advantage,
-        weight=weight,
-    )  # fmt: skip
-
-
 class Packer:
-    """Cuts a sequence of groups' rows into rectangles of at most `tokens` tokens (a longer row has one of its own).
+    """Lays the rows of groups into micro-batches of at most `tokens` tokens; one leaves as soon as the next unit does not fit."""
 
-    Rows wait among rows of like length (`CLASSES` to a doubling); a rectangle leaves as soon as it is full, and what still
-    waits at the end is sorted and cut. So the cut depends on the sequence of rows alone, and not on when or in which portions
-    they came. A sort of the whole batch would pad less, but can begin nothing before the batch is whole; rectangles filled in
-    the order of arrival could begin sooner, but would be padding by a third to a half where lengths are log-normal.
-    """
-
-    CLASSES = 2
-    """Fewer pad more; more leave more of the batch to its end. Of log-normal lengths in 14 to 58 rectangles, 2 pad 11% to 18% (a
-    sort of the whole batch: 3% to 11%) and have 68% to 92% done when the last row comes."""
-
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, *, share: bool = True, whole_episodes: bool = False) -> None:
+        """`share`: compute common prefixes once. `whole_episodes`: keep the rows of an episode in one micro-batch."""
         self.tokens = tokens
-        self._waiting: dict[int, list[Row]] = defaultdict(list)
+        self._share = share
+        self._whole = whole_episodes
+        self._waiting: list[Row] = []
+        self._size = 0
 
-    def add(self, rows: Iterable[Row]) -> Iterator[MicroBatch]:
-        """Takes the next rows; answers the rectangles that are full. Use it up before the next call."""
-        for row in rows:
-            waiting = self._waiting[int(self.CLASSES * math.log2(len(row)))]
-            longest = max(map(len, [row, *waiting[-1:]]))
-            if waiting and longest * (len(waiting) + 1) > self.tokens:
-                yield self._leave(waiting)
-            insort(waiting, row, key=len)
-            if len(waiting[-1]) * (len(waiting) + 1) > self.tokens:
-                yield self._leave(waiting)
+    def add(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """Takes the rows of the next group; yields the micro-batches that are full. Use it up before the next call."""
+        for unit in self._units(rows):
+            if self._waiting and self._size + self._length(unit, self._waiting[-1]) > self.tokens:
+                yield from self.flush()
+            self._size += self._length(unit, self._waiting[-1] if self._waiting else None)
+            self._waiting += unit
 
     def flush(self) -> Iterator[MicroBatch]:
-        """Returns the rest, at the end of the batch."""
-        left = sorted((row for rows in self._waiting.values() for row in rows), key=len)
-        self._waiting.clear()
-        pending: list[Row] = []
-        for row in left:
-            if pending and len(row) * (len(pending) + 1) > self.tokens:
-                yield self._leave(pending)
-            pending.append(row)
-        if pending:
-            yield self._leave(pending)
+        """Yields the rest, if there is any."""
+        if self._waiting:
+            leaving, self._waiting, self._size = self._waiting, [], 0
+            yield lay_out(leaving, share=self._share)
 
-    def _leave(self, rows: list[Row]) -> MicroBatch:
-        leaving = rows[:]
-        rows.clear()
-        return _collate(leaving)
+    def _units(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """What is not cut, in an order in which neighbours share most."""
+        if not self._whole:
+            return [[row] for row in sorted(rows, key=_order)]
+        episodes: dict[str, list[Row]] = defaultdict(list)
+        for row in sorted(rows, key=_order):
+            episodes[row.episode_id].append(row)
+        return list(episodes.values())
+
+    def _length(self, unit: Iterable[Row], before: Row | None) -> int:
+        """The tokens that a unit adds behind the row `before`."""
+        total = 0
+        for row in unit:
+            total += len(row) - (common_prefix(before, row) if self._share and before else 0)
+            before = row
+        return total
 
 
-def _collate(rows: Sequence[Row]) -> MicroBatch:
-    shape = (len(rows), max(len(row) for row in rows))
+def _order(row: Row) -> tuple[bytes, str]:
+    """Rows with common beginnings stand side by side when sorted by this."""
+    return row.ids.astype(">u4").tobytes(), row.episode_id
 
-    def pad(values: Iterable[npt.NDArray[np.generic]], filler: float, dtype: torch.dtype) -> Tensor:
-        result = torch.full(shape, filler, dtype=dtype)
-        for i, value in enumerate(values):
-            result[i, : len(value)] = torch.as_tensor(np.ascontiguousarray(value))
-        return result
 
-    def column(values: Iterable[float]) -> Tensor:
-        return torch.tensor([*values], dtype=torch.float64)[:, None].expand(shape) * train
+def common_prefix(left: Row, right: Row) -> int:
+    """Returns how many tokens two rows have in common at their beginning."""
+    n = min(len(left), len(right))
+    differs = left.ids[:n] != right.ids[:n]
+    return int(differs.argmax()) if differs.any() else n
 
-    train = pad((row.train for row in rows), False, torch.bool)
+
+def lay_out(rows: Sequence[Row], *, share: bool = True) -> MicroBatch:
+    """Returns rows as one micro-batch; a row's prefix that the row before it has is not repeated, unless `share` is false."""
+    ids, positions, ends, paths = _forest(rows, share)
+    trained = [row.train.nonzero()[0] for row in rows]
+    numbers = {episode: i for i, episode in enumerate(dict.fromkeys(row.episode_id for row in rows))}
+
+    def column(values: Iterable[npt.NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.concatenate([*values])).to(dtype)
+
+    def pick(name: str, dtype: torch.dtype) -> Tensor:
+        return column((getattr(row, name)[at] for row, at in zip(rows, trained, strict=True)), dtype)
+
+    lengths = torch.tensor([len(at) for at in trained])
     return MicroBatch(
-        ids=pad((row.ids for row in rows), 0, torch.int64),
-        train=train,
-        # A token that is not trained may carry a NaN, and NaN * 0 is NaN.
-        recorded=pad((np.where(row.train, row.logprobs, 0) for row in rows), 0.0, torch.float64),
-        versions=pad((row.versions for row in rows), -1, torch.int64),
-        temperature=pad((row.temperature for row in rows), 1.0, torch.float64),
-        advantages=column(row.advantage for row in rows),
-        weights=column(row.weight for row in rows),
+        ids=torch.as_tensor(ids),
+        positions=torch.as_tensor(positions),
+        ends=torch.as_tensor(ends),
+        at=column((path[at] for path, at in zip(paths, trained, strict=True)), torch.int64),
+        context=column((path[at - 1] for path, at in zip(paths, trained, strict=True)), torch.int64),
+        recorded=pick("logprobs", torch.float64),
+        versions=pick("versions", torch.int64),
+        temperature=pick("temperature", torch.float64),
+        advantages=pick("advantages", torch.float64),
+        weights=torch.tensor([row.weight for row in rows], dtype=torch.float64).repeat_interleave(lengths),
+        sequences=torch.tensor([numbers[row.episode_id] for row in rows]).repeat_interleave(lengths),
+        episodes=tuple(numbers),
     )
+
+
+def _forest(rows: Sequence[Row], share: bool) -> tuple[Int64Array, Int64Array, Int64Array, list[Int64Array]]:
+    """Returns ids, positions and ends, each of shape (tokens,), and for each row where its tokens are."""
+    shared = [0] * len(rows)
+    if share:
+        shared[1:] = [common_prefix(left, right) for left, right in itertools.pairwise(rows)]
+    offsets = np.cumsum([0, *(len(row) - n for row, n in zip(rows, shared, strict=True))])
+    ids, positions = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+    ends = np.full(offsets[-1], offsets[-1], np.int64)
+    paths: list[Int64Array] = []
+    path = np.empty(0, np.int64)
+    for row, n, start, stop in zip(rows, shared, offsets, offsets[1:], strict=False):
+        ends[path[n:]] = start
+        ids[start:stop], positions[start:stop] = row.ids[n:], np.arange(n, len(row))
+        path = np.concatenate([path[:n], np.arange(start, stop)])
+        paths.append(path)
+    return ids, positions, ends, paths

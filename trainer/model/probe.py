@@ -6,39 +6,25 @@ Pure but for the model that is asked. Log-probabilities are float32, in nats, at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
 
 from gateway.types import Probe
-from trainer.model.head import token_logprobs
+from trainer.data.packing import lay_out
+from trainer.data.tree import row_of_tokens
+from trainer.model.policy import Policy
 
 SEQUENCES = 4
-TOKENS = 64
-CANDIDATES = 32
 
 Sequences = Sequence[tuple[int, ...]]
 Logprobs = Sequence[tuple[float, ...]]
 
 
-def candidates(ends: Sequences) -> list[tuple[int, ...]]:
-    """Up to `CANDIDATES` of the ends (the last `TOKENS` tokens) of a batch's rows, all different and spread over the batch."""
-    chosen = dict.fromkeys(ends[:: max(1, len(ends) // CANDIDATES)])
-    return [sequence for sequence in chosen if len(sequence) > 1][:CANDIDATES]
-
-
-@torch.no_grad()
-def logprobs(model: Any, sequences: Sequences, device: str = "cpu") -> list[tuple[float, ...]]:
-    """For each sequence, what the model says of every token but the first."""
+def logprobs(policy: Policy, sequences: Sequences) -> list[tuple[float, ...]]:
+    """For each sequence, what the policy says of every token but the first."""
     if not sequences:
         return []
-    longest = max(map(len, sequences))
-    ids = torch.zeros(len(sequences), longest, dtype=torch.int64, device=device)
-    for i, sequence in enumerate(sequences):
-        ids[i, : len(sequence)] = torch.tensor(sequence)
-    values, _ = token_logprobs(model, ids, torch.ones(ids.shape, device=device), with_entropy=False)
-    rows = values.cpu().tolist()
-    return [tuple(row[1 : len(s)]) for row, s in zip(rows, sequences, strict=True)]
+    micro = lay_out([row_of_tokens(sequence) for sequence in sequences], share=policy.shares)
+    values = policy.logprobs(micro).cpu().split([len(sequence) - 1 for sequence in sequences])
+    return [tuple(row.tolist()) for row in values]
 
 
 def choose(sequences: Sequences, new: Logprobs, parent: Logprobs) -> Probe | None:

@@ -14,3 +14,6 @@ class ModelSettings(Section):
     path: Path
     """A Hugging Face checkpoint: version 0, and the reference of a KL term."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["spans", "rows"] = "spans"
+    """`spans`: packed without padding, a prefix that rows share computed once. `rows`: every row apart, by the model's own
+    attention; slower, for architectures that do not attend by spans, which the start says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,83 +18,69 @@ def test_advantages_are_centred_and_scaled() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     std = math.sqrt((0.25 * 4) / 5)
     expected = torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(Grpo(GrpoSettings()).advantages(rewards), expected / std)
-    centred = Grpo(GrpoSettings(normalise_std=False)).advantages(rewards)
+    torch.testing.assert_close(Grpo(GrpoSettings()).advantages([rewards])[0], expected / std)
+    centred = Grpo(GrpoSettings(normalise_std=False)).advantages([rewards])[0]
     torch.testing.assert_close(centred, expected)
 
 
 @pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [1.0], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3, 0.3]])
 def test_a_group_with_equal_rewards_teaches_nothing(rewards: list[float]) -> None:
-    advantages = Grpo(GrpoSettings()).advantages(torch.tensor(rewards, dtype=torch.float64))
+    advantages = Grpo(GrpoSettings()).advantages([torch.tensor(rewards, dtype=torch.float64)])[0]
     assert advantages.tolist() == [0.0] * len(rewards)
 
 
 def test_an_episode_alone_in_its_group_teaches_only_algorithms_that_do_not_compare() -> None:
     class Plain(Grpo):
-        def advantages(self, rewards: Tensor) -> Tensor:
-            return rewards
+        def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
+            return [*rewards]
 
     assert not learns_from_one(Grpo(GrpoSettings()))
     assert learns_from_one(Plain(GrpoSettings()))
 
 
-def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor, train: Tensor) -> TokenBatch:
+def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor) -> TokenBatch:
+    """Tokens of one episode."""
     return TokenBatch(
         logprobs=logprobs,
         entropy=-logprobs,
         recorded=recorded,
         advantages=advantages,
-        weights=train.to(logprobs.dtype),
-        train=train,
+        weights=torch.ones_like(recorded),
+        sequences=torch.zeros(len(recorded), dtype=torch.int64),
+        episodes=1,
         reference=recorded - 0.1,
     )
 
 
 def test_gradient_is_weight_times_advantage_and_zero_outside_the_clip() -> None:
-    ratio = torch.tensor([[1.0, 1.5, 1.5, 0.5, 0.5, 9.0]], dtype=torch.float64)
-    advantages = torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
-    logprobs = torch.full((1, 6), -1.0, dtype=torch.float64, requires_grad=True)
-    train = torch.ones(1, 6, dtype=torch.bool)
+    ratio = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 9.0], dtype=torch.float64)
+    advantages = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    logprobs = torch.full((6,), -1.0, dtype=torch.float64, requires_grad=True)
     settings = GrpoSettings(clip_low=0.2, clip_high=0.28, importance_cap=2.0)
-    batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages, train)
+    batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages)
     batch = TokenBatch(**{n: getattr(batch, n) for n in batch.__slots__ if n != "reference"})
     loss = Grpo(settings).loss(batch)
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
-    expected = torch.tensor([[-1.0, 0.0, 1.5, -0.5, 0.0, 2.0]], dtype=torch.float64)
+    expected = torch.tensor([-1.0, 0.0, 1.5, -0.5, 0.0, 2.0], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
     assert float(loss.sums["clip_fraction"]) == 2.0
 
 
 def test_importance_weights_have_a_floor_too_where_the_clip_leaves_a_gradient() -> None:
-    ratio = torch.tensor([[0.1, 0.1, 0.9, 3.0]], dtype=torch.float64)
-    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
-    logprobs = torch.full((1, 4), -1.0, dtype=torch.float64, requires_grad=True)
-    train = torch.ones(1, 4, dtype=torch.bool)
-    batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages, train)
+    ratio = torch.tensor([0.1, 0.1, 0.9, 3.0], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    logprobs = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
+    batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages)
     loss = Grpo(GrpoSettings(importance_floor=0.5)).loss(replace(batch, reference=None))
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
-    expected = torch.tensor([[-0.5, 0.0, -0.9, 2.0]], dtype=torch.float64)
+    expected = torch.tensor([-0.5, 0.0, -0.9, 2.0], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
-
-
-def test_tokens_that_are_not_trained_change_nothing() -> None:
-    logprobs = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
-    train = torch.tensor([[True, False]])
-    advantages = torch.ones(1, 2, dtype=torch.float64)
-    recorded = torch.tensor([[-1.0, -50.0]], dtype=torch.float64)
-    loss = Grpo(GrpoSettings(kl_coef=0.1)).loss(token_batch(logprobs, recorded, advantages, train))
-    (gradient,) = torch.autograd.grad(loss.total, logprobs)
-    assert gradient[0, 1] == 0.0
-    assert gradient[0, 0] != 0.0
-    assert float(loss.sums["importance_weight"]) == 1.0
-    kl = math.exp(-0.1) + 0.1 - 1.0  # k3 of the token that is trained
-    assert float(loss.total.detach()) == pytest.approx(1.0 + 0.1 * kl)
 
 
 @pytest.mark.parametrize("gap", [-30.0, -19.0, 0.5, 19.0, 30.0])
 def test_the_kl_term_pulls_in_proportion_to_the_gap_however_great_it_is(gap: float) -> None:
-    logprobs = torch.tensor([[-1.0]], requires_grad=True)
-    batch = token_batch(logprobs, logprobs.detach(), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    batch = token_batch(logprobs, logprobs.detach(), torch.zeros(1))
     loss = Grpo(GrpoSettings(kl_coef=0.1)).loss(replace(batch, reference=logprobs.detach() - gap))
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     assert float(gradient) == pytest.approx(0.1 * gap, rel=1e-5)
@@ -115,13 +102,14 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
         logprobs = scaled.gather(-1, targets[part][..., None]).squeeze(-1)
         return algorithm.loss(
             TokenBatch(
-                logprobs=logprobs,
-                entropy=-(scaled.exp() * scaled).sum(-1),
-                recorded=recorded[part],
-                advantages=advantages[part],
-                weights=train[part].double(),
-                train=train[part],
-                reference=recorded[part],
+                logprobs=logprobs[train[part]],
+                entropy=-(scaled.exp() * scaled).sum(-1)[train[part]],
+                recorded=recorded[part][train[part]],
+                advantages=advantages[part][train[part]],
+                weights=torch.ones(int(train[part].sum())),
+                sequences=torch.arange(rows)[:, None].expand(train.shape)[part][train[part]],
+                episodes=rows,
+                reference=recorded[part][train[part]],
             )
         ).total
 
@@ -134,8 +122,7 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
 
 
 def test_an_entropy_without_a_bonus_is_not_part_of_the_loss() -> None:
-    logprobs = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
-    train = torch.ones(1, 1, dtype=torch.bool)
-    batch = token_batch(logprobs, logprobs.detach(), torch.ones(1, 1, dtype=torch.float64), train)
-    loss = Grpo(GrpoSettings()).loss(replace(batch, entropy=torch.full((1, 1), math.nan)))
+    logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    batch = token_batch(logprobs, logprobs.detach(), torch.ones(1, dtype=torch.float64))
+    loss = Grpo(GrpoSettings()).loss(replace(batch, entropy=torch.full((1,), math.nan)))
     assert float(loss.total.detach()) == 1.0

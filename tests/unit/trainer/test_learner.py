@@ -15,10 +15,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group, TokenFlag
+from tests.harness.plain_model import plain_logprobs
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.errors import CheckpointError, VersionReused
 from trainer.learner import Learner
-from trainer.model import head
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
@@ -61,26 +61,12 @@ def parameters(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in learner.model.state_dict().items()}
 
 
-def test_logprobs_are_computed_at_the_stored_temperature(tiny_model: Path) -> None:
-    loaded = model.load(tiny_model)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    temperature = torch.tensor([[1.0, 1.0, 0.5, 2.0]])
-    with torch.no_grad():
-        values, entropy = head.token_logprobs(loaded, ids, temperature)
-        logits = loaded(ids).logits[0]
-    for j in range(1, 4):
-        scaled = (logits[j - 1] / temperature[0, j]).log_softmax(-1)
-        torch.testing.assert_close(values[0, j], scaled[ids[0, j]])
-        torch.testing.assert_close(entropy[0, j], -(scaled.exp() * scaled).sum())
-    assert values[0, 0] == 0.0
-
-
 def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: Settings) -> None:
     learner = Learner.open(settings)
     ids, temperature = [9, 3, 4, 5, 6], 0.7
     with torch.no_grad():
-        values, _ = head.token_logprobs(learner.model, torch.tensor([ids]), torch.full((1, 5), temperature))
-    turn = replace(sampled(1, 0, 1, ids[1:], temperature=temperature), logprobs=values[0, 1:].numpy())
+        values = plain_logprobs(learner.model, torch.tensor(ids), temperature)
+    turn = replace(sampled(1, 0, 1, ids[1:], temperature=temperature), logprobs=values.numpy())
     old = sampled(1, 0, 1, ids[1:], version=0, logprob=-30.0)
     new = Group("g", "t", 0, (
         Episode("a", 1.0, (prompt(0, -1, 0, ids[:1]), turn)),
@@ -187,10 +173,10 @@ def test_training_moves_the_policy_towards_the_reward(settings: Settings) -> Non
     assert rewarded.reward == 1.0
 
     def logprob() -> float:
-        ids = torch.tensor(np.concatenate([node.ids for node in rewarded.nodes])[None].astype(np.int64))
+        ids = torch.tensor(np.concatenate([node.ids for node in rewarded.nodes]).astype(np.int64))
         with torch.no_grad():
-            values, _ = head.token_logprobs(learner.model, ids, torch.ones(ids.shape))
-        return float(values[0, len(rewarded.nodes[0].ids) :].sum())
+            values = plain_logprobs(learner.model, ids)
+        return float(values[len(rewarded.nodes[0].ids) - 1 :].sum())
 
     before = logprob()
     train(learner)
@@ -261,11 +247,11 @@ def assert_probe_tells(probe: dict[str, Any], new: Any, parent: Any) -> None:
     """The probe's numbers are those of the two models, and they differ."""
     assert 1 <= len(probe["sequences"]) <= 4
     for i, sequence in enumerate(probe["sequences"]):
-        ids = torch.tensor([sequence])
+        ids = torch.tensor(sequence)
         for loaded, key in ((new, "new_logprobs"), (parent, "parent_logprobs")):
             with torch.no_grad():
-                values, _ = head.token_logprobs(loaded, ids, torch.ones(ids.shape))
-            torch.testing.assert_close(values[0, 1:], torch.tensor(probe[key][i]), atol=1e-4, rtol=1e-4)
+                values = plain_logprobs(loaded, ids)
+            torch.testing.assert_close(values, torch.tensor(probe[key][i]), atol=1e-4, rtol=1e-4)
         assert probe["new_logprobs"][i] != probe["parent_logprobs"][i]
 
 
@@ -301,31 +287,3 @@ def test_newest_checkpoint_is_the_highest_version(tmp_path: Path) -> None:
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.name == "v000010"
-
-
-class Forbidding(torch.nn.Module):
-    """A model that gives token 255 a logit of -inf."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-        self.dtype = inner.dtype
-
-    def forward(self, **inputs: Any) -> Any:
-        said = self.inner(**inputs)
-        forbidden = torch.arange(said.logits.shape[-1]) == 255
-        said.logits = said.logits.masked_fill(forbidden, float("-inf"))
-        return said
-
-
-@pytest.mark.parametrize("entropy_grad", [False, True])
-def test_a_forbidden_token_leaves_loss_and_entropy_finite(tiny_model: Path, entropy_grad: bool) -> None:
-    loaded = model.load(tiny_model)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    logprobs, entropy = head.token_logprobs(
-        Forbidding(loaded), ids, torch.ones(ids.shape), entropy_grad=entropy_grad
-    )
-    assert entropy.requires_grad == entropy_grad, "without a bonus, nothing is kept for its gradient"
-    (logprobs.sum() + entropy.sum()).backward()
-    assert bool(torch.isfinite(entropy).all())
-    assert all(bool(torch.isfinite(p.grad).all()) for p in loaded.parameters() if p.grad is not None)

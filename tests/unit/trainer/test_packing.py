@@ -1,151 +1,133 @@
-"""Token trees to rows: every sampled token is trained at most once, and what is not is counted."""
+"""Rows to micro-batches: every trained token once, in the context of its row, whatever is shared."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.types import Episode, Node, TokenFlag
-from tests.unit.trainer.trees import prompt, sampled
-from trainer.data.packing import MicroBatch, Packer, Row, rows_of
+from trainer.data.packing import MicroBatch, Packer
+from trainer.data.tree import Row
+
+ALPHABET = st.integers(1, 3)
+"""So few different tokens that rows often begin alike."""
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> Episode:
-    """Trees in which token ids are unique, so that a token can be followed through the rows."""
-    nodes: list[Node] = []
-    fresh = 0
-    for index in range(draw(st.integers(1, 8))):
-        parent = draw(st.integers(-1, index - 1))
-        at = draw(st.integers(0, len(nodes[parent].ids))) if parent >= 0 else 0
-        ids = list(range(fresh, fresh + draw(st.integers(1, 4))))
-        fresh += len(ids)
-        if draw(st.booleans()):
-            flags = draw(st.lists(st.sampled_from([0, 1, 4, 16]), min_size=len(ids), max_size=len(ids)))
-            reason = draw(st.sampled_from(["", "", "abandoned"]))
-            nodes.append(sampled(index, parent, at, ids, flags=flags, mask_reason=reason))
-        else:
-            nodes.append(prompt(index, parent, at, ids))
-    return Episode("e", 1.0, tuple(nodes))
+def rows(draw: st.DrawFn) -> list[Row]:
+    """The rows of a group: a few episodes, each with some paths, and random tokens of them trained."""
+    found = []
+    for number in range(draw(st.integers(0, 6))):
+        ids = draw(st.lists(ALPHABET, min_size=2, max_size=12))
+        train = np.array(
+            [False, *draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))]
+        )
+        train[-1] = True
+        found.append(row(f"episode {number % 3}", ids, train))
+    return found
 
 
-def path_before(episode: Episode, node: Node) -> list[int]:
-    """The ids that the model saw before the first token of `node`."""
-    if node.parent < 0:
-        return []
-    parent = episode.nodes[node.parent]
-    return path_before(episode, parent) + parent.ids[: node.at].tolist()
-
-
-@given(trees())
-def test_every_sampled_token_is_trained_once_or_counted_once(episode: Episode) -> None:
-    rows = rows_of([(episode, 1.0)])
-    trained = [int(i) for row in rows.rows for i in row.ids[row.train]]
-    assert len(trained) == len(set(trained)) == rows.trained
-    total = sum(len(node.ids) for node in episode.nodes if node.sampled)
-    assert rows.trained + sum(rows.masked.values()) == total
-
-
-@given(trees())
-def test_trained_tokens_stand_after_the_context_that_they_were_sampled_in(episode: Episode) -> None:
-    owner = {int(i): (node, j) for node in episode.nodes for j, i in enumerate(node.ids)}
-    for row in rows_of([(episode, 1.0)]).rows:
-        for position in np.flatnonzero(row.train):
-            node, j = owner[int(row.ids[position])]
-            context = path_before(episode, node) + node.ids[:j].tolist()
-            assert row.ids[:position].tolist() == context
-            assert node.sampled
-            assert not node.mask_reason
-            assert row.logprobs[position] == node.logprobs[j]
-        assert row.train[-1], "nothing after the last trained token"
-
-
-def test_a_branch_trains_the_shared_prefix_in_the_first_row_only() -> None:
-    nodes = (
-        prompt(0, -1, 0, [1, 2]),
-        sampled(1, 0, 2, [3, 4]),
-        prompt(2, 1, 2, [5]),
-        sampled(3, 2, 1, [6]),
-        sampled(4, 1, 1, [7]),
+def row(episode: str, ids: Sequence[int], train: np.ndarray) -> Row:
+    """A row whose columns can be told from one another."""
+    n = len(ids)
+    columns = np.arange(n) + 100 * len(ids)
+    return Row(
+        episode_id=episode,
+        ids=np.array(ids, np.int32),
+        train=train,
+        logprobs=(-columns).astype(np.float32),
+        versions=columns.astype(np.int32),
+        temperature=(columns / 7).astype(np.float32),
+        advantages=columns / 3,
+        weight=1 / n,
     )
-    rows = rows_of([(Episode("e", 1.0, nodes), 0.5)]).rows
-    assert [row.ids.tolist() for row in rows] == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 7]]
-    assert [row.ids[row.train].tolist() for row in rows] == [[3, 4, 6], [7]]
-    assert rows[0].versions.tolist() == [-1, -1, 0, 0, -1, 0]
 
 
-def test_untrained_tokens_are_counted_by_reason() -> None:
-    nodes = (
-        prompt(0, -1, 0, [1]),
-        sampled(1, 0, 1, [2, 3, 4, 5], flags=[0, TokenFlag.CONSTRAINED, TokenFlag.STALE_KV, TokenFlag.LATE]),
-        sampled(2, 0, 1, [6, 7], mask_reason="abandoned"),
-        sampled(3, 0, 1, [8], logprob=float("nan")),
-        sampled(4, -1, 0, [9]),
-    )
-    rows = rows_of([(Episode("e", 1.0, nodes), 1.0)])
-    assert rows.trained == 1
-    masked = {"constrained": 1, "stale_kv": 1, "late": 1, "abandoned": 2}
-    expected = {**masked, "invalid_logprob": 1, "no_context": 1}
-    assert dict(rows.masked) == expected
+def trained(rows: Sequence[Row]) -> Counter[tuple[object, ...]]:
+    """What is trained of rows, and each token's context."""
+    return Counter(
+        (r.episode_id, *map(int, r.ids[: j + 1]), float(r.logprobs[j]), int(r.versions[j]),
+         float(r.temperature[j]), float(r.advantages[j]), r.weight)
+        for r in rows for j in r.train.nonzero()[0]
+    )  # fmt: skip
 
 
-def test_sequence_mean_weighs_episodes_the_same() -> None:
-    episodes = [
-        (Episode(str(n), 1.0, (prompt(0, -1, 0, [1]), sampled(1, 0, 1, range(n)))), 1.0) for n in (2, 5)
-    ]
-    rows = rows_of(episodes, sequence_mean=True).rows
-    assert [float(row.weight * row.train.sum()) for row in rows] == [1.0, 1.0]
+def trained_of(micro: MicroBatch) -> Counter[tuple[object, ...]]:
+    """The same of a micro-batch: a token's context are the tokens that it sees, by the definition of `ends`."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for i, at in enumerate(micro.at.tolist()):
+        seen = [k for k in range(at + 1) if at < micro.ends[k]]
+        assert micro.positions[seen].tolist() == list(range(len(seen)))
+        assert seen[-2] == micro.context[i]
+        columns = (micro.temperature, micro.advantages, micro.weights)
+        found[
+            micro.episodes[int(micro.sequences[i])], *micro.ids[seen].tolist(),
+            float(micro.recorded[i]), int(micro.versions[i]), *(float(column[i]) for column in columns),
+        ] += 1  # fmt: skip
+    return found
 
 
-def rows_of_lengths(*lengths: int) -> list[Row]:
-    """One row per episode; `length` tokens are trained, after one that is not."""
-    episodes = [
-        (Episode(str(n), 1.0, (prompt(0, -1, 0, [1]), sampled(1, 0, 1, range(n), temperature=0.5))), 1.0)
-        for n in lengths
-    ]
-    return rows_of(episodes).rows
-
-
-def micro_batches(groups: Sequence[Sequence[Row]], tokens: int) -> list[MicroBatch]:
-    packer = Packer(tokens)
+def cut(groups: Sequence[Sequence[Row]], packer: Packer) -> list[MicroBatch]:
     return [micro for rows in groups for micro in packer.add(rows)] + [*packer.flush()]
 
 
-@given(st.lists(st.lists(st.integers(1, 30), max_size=6), max_size=6), st.integers(16, 64))
-def test_micro_batches_keep_the_token_budget_and_every_row(lengths: list[list[int]], tokens: int) -> None:
-    batches = micro_batches([rows_of_lengths(*group) for group in lengths], tokens)
-    kept = sorted(int(n) for batch in batches for n in batch.train.sum(1))
-    assert kept == sorted(n for group in lengths for n in group)
-    assert all(batch.ids.numel() <= tokens or len(batch.ids) == 1 for batch in batches)
-    for batch in batches:
-        assert bool((batch.temperature[batch.train] == 0.5).all())
-        assert torch.equal(batch.train, batch.weights == 1.0)
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+@given(groups=st.lists(rows(), max_size=4), tokens=st.integers(4, 40))
+def test_every_trained_token_is_there_once_in_its_context(
+    groups: list[list[Row]], tokens: int, share: bool, whole: bool
+) -> None:
+    micros = cut(groups, Packer(tokens, share=share, whole_episodes=whole))
+    assert sum(map(trained_of, micros), Counter()) == sum(map(trained, groups), Counter())
 
 
-def test_a_micro_batch_leaves_as_soon_as_nothing_more_fits() -> None:
-    packer = Packer(20)
-    assert [*packer.add(rows_of_lengths(4, 4, 4))] == []
-    (full,) = packer.add(rows_of_lengths(4))
-    assert full.ids.shape == (4, 5)
+@given(groups=st.lists(rows(), max_size=4), tokens=st.integers(4, 40))
+def test_a_micro_batch_keeps_the_budget_or_is_one_row(groups: list[list[Row]], tokens: int) -> None:
+    every = [tuple(map(int, r.ids)) for rows in groups for r in rows]
+    for micro in cut(groups, Packer(tokens)):
+        assert len(micro) <= tokens or tuple(micro.ids.tolist()) in every
+
+
+def test_what_neighbours_share_is_computed_once() -> None:
+    last = np.array([False, False, False, True])
+    group = [row("b", [1, 2, 3, 5], last), row("a", [1, 2, 3, 4], last), row("c", [1, 2, 3, 4], last)]
+    (micro,) = cut([group], Packer(100))
+    assert micro.ids.tolist() == [1, 2, 3, 4, 5]
+    assert micro.ends.tolist() == [5, 5, 5, 4, 5]
+    assert micro.at.tolist() == [3, 3, 4]
+    assert [micro.episodes[i] for i in micro.sequences] == ["a", "c", "b"]
+
+
+@given(rows(), st.integers(4, 40))
+def test_an_episode_stays_in_one_micro_batch(group: list[Row], tokens: int) -> None:
+    seen = [
+        episode for micro in cut([group], Packer(tokens, whole_episodes=True)) for episode in micro.episodes
+    ]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_micro_batch_leaves_as_soon_as_the_next_row_does_not_fit() -> None:
+    packer, last = Packer(10), np.array([False, False, False, True])
+    assert [*packer.add([row("a", [1, 2, 3, 4], last), row("b", [5, 6, 7, 8], last)])] == []
+    (full,) = packer.add([row("c", [9, 9, 9, 9], last)])
+    assert (len(full), full.episodes) == (8, ("a", "b"))
+    assert [len(micro) for micro in packer.flush()] == [4]
     assert [*packer.flush()] == []
 
 
-def test_rows_wait_among_rows_of_like_length() -> None:
-    groups = [rows_of_lengths(3, 19, 3), rows_of_lengths(19, 4, 3)]
-    assert [batch.ids.shape for batch in micro_batches(groups, 40)] == [(2, 20), (4, 5)]
-
-
-@given(st.lists(st.integers(1, 30), max_size=30), st.integers(16, 64), st.data())
+@given(groups=st.lists(rows(), max_size=6), tokens=st.integers(4, 40), data=st.data())
 def test_the_cut_does_not_depend_on_the_portions(
-    lengths: list[int], tokens: int, data: st.DataObject
+    groups: list[list[Row]], tokens: int, data: st.DataObject
 ) -> None:
-    rows = rows_of_lengths(*lengths)
-    ends = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=5)))
-    portions = [rows[a:b] for a, b in itertools.pairwise([0, *ends, len(rows)])]
-    whole, parts = micro_batches([rows], tokens), micro_batches(portions, tokens)
-    assert [batch.ids.tolist() for batch in parts] == [batch.ids.tolist() for batch in whole]
+    packer, parts = Packer(tokens), []
+    ends = sorted(data.draw(st.lists(st.integers(0, len(groups)), max_size=5)))
+    for a, b in itertools.pairwise([0, *ends, len(groups)]):
+        parts += [micro for group in groups[a:b] for micro in packer.add(group)]
+    parts += packer.flush()
+    whole = cut(groups, Packer(tokens))
+    assert [micro.ids.tolist() for micro in parts] == [micro.ids.tolist() for micro in whole]

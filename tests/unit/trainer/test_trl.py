@@ -31,15 +31,18 @@ def test_our_gradients_are_those_of_trl(case: str, ours: dict[str, Any]) -> None
     mask, logprobs = tensors["mask"], tensors["logprobs"].requires_grad_()
     algorithm = Grpo(GrpoSettings(**{"importance_cap": UNBOUNDED, **ours}))
     lengths = mask.sum(1, keepdim=True)
+    train = mask.bool()
+    sequences = torch.arange(len(mask))[:, None].expand(mask.shape)[train]
     loss = algorithm.loss(
         TokenBatch(
-            logprobs=logprobs,
-            entropy=torch.zeros_like(mask),
-            recorded=tensors["recorded"],
-            advantages=tensors["advantages"][:, None].expand(mask.shape),
-            weights=mask / lengths if algorithm.sequence_mean else mask,
-            train=mask.bool(),
-            reference=tensors["reference"] if algorithm.needs_reference else None,
+            logprobs=logprobs[train],
+            entropy=torch.zeros(len(sequences)),
+            recorded=tensors["recorded"][train],
+            advantages=tensors["advantages"][sequences],
+            weights=(mask / lengths if algorithm.sequence_mean else mask)[train],
+            sequences=sequences,
+            episodes=len(mask),
+            reference=tensors["reference"][train] if algorithm.needs_reference else None,
         )
     )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)

@@ -1,0 +1,99 @@
+"""Token trees to rows: every sampled token is trained at most once, and what is not is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.types import Episode, Node, TokenFlag
+from tests.unit.trainer.trees import prompt, sampled
+from trainer.data.tree import rows_of
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Episode:
+    """Trees in which token ids are unique, so that a token can be followed through the rows."""
+    nodes: list[Node] = []
+    fresh = 0
+    for index in range(draw(st.integers(1, 8))):
+        parent = draw(st.integers(-1, index - 1))
+        at = draw(st.integers(0, len(nodes[parent].ids))) if parent >= 0 else 0
+        ids = list(range(fresh, fresh + draw(st.integers(1, 4))))
+        fresh += len(ids)
+        if draw(st.booleans()):
+            flags = draw(st.lists(st.sampled_from([0, 1, 4, 16]), min_size=len(ids), max_size=len(ids)))
+            reason = draw(st.sampled_from(["", "", "abandoned"]))
+            nodes.append(sampled(index, parent, at, ids, flags=flags, mask_reason=reason))
+        else:
+            nodes.append(prompt(index, parent, at, ids))
+    return Episode("e", 1.0, tuple(nodes))
+
+
+def path_before(episode: Episode, node: Node) -> list[int]:
+    """The ids that the model saw before the first token of `node`."""
+    if node.parent < 0:
+        return []
+    parent = episode.nodes[node.parent]
+    return path_before(episode, parent) + parent.ids[: node.at].tolist()
+
+
+@given(trees())
+def test_every_sampled_token_is_trained_once_or_counted_once(episode: Episode) -> None:
+    rows = rows_of([(episode, {})])
+    trained = [int(i) for row in rows.rows for i in row.ids[row.train]]
+    assert len(trained) == len(set(trained)) == rows.trained
+    total = sum(len(node.ids) for node in episode.nodes if node.sampled)
+    assert rows.trained + sum(rows.masked.values()) == total
+
+
+@given(trees())
+def test_trained_tokens_stand_after_the_context_that_they_were_sampled_in(episode: Episode) -> None:
+    owner = {int(i): (node, j) for node in episode.nodes for j, i in enumerate(node.ids)}
+    for row in rows_of([(episode, {})]).rows:
+        for position in np.flatnonzero(row.train):
+            node, j = owner[int(row.ids[position])]
+            context = path_before(episode, node) + node.ids[:j].tolist()
+            assert row.ids[:position].tolist() == context
+            assert node.sampled
+            assert not node.mask_reason
+            assert row.logprobs[position] == node.logprobs[j]
+        assert row.train[-1], "nothing after the last trained token"
+
+
+def test_a_branch_trains_the_shared_prefix_in_the_first_row_only() -> None:
+    nodes = (
+        prompt(0, -1, 0, [1, 2]),
+        sampled(1, 0, 2, [3, 4]),
+        prompt(2, 1, 2, [5]),
+        sampled(3, 2, 1, [6]),
+        sampled(4, 1, 1, [7]),
+    )
+    rows = rows_of([(Episode("e", 1.0, nodes), {1: 0.5, 3: 0.25, 4: -1.0})]).rows
+    assert [row.ids.tolist() for row in rows] == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 7]]
+    assert [row.ids[row.train].tolist() for row in rows] == [[3, 4, 6], [7]]
+    assert rows[0].versions.tolist() == [-1, -1, 0, 0, -1, 0]
+    assert [row.advantages.tolist() for row in rows] == [[0, 0, 0.5, 0.5, 0, 0.25], [0, 0, 0, -1]]
+
+
+def test_untrained_tokens_are_counted_by_reason() -> None:
+    nodes = (
+        prompt(0, -1, 0, [1]),
+        sampled(1, 0, 1, [2, 3, 4, 5], flags=[0, TokenFlag.CONSTRAINED, TokenFlag.STALE_KV, TokenFlag.LATE]),
+        sampled(2, 0, 1, [6, 7], mask_reason="abandoned"),
+        sampled(3, 0, 1, [8], logprob=float("nan")),
+        sampled(4, -1, 0, [9]),
+    )
+    rows = rows_of([(Episode("e", 1.0, nodes), {})])
+    assert rows.trained == 1
+    masked = {"constrained": 1, "stale_kv": 1, "late": 1, "abandoned": 2}
+    expected = {**masked, "invalid_logprob": 1, "no_context": 1}
+    assert dict(rows.masked) == expected
+
+
+def test_sequence_mean_weighs_episodes_the_same() -> None:
+    episodes = [
+        (Episode(str(n), 1.0, (prompt(0, -1, 0, [1]), sampled(1, 0, 1, range(n)))), {}) for n in (2, 5)
+    ]
+    rows = rows_of(episodes, sequence_mean=True).rows
+    assert [float(row.weight * row.train.sum()) for row in rows] == [1.0, 1.0]

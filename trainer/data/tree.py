@@ -1,0 +1,195 @@
+"""From the token trees of episodes to rows, the paths on which a model is trained.
+
+A row is a path from the root of an episode's tree towards a leaf (what one call saw, and what it sampled), up to the last token
+that it trains. Paths share prefixes, so a token may stand in several rows. Invariants:
+- every sampled token is trained at most once over all rows: in the first row that holds it;
+- a sampled token that is not trained is counted once, with its reason;
+- a row ends with a token to train.
+Pure: no I/O, no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.types import Episode, Float32Array, Int32Array, Node, TokenFlag
+
+BoolArray = npt.NDArray[np.bool_]
+Float64Array = npt.NDArray[np.float64]
+Credit = Mapping[int, float]
+"""The advantage of an episode's tokens, by the index of their node."""
+
+UNTRAINED = (
+    TokenFlag.INVALID_LOGPROB
+    | TokenFlag.GREEDY
+    | TokenFlag.CONSTRAINED
+    | TokenFlag.TRUNCATED
+    | TokenFlag.STALE_KV
+    | TokenFlag.UNCONFIRMED
+    | TokenFlag.ORPHANED
+    | TokenFlag.LATE
+)
+"""Flags of tokens that were not drawn from the policy's own distribution, or not certainly from a version that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One path of one episode; every array has shape (tokens,), and entry j speaks of token j."""
+
+    episode_id: str
+    ids: Int32Array
+    train: BoolArray
+    logprobs: Float32Array
+    """Recorded, in nats; 0 where nothing was sampled."""
+    versions: Int32Array
+    """The version that sampled the token; -1 where nothing was sampled."""
+    temperature: Float32Array
+    """1 where nothing was sampled."""
+    advantages: Float64Array
+    """0 where nothing is trained."""
+    weight: float
+    """The weight of each of its trained tokens in the loss's sum."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a batch, and what was left out of them."""
+
+    rows: list[Row] = field(default_factory=list)
+    trained: int = 0
+    episodes: int = 0
+    """Episodes with at least one trained token."""
+    masked: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens that are not trained, by reason."""
+
+
+def rows_of(episodes: Iterable[tuple[Episode, Credit]], *, sequence_mean: bool = False) -> Rows:
+    """Returns the rows of episodes, each given with its advantages.
+
+    `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
+    """
+    result = Rows()
+    for episode, credit in episodes:
+        trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}
+        trained = sum(int(mask.sum()) for mask in trainable.values())
+        if trained == 0:
+            continue
+        result.trained += trained
+        result.episodes += 1
+        weight = 1.0 / trained if sequence_mean else 1.0
+        result.rows += _paths(episode, trainable, credit, weight)
+    return result
+
+
+def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
+    """Which tokens of a node may be trained, shape (n,); counts the others."""
+    train = np.zeros(len(node.ids), dtype=np.bool_)
+    if not node.sampled:
+        return train
+    if node.mask_reason:
+        masked[node.mask_reason] += len(node.ids)
+        return train
+    train[:] = (node.flags & int(UNTRAINED)) == 0
+    for flags, count in zip(*np.unique(node.flags[~train], return_counts=True), strict=True):
+        masked[_reason(int(flags))] += int(count)
+    invalid = train & ~np.isfinite(node.logprobs)
+    if node.parent < 0 and len(train):
+        # The first token of a row has no context from which it could be predicted.
+        if train[0]:
+            masked["no_context"] += 1
+        invalid[0] = False
+        train[0] = False
+    if invalid.any():
+        masked[_reason(TokenFlag.INVALID_LOGPROB)] += int(invalid.sum())
+    return train & ~invalid
+
+
+def _reason(flags: int) -> str:
+    """The first of the flags that forbids training, as a word."""
+    return next(flag for flag in UNTRAINED if flag & flags).name.lower()  # type: ignore[union-attr]
+
+
+def _paths(episode: Episode, trainable: dict[int, BoolArray], credit: Credit, weight: float) -> Iterator[Row]:
+    nodes = {node.index: node for node in episode.nodes}
+    continued = {
+        node.parent for node in episode.nodes
+        if node.parent >= 0 and node.at == len(nodes[node.parent].ids)
+    }  # fmt: skip
+    # Tokens of a node before this position are trained by an earlier row.
+    done = dict.fromkeys(nodes, 0)
+    for leaf in episode.nodes:
+        if leaf.index in continued:
+            continue
+        pieces = list(_path(leaf, nodes))
+        masks = []
+        for node, length in pieces:
+            mask = trainable[node.index][:length].copy()
+            mask[: done[node.index]] = False
+            done[node.index] = max(done[node.index], length)
+            masks.append(mask)
+        train = np.concatenate(masks)
+        if train.any():
+            yield _row(episode.episode_id, pieces, train, credit, weight)
+
+
+def _path(leaf: Node, nodes: dict[int, Node]) -> list[tuple[Node, int]]:
+    """The nodes from the root to `leaf`, each with how many of its tokens the path holds."""
+    path = [(leaf, len(leaf.ids))]
+    while path[-1][0].parent >= 0:
+        child = path[-1][0]
+        path.append((nodes[child.parent], child.at))
+    return path[::-1]
+
+
+def _row(
+    episode_id: str,
+    pieces: Sequence[tuple[Node, int]],
+    train: BoolArray,
+    credit: Credit,
+    weight: float,
+) -> Row:
+    # What follows changes no log-probability before it.
+    end = int(train.nonzero()[0][-1]) + 1
+
+    def column(values: str, filler: float, dtype: type) -> npt.NDArray[np.generic]:
+        return np.concatenate([
+            getattr(node, values)[:n] if node.sampled else np.full(n, filler, dtype)
+            for node, n in pieces
+        ])[:end].astype(dtype)  # fmt: skip
+
+    return Row(
+        episode_id=episode_id,
+        ids=np.concatenate([node.ids[:n] for node, n in pieces])[:end].astype(np.int32),
+        train=train[:end],
+        logprobs=column("logprobs", 0.0, np.float32),  # type: ignore[arg-type]
+        versions=column("versions", -1, np.int32),  # type: ignore[arg-type]
+        temperature=np.concatenate([
+            np.full(n, node.temperature if node.sampled and node.temperature > 0 else 1.0, np.float32)
+            for node, n in pieces
+        ])[:end],
+        advantages=np.concatenate([np.full(n, credit.get(node.index, 0.0)) for node, n in pieces])[:end] * train[:end],
+        weight=weight,
+    )  # fmt: skip
+
+
+def row_of_tokens(ids: Sequence[int], *, trained_from: int = 1, episode_id: str = "") -> Row:
+    """Returns a row of plain tokens, of which all from `trained_from` on are trained, at temperature 1 and weight 1."""
+    n = len(ids)
+    return Row(
+        episode_id=episode_id,
+        ids=np.array(ids, np.int32),
+        train=np.arange(n) >= trained_from,
+        logprobs=np.zeros(n, np.float32),
+        versions=np.full(n, -1, np.int32),
+        temperature=np.ones(n, np.float32),
+        advantages=np.zeros(n),
+        weight=1.0,
+    )

@@ -1,0 +1,160 @@
+"""The policy: a Hugging Face causal language model and what it says of the tokens of a micro-batch.
+
+One module from tokens to log-probabilities, so that sharding sees one forward pass. Any decoder that transformers can load is
+run as it is; `check` compares it with its plain forward pass, for nothing here is written for an architecture.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data.packing import MicroBatch, lay_out
+from trainer.data.tree import row_of_tokens
+from trainer.errors import ConfigError
+from trainer.model import attention, head
+
+Attention = Literal["spans", "rows"]
+_TOKENS = 16
+_TOLERANCE = 1e-3
+"""Nats, in float32; an attention or head that is not the model's own is off by far more."""
+
+
+class Policy(nn.Module):
+    """A model with its attention over spans (`"spans"`), or its own attention on one row after another (`"rows"`)."""
+
+    def __init__(self, model: Any, way: Attention = "spans") -> None:
+        super().__init__()
+        self.model = model
+        self.way: Attention = way
+        self._head = head.head_of(model)
+        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self._own = model.config._attn_implementation
+        self._holder = attention.install(model) if way == "spans" else None
+
+    @property
+    def shares(self) -> bool:
+        """True if it can compute a common prefix of rows once."""
+        return self.way == "spans"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of losses: float32, or that of the weights if it is greater."""
+        return head.loss_dtype(next(self.model.parameters()).dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    def forward(
+        self, micro: MicroBatch, with_entropy: bool = True, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each trained token, both of shape (trained,), in nats; see `head.token_logprobs`.
+
+        Within `at_work`, if a backward pass follows.
+        """
+        hidden = self._hidden(micro)[micro.context]
+        return head.token_logprobs(
+            self._head,
+            hidden,
+            micro.ids[micro.at],
+            micro.temperature,
+            self._vocabulary,
+            with_entropy=with_entropy,
+            entropy_grad=entropy_grad,
+        )
+
+    @contextmanager
+    def at_work(self, micro: MicroBatch) -> Iterator[None]:
+        """Holds the micro-batch's spans for its forward and backward pass (which may compute layers again)."""
+        if self._holder is None:
+            yield
+            return
+        self._holder.forest = attention.Forest(micro.positions, micro.ends)
+        try:
+            yield
+        finally:
+            self._holder.forest = None
+
+    @torch.no_grad()
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """Log-probability of each trained token, without gradient."""
+        micro = micro.to(str(self.device), self.dtype)
+        with self.at_work(micro):
+            found: Tensor = self(micro, with_entropy=False)[0]
+            return found
+
+    def _hidden(self, micro: MicroBatch) -> Tensor:
+        """The last hidden state of every token, shape (tokens, width)."""
+        if self.shares:
+            return self._decode(micro.ids, micro.positions)
+        starts = [*(micro.positions == 0).nonzero()[:, 0].tolist(), len(micro)]
+        rows = itertools.pairwise(starts)
+        return torch.cat([self._decode(micro.ids[a:b], micro.positions[a:b]) for a, b in rows])
+
+    def _decode(self, ids: Tensor, positions: Tensor) -> Tensor:
+        decoder = self.model.get_decoder()
+        found: Tensor = decoder(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False
+        ).last_hidden_state[0]
+        return found
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Compares with the model's plain forward pass on two rows that share a prefix. Raises ConfigError if they differ."""
+        micro, rows = _example(self._vocabulary, share=self.shares)
+        micro = micro.to(str(self.device), self.dtype)
+        try:
+            with self.at_work(micro):
+                ours = self(micro, with_entropy=False)[0]
+        except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise self._refused(f"{type(error).__name__}: {error}") from error
+        theirs = self._plain(rows)
+        gap = float((ours - theirs).abs().max())
+        if not gap <= _tolerance(self.model):
+            raise self._refused(f"log-probabilities differ from the model's own by {gap:.2g} nats")
+
+    def _plain(self, rows: list[Tensor]) -> Tensor:
+        """Log-probabilities of all tokens but the first of each row, by the model's own forward pass."""
+        if self.shares:
+            self.model.set_attn_implementation(self._own)
+        found = []
+        for row in rows:
+            ids = row.to(self.device)
+            logits = self.model(input_ids=ids[None], use_cache=False).logits[0, :-1].to(self.dtype)
+            found.append(logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0])
+        if self.shares:
+            self.model.set_attn_implementation(attention.NAME)
+        # The second row's shared tokens are trained in the first.
+        return torch.cat([found[0], found[1][_TOKENS // 2 - 1 :]])
+
+    def _refused(self, why: str) -> ConfigError:
+        name = type(self.model).__name__
+        if self.shares:
+            way = 'set [model] attention = "rows": every path is then computed apart, by the model\'s own attention'
+        else:
+            way = "this architecture cannot be trained here"
+        return ConfigError(
+            f"[model] path: {name} does not work with the trainer's attention and head: {why}; {way}"
+        )
+
+
+def _tolerance(model: Any) -> float:
+    return 0.1 if next(model.parameters()).dtype == torch.bfloat16 else _TOLERANCE
+
+
+def _example(vocabulary: int, share: bool) -> tuple[MicroBatch, list[Tensor]]:
+    """Two rows that share their first half, as a micro-batch and as they are, shape (16,) each."""
+    ids = [int(i) for i in torch.randperm(min(vocabulary, 1000), generator=torch.Generator().manual_seed(1))]
+    ids = (ids * _TOKENS)[: _TOKENS * 3 // 2]
+    half = _TOKENS // 2
+    first, second = ids[:_TOKENS], [*ids[:half], *ids[_TOKENS:]]
+    rows = [row_of_tokens(first), row_of_tokens(second, trained_from=half)]
+    return lay_out(rows, share=share), [torch.tensor(first), torch.tensor(second)]
