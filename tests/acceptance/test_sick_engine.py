@@ -18,14 +18,14 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
 from tests.chaos.weights import save_sources
 from tests.harness.agents import sdk
-from tests.harness.crossing import freeze
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.vllm import SharedEngine
-from tests.harness.waiting import result_of, until
+from tests.harness.waiting import result_of, until, while_going_on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
-STREAMS, TOKENS = 4, 1500
+STREAMS, TOKENS, BEFORE = 4, 300, 100
+"""The streams, their tokens, and how many of these the engine samples before it falls ill."""
 NEVER_S = 3600.0
 WHOLE = "".join(chr(ord("!") + number % 10) for number in range(TOKENS))
 
@@ -71,23 +71,28 @@ async def stream(gateway: RunningGateway, number: int) -> tuple[str, str, str | 
 
 
 async def check_calls_go_on(
-    gateway: RunningGateway,
-    spare: FakeEngine,
-    url: str,
+    world: tuple[RunningGateway, FakeEngine, str],
+    vllm: SharedEngine,
     fall_ill: Callable[[], None],
     noticed: Callable[[], bool],
 ) -> None:
-    """Streams begin in the real engine, which is frozen and falls ill; they end in the spare one, and nothing is missing."""
-    tasks = [asyncio.create_task(stream(gateway, n), name=f"stream-{n}") for n in range(STREAMS)]
+    """Streams begin in the real engine, which falls ill in their middle; they end in the spare one, and nothing is missing."""
+    gateway, spare, url = world
     real = gateway.slot
-    await freeze(real, STREAMS)
+    with vllm.barrier(STREAMS, BEFORE) as stands_still:
+        streams = asyncio.gather(*[stream(gateway, number) for number in range(STREAMS)])
+        await while_going_on(stands_still(), streams, "the engine stands still before the streams end")
+    await until(
+        lambda: [len(run.call.turn.ids) for run in real.runs.values()] == [BEFORE] * STREAMS,
+        "the gateway has every token that the engine has sampled",
+        300,
+    )
     await add_spare(gateway, url)
     fall_ill()
-    sampled = sum(len(run.call.turn.ids) for run in real.runs.values())
     await until(noticed, "the illness is noticed", 300)
-    replies = await result_of(asyncio.gather(*tasks), "every reply is whole", 300)
+    replies = await result_of(streams, "every reply is whole", 300)
     assert [(text, finish) for _, text, finish in replies] == [(WHOLE, "length")] * STREAMS
-    assert 0 < spare.sampled <= STREAMS * TOKENS - sampled
+    assert spare.sampled == STREAMS * (TOKENS - BEFORE)
     for episode, _, _ in replies:
         (turn,) = [node for node in (await gateway.admin.trajectory(episode))["nodes"] if node["sampled"]]
         assert turn["versions"] == [[0, TOKENS]]
@@ -108,15 +113,16 @@ async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine answers its health checks, and samples nothing."""
-    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as (gateway, spare, url):
+    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as world:
+        gateway, _, _ = world
         real = gateway.slot
 
-        def noticed() -> bool:
-            """Ages the last token at every look: tokens that were sampled before may still arrive."""
+        def say_nothing_for_long() -> None:
             real.last_token_at -= NEVER_S
-            return "demo-0 is lost: no token for" in caplog.text
 
-        await check_calls_go_on(gateway, spare, url, lambda: None, noticed)
+        await check_calls_go_on(
+            world, vllm, say_nothing_for_long, lambda: "demo-0 is lost: no token for" in caplog.text
+        )
         await check_is_well_again(gateway)
 
 
@@ -124,15 +130,14 @@ async def test_calls_of_an_engine_whose_process_hangs_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its connections stay open, and nothing is answered."""
-    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S, health_s=0.2) as (gateway, spare, url):
+    async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S, health_s=0.2) as world:
         try:
             await check_calls_go_on(
-                gateway,
-                spare,
-                url,
+                world,
+                vllm,
                 lambda: vllm.signal(signal.SIGSTOP),
                 lambda: "demo-0 is lost: no answer to 3 health checks" in caplog.text,
             )
         finally:
             vllm.signal(signal.SIGCONT)
-        await check_is_well_again(gateway)
+        await check_is_well_again(world[0])

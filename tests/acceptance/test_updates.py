@@ -11,11 +11,12 @@ from pathlib import Path
 import openai
 import pytest
 
+from gateway.rollout.slot import Slot
 from tests.harness.crossing import HOLD_S, crossed
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import logprobs, probe_of, save_model
 from tests.harness.vllm import SharedEngine
-from tests.harness.waiting import until
+from tests.harness.waiting import until, while_going_on
 from tests.harness.weights import publish
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -25,7 +26,7 @@ NOISE = 2e-3
 DISTINCT = 16
 """Spans of so many tokens cannot agree with two of these models by chance."""
 AGENTS, STREAMS = 16, 12
-"""Streams, and how many of them are under way, at least, when an update begins."""
+"""Streams, and how many of them are in their middle, at least, when an update begins."""
 TOKENS, APART = 400, 20
 """The tokens of a stream, and those that it samples between two updates."""
 
@@ -94,20 +95,25 @@ async def test_recorded_logprobs_are_those_of_the_sampling_distribution(
 
 
 async def test_streams_cross_three_updates_and_every_token_has_the_version_that_sampled_it(
-    gateway: RunningGateway, versions: list[Path]
+    gateway: RunningGateway, vllm: SharedEngine, versions: list[Path]
 ) -> None:
+    async def stop_in_the_middle(_slot: Slot) -> None:
+        with vllm.barrier(STREAMS, DISTINCT) as stands_still:
+            await stands_still()
+
     done = asyncio.Event()
-    agents = [asyncio.create_task(stream_until(gateway, done, i), name=f"agent-{i}") for i in range(AGENTS)]
+    agents = asyncio.gather(*[stream_until(gateway, done, number) for number in range(AGENTS)])
     reports = []
-    with crossed(STREAMS):
+    with crossed(stop_in_the_middle):
         for version in (1, 2, 3):
             sampled = await sampled_by(gateway)
             await until(partial(said_more, gateway, sampled), f"version {version - 1} speaks", 300)
-            record = await gateway.admin.publish(version, str(versions[version]), wait_s=600)
+            publishing = gateway.admin.publish(version, str(versions[version]), wait_s=600)
+            record = await while_going_on(publishing, agents, "no agent asks any more")
             assert record["state"] == "live"
             reports.append(record["report"][0])
     done.set()
-    received = dict(await asyncio.gather(*agents))
+    received = dict(await agents)
 
     assert all(report["probe"]["verdict"] == "passed" for report in reports)
     assert [report["failure"] for report in reports] == [""] * 3

@@ -1,13 +1,14 @@
 """Updates that requests cross for certain, whatever the pace of engines, clients and the machine.
 
 An engine samples faster than a busy machine's clients read, so what a gateway has received says little of what is left to sample.
-An engine is therefore frozen in the middle of its requests, by the engine's own account, before an update holds it.
+An engine is therefore stopped in the middle of its requests, by the engine's own account, before an update holds it: real vLLM
+that tests share by its barrier (`tests.harness.vllm`), others by `freeze`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from unittest import mock
 
@@ -15,7 +16,6 @@ from gateway.errors import EngineError
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
 from scheduler.program.events import Do
-from tests.harness.waiting import within
 
 LIMIT_S = 600.0
 HOLD_S = 2 * LIMIT_S
@@ -24,17 +24,13 @@ _AGAIN_S = 0.05
 
 
 @contextmanager
-def crossed(requests: int, wanted: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Updates hold an engine only when it is frozen with so many requests under way, which they then cross.
-
-    `wanted` is called when an update begins to wait for them. An engine that is lost is not waited for.
-    """
+def crossed(stop: Callable[[Slot], Awaitable[None]]) -> Iterator[None]:
+    """Updates hold an engine only when `stop` has brought it to a halt in the middle of requests, which they then cross."""
     run = EngineSteps.run
 
     async def run_in_the_middle(self: EngineSteps, do: Do) -> None:
         if do.step == "hold":
-            wanted()
-            await freeze(self._pool.slots[do.engine], requests)
+            await stop(self._pool.slots[do.engine])
         await run(self, do)
 
     with mock.patch.object(EngineSteps, "run", run_in_the_middle):
@@ -42,14 +38,16 @@ def crossed(requests: int, wanted: Callable[[], None] = lambda: None) -> Iterato
 
 
 async def freeze(slot: Slot, requests: int) -> None:
-    """Freezes an engine as soon as so many requests are under way. Raises EngineError, with how many are."""
+    """Pauses an engine with so many requests under way. There must always be new ones: they end while it is looked at.
+
+    An engine that is lost is let be. Raises EngineError, with how many there were.
+    """
     found = 0
     try:
-        async with within("the engine has tokens of the call that nobody has taken", LIMIT_S):
+        async with asyncio.timeout(LIMIT_S):
             while slot.state == "open" and slot.engine is not None:
                 with suppress(EngineError):  # it dies, and its slot will say so
-                    found = await under_way(slot)
-                    if found >= requests:
+                    if (found := await under_way(slot)) >= requests:
                         await slot.engine.pause(keep=True, clear_cache=False)
                         if (found := await under_way(slot)) >= requests:
                             return

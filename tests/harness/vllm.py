@@ -11,8 +11,8 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ from gateway.engines.process import LOOPBACK, command, connect
 from gateway.sections import EngineSettings, ModelSettings
 from processes.child import die_with_parent
 from processes.ports import free_port
+from tests.harness.waiting import until
 
-START_S = 600.0
+START_S = STAND_S = 600.0
 LENGTH = 32_768
 """The most tokens of prompt and answer together: the tiny model samples so fast that a shorter answer is over before a busy
 machine has sent the pause."""
-PYTHON = Path(__file__).parents[2] / ".venv-engine" / "bin" / "python"
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 
 
 def vllm_settings(log: Path) -> dict[str, Any]:
@@ -57,6 +59,7 @@ class SharedEngine:
         self.starts = 0
         self._model = model
         self._log = log
+        self._barrier = log.with_suffix(".barrier")
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -85,6 +88,25 @@ class SharedEngine:
         finally:
             await engine.close()
 
+    @contextmanager
+    def barrier(self, requests: int, tokens: int) -> Iterator[Callable[[], Awaitable[None]]]:
+        """The engine samples nothing before so many requests have come, and stands still when so many have so many tokens.
+
+        Yields what waits for that. Then whoever resumes the engine lets it go on, as after a pause that keeps requests.
+        """
+        draft = self._barrier.with_suffix(".draft")
+        draft.write_text(f"{requests} {tokens}")
+        draft.rename(self._barrier)
+
+        async def stands_still() -> None:
+            what = f"{requests} requests stand at the engine's barrier, after {tokens} tokens"
+            await until(lambda: not self._barrier.exists(), what, STAND_S)
+
+        try:
+            yield stands_still
+        finally:
+            self._barrier.unlink(missing_ok=True)
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to all of its processes."""
         if self._process is not None:
@@ -102,9 +124,10 @@ class SharedEngine:
         model = ModelSettings(path=self._model, max_model_len=LENGTH)
         self._port = free_port()
         argv, env = command(settings, model, "shared", str(self._model), LOOPBACK, self._port)
+        env |= {"HEADGATE_TESTS_BARRIER": str(self._barrier), "PYTHONPATH": str(ROOT)}
         with self._log.open("ab") as log:
             self._process = process = subprocess.Popen(
-                argv,
+                [*argv, "--scheduler-cls", "tests.harness.vllm_scheduler.BarrierScheduler"],
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

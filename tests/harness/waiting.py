@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -45,6 +45,17 @@ async def until(
             if held if isinstance(held, bool) else await held:
                 return
             await asyncio.sleep(every_s)
+
+
+async def while_going_on(event: Awaitable[T], other: asyncio.Future[Any], what: str) -> T:
+    """The result of `event`, which comes while `other` goes on; fails with `what` at once if `other` ends first, or as it did."""
+    first = asyncio.ensure_future(event)
+    await asyncio.wait({first, other}, return_when=asyncio.FIRST_COMPLETED)
+    if first.done():
+        return first.result()
+    first.cancel()
+    other.result()
+    pytest.fail(what)
 
 
 async def turns(count: int = 20) -> None:

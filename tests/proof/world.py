@@ -20,8 +20,9 @@ from typing import Any
 import httpx
 import openai
 
+from gateway.rollout.slot import Slot
 from gateway.types import EpisodeOpened
-from tests.harness.crossing import HOLD_S, crossed
+from tests.harness.crossing import HOLD_S, crossed, freeze
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vllm import vllm_settings
 from tests.proof.models import Family
@@ -82,7 +83,7 @@ async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None
             added = await gateway.http.post("/admin/v1/engines", json={"url": plan.url, "name": "shared"})
             added.raise_for_status()
         world = _World(plan, family, gateway, say)
-        with crossed(plan.crossed, world.go_on_asking):
+        with crossed(world.stop_in_the_middle):
             outcome = await world.run()
         outcome.trajectories = [await gateway.admin.trajectory(episode) for episode in world.episodes]
         outcome.restarts = sum(e["restarts"] for e in (await gateway.admin.status())["engines"])
@@ -120,9 +121,10 @@ class _World:
         """Chunks that each long stream has received."""
         self._outcome = Outcome()
 
-    def go_on_asking(self) -> None:
+    async def stop_in_the_middle(self, slot: Slot) -> None:
         """An update waits for streams that cross it."""
         self._asking.set()
+        await freeze(slot, self._plan.crossed)
 
     async def run(self) -> Outcome:
         """Agents all the time, updates one after another; the agents end with their present calls."""
