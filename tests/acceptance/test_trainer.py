@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from processes.ports import free_port
+from tests.harness import uneven_agent
 from tests.harness.vllm import PYTHON
 
 pytestmark = pytest.mark.vllm
@@ -32,7 +33,7 @@ env = {{ VLLM_CPU_CI_ENV = "1", VLLM_CPU_KVCACHE_SPACE = "1", VLLM_CPU_OMP_THREA
 [sampling]
 temperature = {{ override = 1.0 }}
 [staleness]
-eta = 1
+eta = 0
 batch = 4
 [store]
 url = "sqlite:///{work}/gateway.db"
@@ -51,7 +52,7 @@ path = "{work}/model"
 [optimizer]
 lr = 1e-3
 [rollout]
-agent = "examples.demo.agent:solve"
+agent = "{agent}"
 tasks = "{work}/tasks.jsonl"
 group_size = 4
 concurrency = 16
@@ -67,7 +68,8 @@ def command(*arguments: str) -> None:
 
 
 def test_a_run_from_the_command_line_trains_on_what_was_sampled(tmp_path: Path) -> None:
-    names = {"work": tmp_path, "port": free_port(), "python": PYTHON, "steps": STEPS}
+    agent = f"{uneven_agent.__name__}:solve"
+    names = {"agent": agent, "work": tmp_path, "port": free_port(), "python": PYTHON, "steps": STEPS}
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "gateway.toml").write_text(GATEWAY.format(**names))
     (tmp_path / "trainer.toml").write_text(TRAINER.format(**names))
@@ -78,10 +80,10 @@ def test_a_run_from_the_command_line_trains_on_what_was_sampled(tmp_path: Path) 
 
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["version"] for record in records] == [1, 2, 3]
-    assert all(record["staleness_max"] <= 1 for record in records)
-    gaps = [record["logprob_gap_max"] for record in records if "logprob_gap_max" in record]
-    assert gaps
-    assert max(gaps) < 1e-3
+    for record in records:
+        assert (record["reward_mean"], record["equal_reward_groups"], record["staleness_max"]) == (0.5, 0, 0)
+        assert 0 < record["same_version_tokens"] == record["trained_tokens"]
+        assert record["logprob_gap_max"] < 1e-3
     with sqlite3.connect(tmp_path / "gateway.db") as store:
         versions = store.execute("SELECT version, state, report FROM versions ORDER BY version").fetchall()
         abandoned = store.execute("SELECT count(*) FROM calls WHERE finish_reason = 'abandoned'").fetchone()
