@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ NAME = "headgate_spans"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens [start, stop) of one row, and the tokens before them on their path."""
+    """A run of consecutive tokens of one path, and the tokens before it on that path."""
 
-    start: int
-    stop: int
-    prefix: Tensor | None
-    """int64: indices of the tokens before `start` on the path; None without any."""
+    length: int
+    prefix: tuple[tuple[int, int], ...]
+    """(span, n): the first n tokens of an earlier span, from the root on."""
+    before: int
+    """Tokens of the prefix."""
 
 
 class Forest:
@@ -38,27 +40,38 @@ class Forest:
         """Both have shape (tokens,), int64."""
         self.positions = positions
         self.ends = ends
+        self._block_masks: dict[int | None, BlockMask] = {}
+        self._causal_masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     @cached_property
     def spans(self) -> Sequence[Span]:
-        """The runs of consecutive tokens of a path, in order."""
+        """The spans, in order."""
         positions = self.positions.tolist()
-        starts = [0, *(i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1)]
-        found = []
-        for start, stop in zip(starts, [*starts[1:], len(positions)], strict=True):
-            prefix = (self.ends[:start] > start).nonzero()[:, 0] if positions[start] else None
-            found.append(Span(start, stop, prefix))
+        starts = [i for i, position in enumerate(positions) if i == 0 or position != positions[i - 1] + 1]
+        found: list[Span] = []
+        path: tuple[tuple[int, int], ...] = ()
+        for start, stop in pairwise([*starts, len(positions)]):
+            prefix = _cut(path, positions[start])
+            found.append(Span(stop - start, prefix, positions[start]))
+            path = (*prefix, (len(found) - 1, stop - start))
         return found
+
+    def causal_mask(self, span: Span, window: int | None) -> Tensor:
+        """bool, (span, prefix and span): true where the query sees the key."""
+        key = (span.length, span.before, window)
+        if key not in self._causal_masks:
+            device = self.positions.device
+            queries = torch.arange(span.before, span.before + span.length, device=device)[:, None]
+            distance = queries - torch.arange(span.before + span.length, device=device)
+            mask = distance >= 0
+            self._causal_masks[key] = mask if window is None else mask & (distance < window)
+        return self._causal_masks[key]
 
     def block_mask(self, window: int | None) -> BlockMask:
         """The same as a mask for FlexAttention, made once for each width of the window."""
-        if window not in self._masks:
-            self._masks[window] = self._block_mask(window)
-        return self._masks[window]
-
-    @cached_property
-    def _masks(self) -> dict[int | None, BlockMask]:
-        return {}
+        if window not in self._block_masks:
+            self._block_masks[window] = self._block_mask(window)
+        return self._block_masks[window]
 
     def _block_mask(self, window: int | None) -> BlockMask:
         positions, ends, n = self.positions, self.ends, len(self.positions)
@@ -187,38 +200,41 @@ def by_span(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`attend` span by span: each against its own path's keys."""
-    plain = softcap is None and sinks is None
+    # Not slices: the gradient of each would be a tensor of all tokens.
+    parts = [x.split([span.length for span in forest.spans], 2) for x in (query, key, value)]
     found = []
-    for span in forest.spans:
-        q, own = query[:, :, span.start : span.stop], slice(span.start, span.stop)
-        k, v = (_of_path(x, span, own) for x in (key, value))
-        before = k.shape[2] - q.shape[2]
-        if plain and before == 0 and (window is None or k.shape[2] <= window):
+    for number, span in enumerate(forest.spans):
+        q, (k, v) = parts[0][number], (_of_path(x, span, number) for x in parts[1:])
+        narrow = window is not None and k.shape[2] > window
+        if span.before or narrow or softcap is not None or sinks is not None:
+            out = _masked(q, k, v, forest.causal_mask(span, window), scale, softcap, sinks)
+        else:
             out = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scale, enable_gqa=_grouped(q, k)
             )
-        else:
-            mask = _causal(q.shape[2], before, window, q.device)
-            out = _masked(q, k, v, mask, scale, softcap, sinks)
         found.append(out)
     return torch.cat(found, 2)
 
 
-def _of_path(x: Tensor, span: Span, own: slice) -> Tensor:
-    mine = x[:, :, own]
-    return mine if span.prefix is None else torch.cat([x.index_select(2, span.prefix), mine], 2)
+def _cut(path: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
+    """The first `tokens` tokens of a path."""
+    found = []
+    for span, n in path:
+        if tokens > 0:
+            found.append((span, min(n, tokens)))
+        tokens -= n
+    return tuple(found)
+
+
+def _of_path(parts: Sequence[Tensor], span: Span, number: int) -> Tensor:
+    """The keys or values of a span and of what is before it."""
+    if not span.prefix:
+        return parts[number]
+    return torch.cat([*(parts[earlier][:, :, :n] for earlier, n in span.prefix), parts[number]], 2)
 
 
 def _grouped(query: Tensor, key: Tensor) -> bool:
     return query.shape[1] != key.shape[1]
-
-
-def _causal(queries: int, before: int, window: int | None, device: torch.device) -> Tensor:
-    """bool, (queries, before + queries): true where the query sees the key."""
-    distance = (torch.arange(queries, device=device) + before)[:, None] - torch.arange(
-        before + queries, device=device
-    )
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
 def _masked(
