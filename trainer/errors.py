@@ -8,6 +8,7 @@ TrainerError
 |- GatewayUnreachable   the gateway could not be had: it did not answer, or another one listens in its place
 |- LeaseLost            the gateway no longer grants the lease that is being trained
 |- FeedBroken           the gateway gave a group twice, or a buffer that cannot be trained any more
+|- RankLost             another process of the run ended, or was silent for too long
 |- NotFinite            too many steps in a row had a loss or gradient that is not finite
 |- PublishFailed        the engines could not be brought to the published version
 |  `- VersionRejected   nor ever will: its weights are bad
@@ -47,6 +48,10 @@ class LeaseLost(TrainerError):
 
 class FeedBroken(TrainerError):
     """The gateway gave a group of the leased buffer twice, or a buffer that cannot be trained any more."""
+
+
+class RankLost(TrainerError):
+    """Another process of the run ended, or was silent for too long; the message names the step."""
 
 
 class NotFinite(TrainerError):

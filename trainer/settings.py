@@ -26,6 +26,7 @@ from trainer.sections.base import Section
 from trainer.sections.batch import BatchSettings
 from trainer.sections.model import ModelSettings
 from trainer.sections.optimizer import OptimizerSettings
+from trainer.sections.parallel import ParallelSettings
 from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings
 from trainer.sections.state import CheckpointSettings, WeightsSettings
 
@@ -59,6 +60,7 @@ class Settings(Section):
         default_factory=lambda: _algorithm({})
     )
     batch: BatchSettings = BatchSettings()
+    parallel: ParallelSettings = ParallelSettings()
     rollout: RolloutSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     weights: WeightsSettings = WeightsSettings()

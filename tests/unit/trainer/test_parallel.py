@@ -1,0 +1,230 @@
+"""A model on several ranks learns what it learns on one; bf16 compute keeps every update in float32 masters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.harness.ranks import on_ranks
+from trainer.errors import ConfigError
+from trainer.model import optim, parallel
+from trainer.model.parallel import Ranks
+from trainer.sections.optimizer import OptimizerSettings
+from trainer.sections.parallel import ParallelSettings
+
+STEPS, ROWS, VOCABULARY = 5, 4, 64
+OPTIMIZER = OptimizerSettings(lr=1e-2, weight_decay=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    Ranks(0, 1, "cpu", ParallelSettings()).leave()
+
+
+class Losses(torch.nn.Module):
+    """A model whose pass is a sum of token losses over rows; its embedding and its head are one tensor."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        config = GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=32,
+            n_embd=24,
+            n_layer=2,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        self.model: Any = GPT2LMHeadModel(config).to(dtype).eval()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = (
+            self.model(input_ids=ids, use_cache=False)
+            .logits[:, :-1]
+            .to(torch.promote_types(self.model.dtype, torch.float32))
+        )
+        return -logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).sum()
+
+
+def sharded(ranks: Ranks, dtype: torch.dtype, compute: torch.dtype | None = None) -> Losses:
+    model = Losses(dtype)
+    ranks.shard(model, list(model.model.transformer.h), compute)
+    return model
+
+
+def rows_of(step: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (ROWS, 12), generator=torch.Generator().manual_seed(step))
+
+
+def step_of(model: Losses, ranks: Ranks, optimizer: optim.Optimizer, step: int) -> tuple[float, float]:
+    """The loss and the gradient's norm of one step; each row is a micro-batch, and rank r takes every size-th."""
+    loss = 0.0
+    for row in rows_of(step)[ranks.rank :: ranks.size]:
+        total = model(row[None])
+        total.backward()
+        loss += float(total.detach())
+    norm = parallel.divide_and_clip(model, ROWS * 11, 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    return sum(ranks.of_all(loss)) / (ROWS * 11), norm
+
+
+def learn(
+    settings: ParallelSettings, dtype: torch.dtype, steps: range
+) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
+    """The curve of a run, and its final weights."""
+    ranks = parallel.join(settings, "cpu")
+    model = sharded(ranks, dtype)
+    optimizer = optim.create(model.model, OPTIMIZER)
+    curve = [step_of(model, ranks, optimizer, step) for step in steps]
+    return curve, parallel.gather(model.model, ranks)
+
+
+@pytest.mark.parametrize("replicate", [1, 2])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_two_ranks_learn_what_one_learns(replicate: int, dtype: torch.dtype, tolerance: float) -> None:
+    alone, expected = learn(ParallelSettings(), dtype, range(STEPS))
+    (curve, weights), (other, nothing) = on_ranks(
+        2, learn, ParallelSettings(replicate=replicate), dtype, range(STEPS)
+    )
+    assert curve == other, "all ranks know the same figures"
+    torch.testing.assert_close(torch.tensor(curve), torch.tensor(alone), rtol=0, atol=tolerance)
+    assert nothing == {}, "the first rank alone holds whole weights"
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        # Adam turns the rounding noise of a gradient that is 0, as that of a key's bias, into steps of full size.
+        limit = tolerance if dtype == torch.float64 else STEPS * OPTIMIZER.lr
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=limit)
+    assert weights["lm_head.weight"].data_ptr() == weights["transformer.wte.weight"].data_ptr()
+    assert alone[0][0] > alone[-1][0], "and it learns"
+
+
+def changed(dtype: torch.dtype, compute: torch.dtype | None) -> tuple[float, float]:
+    """The share of the weights that one step at lr 1e-6 changes, and of those that its backward pass gives a gradient."""
+    ranks = parallel.join(ParallelSettings(), "cpu")
+    model = sharded(ranks, dtype, compute)
+    before = {name: value.clone() for name, value in parallel.gather(model.model, ranks).items()}
+    optimizer = optim.create(model.model, OptimizerSettings(lr=1e-6))
+    model(rows_of(1)).backward()
+    graded = sum(
+        int(parallel.whole(p.grad).count_nonzero()) for p in model.parameters() if p.grad is not None
+    )
+    optimizer.step()
+    after = parallel.gather(model.model, ranks)
+    names = [name for name in after if name != "lm_head.weight"]
+    size = sum(after[name].numel() for name in names)
+    return sum(int((after[name] != before[name]).sum()) for name in names) / size, graded / size
+
+
+def test_a_small_step_changes_the_masters_of_bf16_where_pure_bf16_rounds_it_away() -> None:
+    mixed, graded = changed(torch.float32, torch.bfloat16)
+    pure, _ = changed(torch.bfloat16, None)
+    assert mixed > 0.95 * graded > 0.9
+    assert pure < 0.1 * mixed
+
+
+def compute_dtypes() -> tuple[Any, ...]:
+    ranks = parallel.join(ParallelSettings(), "cpu")
+    model = sharded(ranks, torch.float32, torch.bfloat16)
+    seen = []
+    model.model.transformer.h[0].register_forward_hook(
+        lambda module, given, said: seen.append((said if isinstance(said, Tensor) else said[0]).dtype)
+    )
+    model(rows_of(1)).backward()
+    masters = {p.dtype for p in model.parameters()} | {
+        p.grad.dtype for p in model.parameters() if p.grad is not None
+    }
+    published = {value.dtype for value in parallel.gather(model.model, ranks, torch.bfloat16).values()}
+    return seen, masters, published
+
+
+def test_bf16_computes_in_bf16_on_masters_and_gradients_in_float32() -> None:
+    assert compute_dtypes() == ([torch.bfloat16], {torch.float32}, {torch.bfloat16})
+
+
+def accumulated(parts: int) -> Tensor:
+    """The gradient of the embedding after passes that each add a little."""
+    ranks = parallel.join(ParallelSettings(), "cpu")
+    model = sharded(ranks, torch.float32, torch.bfloat16)
+    for _ in range(parts):
+        model(rows_of(1)[:1]).backward()
+    gradient = model.model.transformer.wte.weight.grad
+    assert gradient is not None
+    return parallel.whole(gradient)
+
+
+def test_gradients_accumulate_in_float32() -> None:
+    """In bf16, each of the additions would round by up to 2e-3."""
+    torch.testing.assert_close(accumulated(15), 15 * accumulated(1), rtol=1e-5, atol=0)
+
+
+def saved(directory: Path, settings: ParallelSettings, steps: int) -> None:
+    ranks = parallel.join(settings, "cpu")
+    model = sharded(ranks, torch.float64)
+    optimizer = optim.create(model.model, OPTIMIZER)
+    for step in range(steps):
+        step_of(model, ranks, optimizer, step)
+    moments = {f"{n}/{k}": value for n, entry in optimizer.moments().items() for k, value in entry.items()}
+    parallel.write(directory, {**parallel.weights(model.model), **moments}, ranks)
+
+
+def resumed(
+    directory: Path, settings: ParallelSettings, steps: range
+) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
+    ranks = parallel.join(settings, "cpu")
+    model = sharded(ranks, torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    optimizer = optim.create(model.model, OPTIMIZER)
+    moments = optimizer.empty_moments()
+    flat = {f"{n}/{k}": value for n, entry in moments.items() for k, value in entry.items()}
+    parallel.read(directory, {**parallel.weights(model.model), **flat}, ranks)
+    optimizer.take_moments(moments)
+    return [step_of(model, ranks, optimizer, step) for step in steps], parallel.gather(model.model, ranks)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])
+def test_what_some_ranks_wrote_others_read(tmp_path: Path, before: int, after: int) -> None:
+    _, expected = learn(ParallelSettings(), torch.float64, range(STEPS))
+    on_ranks(before, saved, tmp_path, ParallelSettings(), 3)
+    assert not [file for file in tmp_path.iterdir() if file.suffix != ".safetensors"], "and no pickle"
+    (_, weights), *_ = on_ranks(after, resumed, tmp_path, ParallelSettings(), range(3, STEPS))
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-12)
+    assert parallel.stored(tmp_path)["transformer.wte.weight"] == (
+        torch.Size([VOCABULARY, 24]),
+        torch.float64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "size", "said"),
+    [
+        ({"shard": 4}, 2, "shard = 4 times replicate = 1 needs 4 ranks, but 2 run"),
+        ({"shard": 2, "replicate": 2}, 2, "needs 4 ranks, but 2 run"),
+        ({"replicate": 2}, 3, "replicate = 2 needs a multiple of as many ranks, but 3 run"),
+    ],
+)
+def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], size: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parallel.check(ParallelSettings(**values), size)
+    parallel.check(ParallelSettings(**values), 4)
+
+
+@pytest.mark.parametrize("key", ["context", "tensor"])
+def test_what_is_not_there_is_refused_by_name(key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} = 2: this trainer cannot do that"):
+        ParallelSettings.model_validate({key: 2})

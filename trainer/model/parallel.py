@@ -1,0 +1,274 @@
+"""Several processes that train one model: their mesh, the weights' shards, and what the ranks say to one another.
+
+The only module that imports torch.distributed. Owns the process group. FSDP2 shards a model by layers; it also carries mixed
+precision, so a single rank with bf16 compute has a process group of one. Invariants: gradients of ranks are summed, not averaged,
+and accumulate in the precision of the weights; between passes every weight is a shard, so that an optimizer step is never
+followed by a pass with old weights. Every function that says so is collective: all ranks call it, in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainer.errors import ConfigError, RankLost
+from trainer.sections.parallel import ParallelSettings
+
+T = TypeVar("T")
+_UNBOUNDED = timedelta(days=365)
+
+
+class Ranks:
+    """The processes of a run, as one of them sees them; `join` makes it."""
+
+    def __init__(self, rank: int, size: int, device: str, settings: ParallelSettings) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        """Where this rank computes."""
+        self._settings = settings
+        self._mesh: DeviceMesh | None = None
+        self._talk: Any = None
+        """The group for objects: on the CPU, and within `timeout_s`."""
+        self._orders: Any = None
+        """The group for rank 0's orders, for which the others wait as long as it takes."""
+
+    @property
+    def leads(self) -> bool:
+        """True for rank 0, which alone speaks to the gateway and to the disk."""
+        return self.rank == 0
+
+    def shard(
+        self, model: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype | None = None
+    ) -> None:
+        """Spreads the weights over the ranks, one shard for each of `layers` and one for the rest of `model`. Collective.
+
+        `compute` is the precision of a pass, if it is not that of the weights. All passes go through `model` itself.
+        """
+        if self.size == 1 and compute is None:
+            return
+        policy = MixedPrecisionPolicy(
+            param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        options: dict[str, Any] = {
+            "mesh": self.mesh,
+            "mp_policy": policy if compute is not None else MixedPrecisionPolicy(cast_forward_inputs=False),
+            "reshard_after_forward": True,
+        }
+        for layer in layers:
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks by `replicate` and `shard`. The first use is collective."""
+        if self._mesh is None:
+            start(self._settings.timeout_s, self.device)
+            replicate = self._settings.replicate
+            shape = (self.size,) if replicate == 1 else (replicate, self.size // replicate)
+            names = ("shard",) if replicate == 1 else ("replicate", "shard")
+            self._mesh = init_device_mesh(torch.device(self.device).type, shape, mesh_dim_names=names)
+        return self._mesh
+
+    def from_first(self, value: T | None = None) -> T:
+        """Rank 0's value, on every rank. Collective."""
+        return self._from_first(value, self._talk)
+
+    def order(self, value: Any = None) -> Any:
+        """As `from_first`, for what may take any time to come: rank 0 may wait for days for its next batch."""
+        return self._from_first(value, self._orders)
+
+    def _from_first(self, value: Any, group: Any) -> Any:
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=group)
+        return box[0]
+
+    def of_all(self, value: T) -> list[T]:
+        """Every rank's value, in the ranks' order. Collective."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._talk)
+        return found
+
+    @contextmanager
+    def within(self, step: str) -> Iterator[None]:
+        """A rank that is lost in the block is reported with the step's name. Raises RankLost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_loss(error):
+                raise
+            why = str(error).strip().splitlines()[0]
+            raise RankLost(
+                f"rank {self.rank} lost another rank in step '{step}': it ended, or was silent for [parallel] timeout_s ="
+                f" {self._settings.timeout_s:g} s; its own log says why ({why})"
+            ) from error
+
+    def leave(self) -> None:
+        """Ends the process group, if there is one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._mesh = self._talk = self._orders = None
+
+
+def join(settings: ParallelSettings, device: str) -> Ranks:
+    """This process among those that torchrun's environment tells of; the only one without it. Collective.
+
+    Raises ConfigError if their number does not fit `[parallel]`, and RankLost if they do not find each other.
+    """
+    rank, size = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
+    )
+    check(settings, size)
+    ranks = Ranks(rank, size, _own_device(device), settings)
+    if size > 1:
+        with ranks.within("start"):
+            start(settings.timeout_s, ranks.device)
+            ranks._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_s))
+            ranks._orders = dist.new_group(backend="gloo", timeout=_UNBOUNDED)
+    return ranks
+
+
+def check(settings: ParallelSettings, size: int) -> None:
+    """Refuses a number of ranks that `[parallel]` cannot divide. Raises ConfigError."""
+    shard = settings.shard
+    exact = settings.replicate * shard if shard is not None else None
+    if exact is not None and exact != size:
+        wanted = f"[parallel] shard = {shard} times replicate = {settings.replicate} needs {exact} ranks"
+    elif size % settings.replicate:
+        wanted = f"[parallel] replicate = {settings.replicate} needs a multiple of as many ranks"
+    else:
+        return
+    raise ConfigError(
+        f"{wanted}, but {size} run: start them with torchrun --nproc-per-node {exact or settings.replicate} -m trainer.cli"
+        " run CONFIG, or with [trainer] ranks of a cluster's file"
+    )
+
+
+def start(timeout_s: float, device: str) -> None:
+    """Makes the process group that torchrun's environment describes, or one of this process alone. Collective."""
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    options: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=timeout_s)}
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(**options)
+
+
+def _own_device(device: str) -> str:
+    """This rank's GPU: the one of its local number, or the first where the launcher shows it that one alone."""
+    if device != "cuda":
+        return device
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def _is_loss(error: RuntimeError) -> bool:
+    """True for what torch.distributed raises when a rank is gone; gloo's errors have no type of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and persistent buffers of a model by name, tied ones once, and as shards where they are."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), (name, tensor))
+    return {name: tensor.detach() for name, tensor in found.values()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with all its shards. Collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather(model: nn.Module, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A model's state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
+
+    Tied weights share their memory, as a model's own do. `dtype` is that of the result's real numbers; None changes none.
+    """
+    found: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            value = whole(tensor.detach())
+            target = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            seen[id(tensor)] = value.to("cpu", target) if ranks.leads else value.new_empty(0)
+        if ranks.leads:
+            found[name] = seen[id(tensor)]
+    return found
+
+
+@torch.no_grad()
+def put(target: Tensor, value: Tensor) -> None:
+    """Copies a whole tensor, which every rank has, into a weight or its shard."""
+    if isinstance(target, DTensor):
+        value = distribute_tensor(
+            value.to(target.device, target.dtype), target.device_mesh, target.placements, src_data_rank=None
+        )
+    target.copy_(value)
+
+
+def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
+    """Divides the gradients, and cuts their norm to `largest`; returns the norm before the cut. Collective."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    for parameter in parameters:
+        assert parameter.grad is not None
+        parameter.grad /= divisor
+    return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
+
+
+def write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Writes tensors by name, every rank its shards, as safetensors; no pickle is among them. Collective."""
+    writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    with _silence():
+        dcp.save(dict(tensors), storage_writer=writer, process_group=ranks._talk, no_dist=ranks.size == 1)
+
+
+def stored(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shapes and precisions of what `write` wrote, whole tensors by name. Raises OSError or SafetensorError."""
+    entries = dcp.HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+    return {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def read(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Fills tensors with what `write` wrote of that name, by however many ranks. Collective."""
+    reader = dcp.HuggingFaceStorageReader(str(directory))
+    with _silence():
+        dcp.load(dict(tensors), storage_reader=reader, process_group=ranks._talk, no_dist=ranks.size == 1)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """One rank alone is no mistake, of which torch would warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+        )
+        yield
