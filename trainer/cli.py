@@ -32,12 +32,19 @@ def run_command(config: Config) -> None:
     run.dir. With checkpoint.every above 1 it first trains the batches since then again, from the gateway's record, and compares
     the result with the weights that were published last: with run.deterministic = true nothing is lost. If they differ, or
     newer checkpoints were removed, the checkpoint's weights become a new version, and the versions between are orphaned.
+
+    Several ranks, as `[parallel]` divides them: torchrun --nproc-per-node N -m trainer.cli run CONFIG on each machine.
     """
     with _plain_errors():
-        from trainer.loop.run import run
+        from trainer.loop.run import follow_first, run
+        from trainer.model.parallel import own_rank
         from trainer.settings import Settings
 
-        _main(run(Settings.load(config)))
+        settings = Settings.load(config)
+        if own_rank() == 0:
+            _main(run(settings))
+        else:
+            follow_first(settings)
 
 
 @app.command("eval")

@@ -1,8 +1,9 @@
-"""The learning itself: model, optimizer and algorithm of one process, at one version.
+"""The learning itself: model, optimizer and algorithm of one rank, at one version.
 
 Owns the weights that are being trained. Every method blocks and is called by one thread at a time; nothing here knows the
 gateway. A batch is begun (`begin`), its groups are taken as they come, each micro-batch adding its gradient at once, and `step`
-divides the whole by the normaliser, which is not known before.
+divides the whole by the normaliser, which is not known before. Of several ranks (`orders`), all hold the same batch and cut it
+alike, and each computes every so-manieth micro-batch; a gradient is the sum over the ranks.
 Invariants: the version grows by one with each step, also one that is skipped, and otherwise only by `renumber`; `parent` is the
 version whose weights this one was made of; gradients are zero between batches, and outside of one; the gradient of a batch
 depends, to the bit, on the sequence of its groups and not on the portions in which they came.
@@ -23,11 +24,12 @@ from torch import Tensor
 from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Minibatch
-from trainer.data.packing import MicroBatch, Packer
-from trainer.data.tree import rows_of
-from trainer.model import pretrained, probe
+from trainer.data.packing import MicroBatch, Packer, lay_out
+from trainer.data.tree import row_of_tokens, rows_of
+from trainer.model import optim, parallel, pretrained, probe
+from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
-from trainer.sections.optimizer import OptimizerSettings
+from trainer.orders import together
 from trainer.settings import Settings
 from trainer.state import checkpoint
 
@@ -35,9 +37,11 @@ from trainer.state import checkpoint
 class Learner:
     """Model, optimizer and algorithm; `Learner.open` starts anew or from the newest checkpoint."""
 
-    def __init__(self, settings: Settings, device: str) -> None:
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
         self.settings = settings
-        self.device = device
+        self.ranks = ranks
+        self.ordered = False
+        self.device = ranks.device
         self.version = 0
         self.parent: int | None = None
         self.steps = 0
@@ -50,19 +54,24 @@ class Learner:
         """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
-        self.policy = self._load()
+        self.policy = self._load("float32")
         self.policy.check()
+        compute = pretrained.DTYPES[settings.model.dtype]
+        ranks.shard(self.policy, self.policy.layers, None if compute == torch.float32 else compute)
         self.algorithm: Algorithm = create(settings.algorithm)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), **_adamw_options(settings.optimizer))
+        self.optimizer = optim.create(self.model, settings.optimizer)
+        self._round: list[MicroBatch] = []
+        """Micro-batches that wait until there is one for each rank."""
         self._reference: Policy | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
-            self._reference = self._load()
+            self._reference = self._load(settings.model.dtype)
             self._reference.requires_grad_(False)
+            ranks.shard(self._reference, self._reference.layers)
 
-    def _load(self) -> Policy:
+    def _load(self, dtype: pretrained.Dtype) -> Policy:
         """The initial weights."""
         wanted = self.settings.model
-        return Policy(pretrained.load(wanted.path, wanted.dtype, self.device), wanted.attention)
+        return Policy(pretrained.load(wanted.path, dtype, self.device), wanted.attention)
 
     @property
     def model(self) -> Any:
@@ -73,9 +82,12 @@ class Learner:
     def open(cls, settings: Settings) -> Learner:
         """The state of the newest checkpoint under `[run] dir`, or version 0. Raises CheckpointError."""
         prepare_torch(settings)
-        learner = cls(settings, device_of(settings))
-        if (found := checkpoint.newest(learner.checkpoints)) is not None:
-            learner.restore(found)
+        ranks = parallel.join(settings.parallel, device_of(settings))
+        with ranks.within("start"):
+            learner = cls(settings, ranks)
+            found = ranks.from_first(checkpoint.newest(learner.checkpoints) if ranks.leads else None)
+            if found is not None:
+                learner._restore(found)
         return learner
 
     @property
@@ -83,28 +95,32 @@ class Learner:
         """Where this run's checkpoints are."""
         return self.settings.run.dir / "checkpoints"
 
+    @together
     def restore(self, directory: Path) -> None:
         """Takes over model, optimizer, random numbers, version, lineage and probe of a checkpoint."""
-        said = checkpoint.load(directory, self.model, self.optimizer)
-        # The optimizer's state has the options of the run that wrote it.
-        for group in self.optimizer.param_groups:
-            group.update(_adamw_options(self.settings.optimizer))
+        self._restore(directory)
+
+    def _restore(self, directory: Path) -> None:
+        dtype = self.settings.model.dtype
+        said = checkpoint.load(directory, self.model, self.optimizer, self.ranks, dtype)
         self.version, self.parent, self.steps, self.probe = said.version, said.parent, said.steps, said.probe
         self.groups, self.saved = said.groups, said
 
+    @together
     def renumber(self, version: int) -> None:
         """The same weights under a new number, as a child of what they were: the numbers between are of a line that ends."""
         self.version, self.parent = version, self.version
         if self.probe is not None:
             self.probe = replace(self.probe, parent_logprobs=self.probe.new_logprobs)
 
+    @together
     def save_checkpoint(self) -> Path:
         """Writes the state as a checkpoint, atomically."""
-        every = self.settings.checkpoint.every
+        every, dtype = self.settings.checkpoint.every, self.settings.model.dtype
         said = checkpoint.CheckpointMeta(
-            self.version, self.parent, self.steps, self.probe, every, self.groups
+            self.version, self.parent, self.steps, self.probe, every, self.groups, dtype
         )
-        path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer)
+        path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer, self.ranks)
         self.saved = said
         return path
 
@@ -112,26 +128,45 @@ class Learner:
         """Removes those beyond `[checkpoint] keep`. Only once the newest is of a version that engines run."""
         checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
 
+    @together
+    def published(self) -> dict[str, Tensor]:
+        """The whole weights as engines are given them, by name, on the CPU; empty on all ranks but the first."""
+        return parallel.gather(self.model, self.ranks, pretrained.DTYPES[self.settings.model.dtype])
+
+    @together
     def begin(self) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""
         self.discard()
         tokens, share = self.settings.batch.tokens, self.policy.shares
         return Batch(self.version, self.algorithm, tokens, self._reference_kl, share=share)
 
+    @together
     def take(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Forward and backward over what is full with `groups`: adds to the gradient of the loss's *sum*. Raises FeedBroken."""
         for micro in batch.take(groups):
-            self._accumulate(batch, micro)
+            self._round.append(micro)
+            if len(self._round) == self.ranks.size:
+                own = self._round[self.ranks.rank]
+                self._round.clear()
+                self._accumulate(batch, own)
 
+    @together
     def discard(self) -> None:
-        """Forgets the gradient."""
+        """Forgets the gradient, and what waits for its round."""
+        self._round.clear()
         self.optimizer.zero_grad()
 
     def _accumulate(self, batch: Batch, micro: MicroBatch, proximal: Tensor | None = None) -> None:
         """Adds a micro-batch to the gradient and to the batch's sums."""
         micro = micro.to(self.device, self.policy.dtype)
+        # Every rank passes through the reference, whose weights are shared as well.
+        reference = self._reference_logprobs(micro)
         with self.policy.at_work(micro):
             logprobs, entropy = self.policy(micro, entropy_grad=self.algorithm.needs_entropy)
+            if not len(micro.at):
+                # A pass for the other ranks' sake.
+                logprobs.sum().backward()
+                return
             loss = self.algorithm.loss(
                 TokenBatch(
                     logprobs=logprobs,
@@ -141,7 +176,7 @@ class Learner:
                     weights=micro.weights,
                     sequences=micro.sequences,
                     episodes=len(micro.episodes),
-                    reference=self._reference_logprobs(micro),
+                    reference=reference,
                     proximal=proximal,
                 )
             )
@@ -162,6 +197,7 @@ class Learner:
             total += float((micro.recorded - self._reference.logprobs(micro).cpu()).double().sum())
         return total
 
+    @together
     def step(self, batch: Batch) -> dict[str, float]:
         """The last micro-batches, the normaliser, the clip, and the optimizer steps that make version + 1; answers metrics.
 
@@ -179,7 +215,7 @@ class Learner:
         else:
             self.skipped += 1
             self.renumber(self.version + 1)
-        self.discard()
+        self.optimizer.zero_grad()
         self.steps += 1
         self.groups = tuple(sorted(batch.group_ids))
         return batch.measured() | {
@@ -192,53 +228,46 @@ class Learner:
     def _optimize(self, batch: Batch) -> tuple[int, float]:
         """One optimizer step for each minibatch, until one is not finite; answers their number and the last one's norm."""
         minibatches, norm = batch.minibatches(), 0.0
-        proximal = [self._proximal(minibatch) for minibatch in minibatches]
+        shares = [self._share(minibatch) for minibatch in minibatches]
+        proximal = [self._proximal(share) for share in shares]
         for done, minibatch in enumerate(minibatches):
-            for micro, old in zip(minibatch.micros, proximal[done], strict=True):
+            for micro, old in zip(shares[done], proximal[done], strict=True):
                 self._accumulate(batch, micro, old)
-            norm = self._finish_gradient(minibatch.normaliser)
+            batch.settle(self.ranks.of_all)
+            norm = parallel.divide_and_clip(
+                self.model, minibatch.normaliser, self.settings.optimizer.grad_clip
+            )
             if not (math.isfinite(norm) and math.isfinite(batch.loss)):
                 return done, norm
             self.optimizer.step()
-            self.discard()
+            self.optimizer.zero_grad()
         return len(minibatches), norm
 
-    def _proximal(self, minibatch: Minibatch) -> list[Tensor | None]:
+    def _share(self, minibatch: Minibatch) -> list[MicroBatch]:
+        """This rank's micro-batches of those that are left: as many as every other rank has, the last maybe an empty one."""
+        left, self._round = [*self._round, *minibatch.micros], []
+        size, nothing = self.ranks.size, lay_out([row_of_tokens((0, 0), trained_from=2)])
+        left += [nothing] * (-len(left) % size)
+        return left[self.ranks.rank :: size]
+
+    def _proximal(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
         """What the weights at the beginning of the batch say of each micro-batch's tokens; None where there is one step."""
         if self.algorithm.minibatches == 1:
-            return [None] * len(minibatch.micros)
-        return [self.policy.logprobs(micro) for micro in minibatch.micros]
+            return [None] * len(micros)
+        return [self.policy.logprobs(micro) for micro in micros]
 
     def _set_lr(self) -> float:
         """Sets the learning rate of the next step and returns it."""
-        lr = self.settings.optimizer.lr
-        if warmup := self.settings.optimizer.warmup_steps:
-            lr *= min(1.0, (self.steps + 1) / warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = optim.lr_at(self.steps, self.settings.optimizer, self.settings.run.steps)
+        optim.set_lr(self.optimizer, lr)
         return lr
 
-    def _finish_gradient(self, normaliser: float) -> float:
-        """Turns the gradient of the sum into that of the mean, clipped; answers its norm before the clip."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        for parameter in parameters:
-            parameter.grad /= normaliser
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.optimizer.grad_clip))
-
+    @together
     def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """One whole batch that is here already."""
         batch = self.begin()
         self.take(batch, groups)
         return self.step(batch)
-
-
-def _adamw_options(settings: OptimizerSettings) -> dict[str, Any]:
-    return {
-        "lr": settings.lr,
-        "betas": settings.betas,
-        "eps": settings.eps,
-        "weight_decay": settings.weight_decay,
-    }
 
 
 def device_of(settings: Settings) -> str:

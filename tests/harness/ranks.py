@@ -14,6 +14,9 @@ from typing import Any
 from processes.ports import free_port
 from tests.harness.forks import LIMIT_S, forks
 
+DIED = "died"
+"""In place of what a rank would have returned that did not come to it."""
+
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
     """The part of torchrun's environment that a trainer reads."""
@@ -24,7 +27,8 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(*arguments)`, a function of a module, returns on each rank. Raises what the first rank to fail raised."""
+    """What `work(*arguments)`, a function of a module, returns on each rank, or `DIED`. Raises what the first to fail
+    raised."""
     port = free_port()
     ends: dict[Any, tuple[BaseProcess, Connection]] = {}
     for rank in range(size):
@@ -52,7 +56,10 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
 
 def _received(end: Connection) -> Any:
     # By value: memory that a process shares is gone with it.
-    failed, result = pickle.loads(end.recv_bytes())
+    try:
+        failed, result = pickle.loads(end.recv_bytes())
+    except EOFError:
+        return DIED
     if failed:
         raise AssertionError(result)
     return result

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,6 +35,16 @@ class Minibatch:
     micros: list[MicroBatch]
     normaliser: float
     """The divisor of the summed gradient, that of micro-batches that have left before included."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one rank has found out about the micro-batches that it computed."""
+
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    gap_max: float = 0.0
+    computed: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
 
 
 class Batch:
@@ -78,6 +88,7 @@ class Batch:
         self._ends: list[tuple[int, ...]] = []
         self._sums: dict[str, float] = defaultdict(float)
         self._gap_max = 0.0
+        self._counts = Counts()
 
     @property
     def streams(self) -> bool:
@@ -86,7 +97,7 @@ class Batch:
 
     @property
     def loss(self) -> float:
-        """The summed loss so far."""
+        """The summed loss up to the last `settle`."""
         return self._sums["loss"]
 
     def take(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
@@ -149,16 +160,27 @@ class Batch:
         return self._algorithm.reward_kl * torch.tensor(kls, dtype=torch.float64)
 
     def count(self, micro: MicroBatch, logprobs: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Adds a micro-batch to the sums: what the model says of its tokens, and the algorithm's sums."""
+        """Counts a micro-batch, for `settle`: what the model says of its tokens, and the algorithm's sums."""
+        counts = self._counts
         for name, value in values.items():
-            self._sums[name] += float(value)
-        self.computed += len(micro)
+            counts.sums[name] += float(value)
+        counts.computed += len(micro)
         gaps = (logprobs - micro.recorded).abs()[micro.versions == self.version]
-        self._sums["same_version_tokens"] += gaps.numel()
-        self._sums["gap"] += float(gaps.sum())
-        self._gap_max = max(self._gap_max, float(gaps.max()) if gaps.numel() else 0.0)
+        counts.sums["same_version_tokens"] += gaps.numel()
+        counts.sums["gap"] += float(gaps.sum())
+        counts.gap_max = max(counts.gap_max, float(gaps.max()) if gaps.numel() else 0.0)
         staleness, tokens = torch.unique(self.version - micro.versions, return_counts=True)
-        self.staleness.update(dict(zip(staleness.tolist(), tokens.tolist(), strict=True)))
+        counts.staleness.update(dict(zip(staleness.tolist(), tokens.tolist(), strict=True)))
+
+    def settle(self, of_all: Callable[[Counts], Iterable[Counts]]) -> None:
+        """Adds what has been counted since the last time to the sums; `of_all` gives every rank's counts for this one's."""
+        for counts in of_all(self._counts):
+            for name, value in counts.sums.items():
+                self._sums[name] += value
+            self._gap_max = max(self._gap_max, counts.gap_max)
+            self.computed += counts.computed
+            self.staleness.update(counts.staleness)
+        self._counts = Counts()
 
     @property
     def normaliser(self) -> float:

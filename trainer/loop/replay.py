@@ -37,7 +37,7 @@ async def replay(learner: Learner, feed: Feed, weights: WeightsDirectory, publis
         for buffer in range(first, used):
             groups = await feed.record(buffer)
             await asyncio.to_thread(learner.train, groups)
-        if not await asyncio.to_thread(model.holds, weights.path(used), learner.model):
+        if not await asyncio.to_thread(lambda: model.holds(weights.path(used), learner.published())):
             raise Impossible(_other_weights(learner.settings.run.deterministic))
     except (GatewayRefused, LeaseLost, FeedBroken, OSError) as error:
         await _put_back(learner, first)

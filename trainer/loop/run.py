@@ -23,6 +23,7 @@ thread, so that the lease is renewed meanwhile; a gradient whose batch cannot be
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -48,6 +49,7 @@ from trainer.loop.children import Watched, gateway_process, rollout_log, rollout
 from trainer.loop.clock import Clock
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
+from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.report.masking import masked_warning
 from trainer.report.metrics import Metrics
@@ -61,7 +63,7 @@ _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 
 
 async def run(settings: Settings) -> None:
-    """Trains until version `[run] steps` is published and acknowledged. Raises TrainerError or ChildDied."""
+    """Trains until version `[run] steps` is published and acknowledged, as the first rank. Raises TrainerError or ChildDied."""
     async with AsyncExitStack() as stack:
         learner = await asyncio.to_thread(Learner.open, settings)
         log = rollout_log(settings) if settings.rollout is not None else None
@@ -74,6 +76,15 @@ async def run(settings: Settings) -> None:
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
         await watch(trainer.train(), gateway, rollout, trainer.keeper())
+        await asyncio.to_thread(dismiss, learner)
+
+
+def follow_first(settings: Settings) -> None:
+    """Computes as another rank than the first until the run is over. Raises TrainerError; blocks, and a signal ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    learner = Learner.open(settings)
+    follow(learner)
+    learner.ranks.leave()
 
 
 def lonely(settings: Settings) -> str:
@@ -300,9 +311,7 @@ class Trainer:
         version, limit = self.learner.version, self.settings.weights.publish_s
         path = self.weights.path(version)
         if not path.exists():
-            path = await _thread(
-                self.weights.write, version, self.learner.parent, self.learner.model, self.learner.probe
-            )
+            path = await _thread(self._write_weights)
         deadline = time.monotonic() + limit
         record: dict[str, Any] = {"state": "updating"}
         while record["state"] == "updating":
@@ -316,6 +325,11 @@ class Trainer:
             )
         await _thread(self.weights.prune, self.settings.weights.keep, version, self.learner.parent)
         await _thread(self.learner.prune_checkpoints)
+
+    def _write_weights(self) -> Path:
+        learner = self.learner
+        state = learner.published()
+        return self.weights.write(learner.version, learner.parent, learner.model, learner.probe, state)
 
     async def _offer(self, version: int, path: Path) -> dict[str, Any]:
         """The gateway's record of a version. Raises VersionRejected, and leaves a note of it for the next start."""

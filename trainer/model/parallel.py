@@ -29,6 +29,8 @@ from trainer.errors import ConfigError, RankLost
 from trainer.sections.parallel import ParallelSettings
 
 T = TypeVar("T")
+StorageError = dcp.CheckpointException
+"""What a rank raises if one of them cannot write or read its shards."""
 _UNBOUNDED = timedelta(days=365)
 
 
@@ -137,9 +139,7 @@ def join(settings: ParallelSettings, device: str) -> Ranks:
 
     Raises ConfigError if their number does not fit `[parallel]`, and RankLost if they do not find each other.
     """
-    rank, size = (
-        int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
-    )
+    rank, size = own_rank(), int(os.environ.get("WORLD_SIZE", "1"))
     check(settings, size)
     ranks = Ranks(rank, size, _own_device(device), settings)
     if size > 1:
@@ -148,6 +148,11 @@ def join(settings: ParallelSettings, device: str) -> Ranks:
             ranks._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_s))
             ranks._orders = dist.new_group(backend="gloo", timeout=_UNBOUNDED)
     return ranks
+
+
+def own_rank() -> int:
+    """This process's number among the ranks; 0 without torchrun's environment."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def check(settings: ParallelSettings, size: int) -> None:

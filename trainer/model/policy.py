@@ -43,6 +43,12 @@ class Policy(nn.Module):
         return self.way == "spans"
 
     @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder's layers, in order; none where the architecture has no list of them."""
+        lists = (module for module in self.model.get_decoder().modules() if isinstance(module, nn.ModuleList))
+        return list(next(lists, []))
+
+    @property
     def dtype(self) -> torch.dtype:
         """The precision of losses: float32, or that of the weights if it is greater."""
         return head.loss_dtype(next(self.model.parameters()).dtype)

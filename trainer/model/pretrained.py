@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -47,19 +49,29 @@ def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
     return model.to(device).eval()
 
 
-def save(model: Any, directory: Path, companions: Path) -> None:
-    """Writes config and one `model.safetensors`, and copies what else engines need from the folder `companions`."""
+def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Writes config and one `model.safetensors`, and copies what else engines need from the folder `companions`.
+
+    `state` is written in place of the model's own, which may be spread over ranks, or of another precision.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory, safe_serialization=True, max_shard_size="1000GB")
+    model.save_pretrained(directory, state_dict=state, safe_serialization=True, max_shard_size="1000GB")
+    if state is not None:
+        _say_dtype(directory / "config.json", next(t.dtype for t in state.values() if t.is_floating_point()))
     for file in sorted(companions.iterdir()):
         if file.is_file() and any(fnmatchcase(file.name, pattern) for pattern in _COMPANIONS):
             shutil.copyfile(file, directory / file.name)
 
 
-def holds(directory: Path, model: Any) -> bool:
-    """True if `directory`, as `save` wrote it, has the weights of `model` bit for bit. Raises OSError if it cannot be
-    read."""
-    mine = model.state_dict()
+def _say_dtype(config: Path, dtype: torch.dtype) -> None:
+    """Names the precision of the weights, by which engines choose theirs."""
+    values = json.loads(config.read_text())
+    if values.get("dtype") != (name := str(dtype).removeprefix("torch.")):
+        config.write_text(json.dumps(values | {"dtype": name}, indent=2) + "\n")
+
+
+def holds(directory: Path, mine: Mapping[str, Tensor]) -> bool:
+    """True if `directory`, as `save` wrote it, has the state `mine` bit for bit. Raises OSError if it cannot be read."""
     try:
         with safe_open(directory / "model.safetensors", framework="pt") as file:
             names = set(file.keys())

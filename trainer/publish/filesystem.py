@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from gateway.types import Probe
 from trainer.model import pretrained as models
@@ -33,10 +36,17 @@ class WeightsDirectory:
         """Where a version is, or would be."""
         return self.directory / f"v{version:06d}"
 
-    def write(self, version: int, parent: int | None, model: Any, probe: Probe | None) -> Path:
-        """Writes a version. Raises VersionReused if it was written before."""
+    def write(
+        self,
+        version: int,
+        parent: int | None,
+        model: Any,
+        probe: Probe | None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> Path:
+        """Writes a version, with `state` in place of the model's own. Raises VersionReused if it was written before."""
         with Aside(self.path(version)) as aside:
-            models.save(model, aside, self.companions)
+            models.save(model, aside, self.companions, state)
             manifest = {
                 "format": FORMAT,
                 "version": version,

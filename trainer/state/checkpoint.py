@@ -1,30 +1,38 @@
-"""Checkpoints: all that a trainer needs to go on as if it had never stopped.
+"""Checkpoints: all that a trainer needs to go on as if it had never stopped, on any number of ranks.
 
-Owns `DIR/v000007`: `model.safetensors`, `optimizer.pt` (optimizer and random number states), `state.json` (version, parent,
-steps, probe, every, groups).
-Invariants: a directory of that name is whole (it was written aside, fsynced and renamed, and is renamed before it is removed) and
-never written again; nothing is ever unpickled.
+Owns `DIR/v000007`: `tensors/*.safetensors` (weights, moments and random number state, every rank its shards) and `state.json`
+(version, parent, steps, probe, every, groups, dtype). Format 1, of one process, is read too.
+Invariants: a directory of that name is whole (it was written aside by all ranks, fsynced and renamed by the first, and is renamed
+before it is removed) and never written again; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_model
+from torch import Tensor
 
 from gateway.types import Probe
 from trainer.errors import CheckpointError
+from trainer.model import parallel
+from trainer.model.optim import Moments, Optimizer
+from trainer.model.parallel import Ranks
 from trainer.state.directory import Aside, remove, sweep
 
-FORMAT = 1
-_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+FORMAT = 2
+_FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _NAME = re.compile(r"v(\d{6,})")
+_WEIGHT, _MOMENT, _RNG = "weight/", "moment/", "rng"
+_CUDA_RNG = "cuda_rng"
+_WAY = "put it back, or begin a new run in another [run] dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +49,20 @@ class CheckpointMeta:
     """Fewer versions than this can have been published after it without a checkpoint of their own."""
     groups: tuple[str, ...] | None = ()
     """The sorted ids of the groups that the last step was trained on; None in a checkpoint that was written without them."""
+    dtype: str | None = None
+    """`[model] dtype` of the run; None in a checkpoint of format 1, whose weights are of that precision."""
 
 
-def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: torch.optim.Optimizer) -> Path:
-    """Writes `directory/v<version>`. Raises VersionReused if there is one."""
+def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: Optimizer, ranks: Ranks) -> Path:
+    """Writes `directory/v<version>`. Raises VersionReused if there is one. Collective."""
     target = directory / name_of(said.version)
+    tensors = {_WEIGHT + name: tensor for name, tensor in parallel.weights(model).items()}
+    tensors |= _flat(optimizer.moments()) | _random_state(ranks)
+    if not ranks.leads:
+        parallel.write(ranks.from_first(), tensors, ranks)
+        return target
     with Aside(target) as aside:
-        save_model(model, str(aside / "model.safetensors"))
-        tensors = {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            tensors["cuda_rng"] = torch.cuda.get_rng_state_all()
-        torch.save(tensors, aside / "optimizer.pt")
+        parallel.write(ranks.from_first(aside / "tensors"), tensors, ranks)
         state = {
             "format": FORMAT,
             "version": said.version,
@@ -60,48 +71,109 @@ def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: torch.opt
             "probe": said.probe.to_json() if said.probe else None,
             "every": said.every,
             "groups": said.groups,
+            "dtype": said.dtype,
         }
         (aside / "state.json").write_text(json.dumps(state))
     return target
 
 
-def load(directory: Path, model: Any, optimizer: torch.optim.Optimizer) -> CheckpointMeta:
-    """Puts a checkpoint's tensors into `model` and `optimizer`. Raises CheckpointError if they do not fit or are damaged."""
-    try:
+def load(directory: Path, model: Any, optimizer: Optimizer, ranks: Ranks, dtype: str) -> CheckpointMeta:
+    """Puts a checkpoint's tensors into `model` and `optimizer`. Collective.
+
+    Raises CheckpointError if they do not fit or are damaged, or are of another `[model] dtype` than `dtype`.
+    """
+    with _naming(directory):
         state = json.loads((directory / "state.json").read_text())
-        if state["format"] != FORMAT:
-            raise CheckpointError(f"{directory}: format {state['format']}, this build reads {FORMAT}")
-        _check_model(directory, model)
-        device = str(next(model.parameters()).device)
-        load_model(model, str(directory / "model.safetensors"), device=device)
-        tensors = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
-        optimizer.load_state_dict(tensors["optimizer"])
-        torch.set_rng_state(tensors["rng"])
-        if "cuda_rng" in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(tensors["cuda_rng"])
+        if state["format"] == 1:
+            _load_first_format(directory, model, optimizer, dtype)
+        elif state["format"] == FORMAT:
+            _check_dtype(directory, state["dtype"], dtype)
+            _load_tensors(directory, model, optimizer, ranks)
+        else:
+            raise CheckpointError(f"{directory}: format {state['format']}, this build reads 1 and {FORMAT}")
         return _said(state)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+
+
+@contextmanager
+def _naming(directory: Path) -> Iterator[None]:
+    """What goes wrong with a file is an error of the checkpoint."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, parallel.StorageError) as error:
         raise CheckpointError(f"{directory}: {error}") from error
 
 
-def _check_model(directory: Path, model: Any) -> None:
-    """Refuses settings whose model is not the one that was trained. Raises CheckpointError, which names the setting."""
-    way = "put it back, or begin a new run in another [run] dir"
-    mine = model.state_dict()
+def _load_tensors(directory: Path, model: Any, optimizer: Optimizer, ranks: Ranks) -> None:
+    stored = parallel.stored(directory / "tensors")
+    weights = parallel.weights(model)
+    found = {
+        name.removeprefix(_WEIGHT): shape for name, (shape, _) in stored.items() if name.startswith(_WEIGHT)
+    }
+    _check_shapes(directory, found, weights)
+    moments: Moments = {
+        name: entry
+        for name, entry in optimizer.empty_moments().items()
+        # Moments of another optimizer's kind are of no use; a weight that never had a gradient has none.
+        if all(f"{_MOMENT}{name}/{key}" in stored for key in entry)
+    }
+    random = {name: tensor for name, tensor in _random_state(ranks).items() if name in stored}
+    tensors = {_WEIGHT + name: weights[name] for name in found}
+    parallel.read(directory / "tensors", {**tensors, **_flat(moments), **random}, ranks)
+    optimizer.take_moments(moments)
+    torch.set_rng_state(random[_RNG])
+    if _CUDA_RNG in random:
+        torch.cuda.set_rng_state(random[_CUDA_RNG])
+
+
+def _flat(moments: Moments) -> dict[str, Tensor]:
+    return {
+        f"{_MOMENT}{name}/{key}": value for name, entry in moments.items() for key, value in entry.items()
+    }
+
+
+def _random_state(ranks: Ranks) -> dict[str, Tensor]:
+    """The first rank's, for nothing in a step draws numbers of a rank's own."""
+    found = {_RNG: torch.get_rng_state()}
+    return found | {_CUDA_RNG: torch.cuda.get_rng_state()} if ranks.device.startswith("cuda") else found
+
+
+def _load_first_format(directory: Path, model: Any, optimizer: Optimizer, dtype: str) -> None:
+    """`model.safetensors` and `optimizer.pt`, whose moments have the numbers of the weights."""
+    weights = parallel.weights(model)
     with safe_open(directory / "model.safetensors", framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (no mapping)
-            stored = file.get_slice(name)
-            if name not in mine or list(mine[name].shape) != stored.get_shape():
-                said = list(mine[name].shape) if name in mine else "absent"
-                raise CheckpointError(
-                    f"{directory} is of another model than [model] path: {name} has shape {stored.get_shape()} in the checkpoint"
-                    f" and is {said} in the model; {way}"
-                )
-            trained, now = _FLOATS.get(stored.get_dtype()), mine[name].dtype
-            if trained is not None and trained != now:
-                raise CheckpointError(
-                    f"{directory} was trained in {trained}, and [model] dtype makes {name} {now}; {way}"
-                )
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        _check_shapes(directory, {name: torch.Size(s.get_shape()) for name, s in slices.items()}, weights)
+        for stored in slices.values():
+            if stored.get_dtype() in _FLOATS:
+                _check_dtype(directory, _FLOATS[stored.get_dtype()], dtype)
+        for name in slices:
+            parallel.put(weights[name], file.get_tensor(name))
+    tensors = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
+    moments, whole = optimizer.empty_moments(), tensors["optimizer"]["state"]
+    for number, (name, _) in enumerate(model.named_parameters()):
+        if not moments.get(name, {}).keys() <= whole.get(number, {}).keys():
+            moments.pop(name)
+            continue
+        for key, target in moments.get(name, {}).items():
+            parallel.put(target, whole[number][key])
+    optimizer.take_moments(moments)
+    torch.set_rng_state(tensors["rng"])
+
+
+def _check_shapes(directory: Path, stored: Mapping[str, torch.Size], mine: Mapping[str, Tensor]) -> None:
+    """Refuses settings whose model is not the one that was trained. Raises CheckpointError, which names the setting."""
+    for name, shape in stored.items():
+        if name not in mine or mine[name].shape != shape:
+            said = list(mine[name].shape) if name in mine else "absent"
+            raise CheckpointError(
+                f"{directory} is of another model than [model] path: {name} has shape {list(shape)} in the checkpoint"
+                f" and is {said} in the model; {_WAY}"
+            )
+
+
+def _check_dtype(directory: Path, trained: str, now: str) -> None:
+    if trained != now:
+        raise CheckpointError(f"{directory} was trained in {trained}, and [model] dtype is {now}; {_WAY}")
 
 
 def _said(state: dict[str, Any]) -> CheckpointMeta:
@@ -110,7 +182,8 @@ def _said(state: dict[str, Any]) -> CheckpointMeta:
     parent = state.get("parent", version - 1 if version else None)
     probe = Probe.from_json(state["probe"]) if state["probe"] else None
     groups = tuple(state["groups"]) if state.get("groups") is not None else None
-    return CheckpointMeta(version, parent, state["step"], probe, state.get("every", 1), groups)
+    every, dtype = state.get("every", 1), state.get("dtype")
+    return CheckpointMeta(version, parent, state["step"], probe, every, groups, dtype)
 
 
 def newest(directory: Path) -> Path | None:

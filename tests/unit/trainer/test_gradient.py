@@ -172,7 +172,8 @@ def streamed(learner: Learner, portions: Sequence[Sequence[Group]]) -> tuple[lis
     def look(*_: Any) -> None:
         seen.extend(p.grad.clone() for p in learner.model.parameters())
 
-    learner.optimizer.register_step_pre_hook(look)
+    (adamw,) = learner.optimizer.parts
+    adamw.register_step_pre_hook(look)
     batch = learner.begin()
     for portion in portions:
         learner.take(batch, portion)

@@ -37,9 +37,7 @@ def break_gradients(learner: Learner) -> Any:
 
 
 def state(learner: Learner) -> list[torch.Tensor]:
-    moments = [
-        value for entry in learner.optimizer.state_dict()["state"].values() for value in entry.values()
-    ]
+    moments = [value for entry in learner.optimizer.moments().values() for value in entry.values()]
     return [value.clone() for value in [*learner.model.state_dict().values(), *moments]]
 
 
