@@ -86,7 +86,7 @@ class _Load:
         await self.apply(*(Reward(member, float(n % 2)) for n, member in enumerate(members)))
         ledger = self._ledger.rule
         async with self._training:
-            if ledger.complete(buffer := ledger.consumed):
+            if ledger.complete(buffer := ledger.next_buffer):
                 await self.apply(Leased(buffer), Publish(buffer + 1), Consume(buffer))
 
 

@@ -170,7 +170,7 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
 
 _LEDGER: tuple[tuple[str, str, Callable[[StoredLedger], float]], ...] = (
     ("ledger_free_slots", "Groups that may start within the bound", lambda s: s.rule.free_slots()),
-    ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.rule.consumed),
+    ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.rule.next_buffer),
     ("ledger_broken", "Whether the ledger has stopped until a restart", lambda s: s.broken is not None),
 )
 

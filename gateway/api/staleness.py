@@ -38,7 +38,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
         "eta": settings.eta,
         "batch": settings.batch,
         "version": ledger.version,
-        "consumed": ledger.consumed,
+        "consumed": ledger.next_buffer,
         "lease": found.leases.held(),
         "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
         "waiting": gateway.episodes.waiting(found.name),

@@ -59,7 +59,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "weights": found.versions.current.path,
         "orphaned_versions": sorted(found.versions.orphans),
         "bad_versions": [{"version": number, "why": why} for number, why in bad.items()],
-        "consumed": ledger.consumed,
+        "consumed": ledger.next_buffer,
         "free_slots": ledger.free_slots(),
         "buffers": [asdict(row) for row in ledger.buffers()],
         "engines": [engine for pool in pools for engine in pool.describe()],

@@ -56,7 +56,7 @@ class GroupDeadlines:
             self._stuck[model] = groups, now
         elif now - since > given.stuck_s:
             log.warning(
-                "batch %d of %s is stuck: %s (%s)", rule.consumed, model, given.stuck, ", ".join(groups)
+                "batch %d of %s is stuck: %s (%s)", rule.next_buffer, model, given.stuck, ", ".join(groups)
             )
             del self._stuck[model]
-            await self._ledgers[model].apply(Unstick(rule.consumed, given.stuck))
+            await self._ledgers[model].apply(Unstick(rule.next_buffer, given.stuck))

@@ -22,10 +22,10 @@ from scheduler.policies.staleness_events import (
     Event,
     Grading,
     GroupDropped,
-    Late,
     MemberDropped,
     Moved,
     Occupied,
+    OverBound,
     Refuse,
     Reward,
     Skipped,
@@ -91,7 +91,7 @@ class DecisionLog:
                 yield Decision("dropped", group_id, reason=reason)
             case Moved(group_id, before, after):
                 yield Decision("moved", group_id, buffer=after, details={"from": before})
-            case Late(group_id, before, after):
+            case OverBound(group_id, before, after):
                 yield Decision("late", group_id, buffer=after, details={"from": before})
             case Occupied(group_id, buffer, entry):
                 self._entries[group_id].buffer = buffer

@@ -73,7 +73,7 @@ class Leases:
     def held(self) -> dict[str, Any] | None:
         """The lease that is held: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
         held = self._held
-        if held is None or held.lease.buffer != self._ledger.rule.consumed:
+        if held is None or held.lease.buffer != self._ledger.rule.next_buffer:
             return None
         lease, left = held.lease, held.deadline - time.monotonic()
         said = {"lease_id": lease.lease_id, "buffer": lease.buffer, "fence": lease.fence}
@@ -83,7 +83,7 @@ class Leases:
         """Leases the next buffer. A consumer that comes again takes its own lease over. Raises Conflict."""
         self._database.check()  # check before a lease is promised
         held, model = self._held, self._ledger.model
-        buffer = self._ledger.rule.consumed
+        buffer = self._ledger.rule.next_buffer
         passed = held is not None and held.lease.buffer != buffer
         if held and not passed and held.consumer != consumer and not held.over():
             raise Conflict(f"buffer {held.lease.buffer} is leased to {held.consumer!r}", code="lease_held")
@@ -142,7 +142,7 @@ class Leases:
             held = self._check(lease_id, fence)
             lease = held.lease
             masked = await self._masked(lease.buffer)
-            if self._held is not held or self._ledger.rule.consumed != lease.buffer:
+            if self._held is not held or self._ledger.rule.next_buffer != lease.buffer:
                 self._check(lease_id, fence)  # it may have ended while we waited
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
@@ -203,7 +203,7 @@ class Leases:
         return row is not None and (row["fence"], row["state"], row["checkpoint"]) == said
 
     def _check(self, lease_id: str, fence: int) -> _Held:
-        held, following = self._held, self._ledger.rule.consumed
+        held, following = self._held, self._ledger.rule.next_buffer
         if held is None or held.lease.lease_id != lease_id:
             raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease")
         if held.lease.fence != fence:

@@ -4,14 +4,14 @@ A rule adds its decisions: how many groups may start now (`quota`), in which ord
 (`rank`, `may_enter`), and from which age on a group is given up (`max_age`).
 
 A group has the version that was the newest when it started. It runs until all its members are settled. With enough rewards it
-is *finished*, and *enters* batch `consumed`, at once or later; else it is dropped. It is *live* until its batch was trained.
+is *finished*, and *enters* batch `next_buffer`, at once or later; else it is dropped. It is *live* until its batch was trained.
 
 Invariants, after every event:
-- only batch `consumed` has entries. They are `Occupied` in their order and only grow, and it is complete with `settings.batch`;
+- only batch `next_buffer` has entries. They only grow, are `Occupied` in their order, and are complete at `settings.batch`;
 - `Occupied` or `GroupDropped` is told once of every group, and of a group that entered nothing more but `Consumed` or
   `Skipped`;
 - a group that may enter and finds room has entered;
-- `consumed >= version`, unless batch `consumed` is leased and complete: then it was trained and waits for its `Consume`.
+- `next_buffer >= version`, unless batch `next_buffer` is leased and complete: then it was trained and waits for its `Consume`.
   Otherwise a `Publish` that leaves the batch behind loses its entries (`Skipped`); groups that did not enter yet stay, if they
   are not too old;
 - where `max_age` is a number, no group enters batch b whose version is less than b - `max_age`.
@@ -84,8 +84,8 @@ class GroupQueue(StalenessRule[QueuedGroup]):
 
     @property
     def untrained(self) -> int:
-        """Finished groups that were not trained, in batch `consumed` or not yet in a batch."""
-        entered = 0 if self.version > self.consumed else len(self._entries)
+        """Finished groups that were not trained, in batch `next_buffer` or not yet in a batch."""
+        entered = 0 if self.version > self.next_buffer else len(self._entries)
         return entered + len(self._finished)
 
     @property
@@ -94,13 +94,13 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return self.running + self.untrained
 
     @property
-    def next_batch(self) -> int:
+    def first_untrained(self) -> int:
         """The first batch that was not trained."""
-        return max(self.version, self.consumed)
+        return max(self.version, self.next_buffer)
 
     def budget(self, batches: int) -> int:
         """Returns how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
-        return (self.version + batches - self.next_batch) * self.batch - self.live
+        return (self.version + batches - self.first_untrained) * self.batch - self.live
 
     def oldest_running(self) -> int:
         """The least version of a group that runs; if none does, the newest version."""
@@ -132,7 +132,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         entered, waiting = len(self._entries), self.running + len(self._finished)
         room = waiting + self.free_slots()
         rows: list[BufferRow] = []
-        buffer = self.consumed
+        buffer = self.next_buffer
         while not rows or room > 0:
             reserved = min(self.batch - entered, waiting)
             rows.append(self._row(buffer, entered, reserved))
@@ -141,12 +141,12 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return rows
 
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """The groups in batch `consumed`, in order of entry; no other batch has any."""
-        return tuple(self._entries) if buffer == self.consumed else ()
+        """The groups in batch `next_buffer`, in order of entry; no other batch has any."""
+        return tuple(self._entries) if buffer == self.next_buffer else ()
 
     def complete(self, buffer: int) -> bool:
         """True if the batch gets no more groups and can be trained."""
-        return buffer == self.consumed and len(self._entries) == self.batch
+        return buffer == self.next_buffer and len(self._entries) == self.batch
 
     def free_slots(self) -> int:
         """Returns how many new groups could start now."""
@@ -157,7 +157,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     def _start(self, event: Join) -> QueuedGroup | None:
         if self.free_slots() == 0:
             return None
-        buffer = self.next_batch + self.live // self.batch
+        buffer = self.first_untrained + self.live // self.batch
         group = QueuedGroup(event.group_id, event.size, self.version, buffer, number=self._started)
         self._started += 1
         self._running[self.version] = self._running.get(self.version, 0) + 1
@@ -181,17 +181,17 @@ class GroupQueue(StalenessRule[QueuedGroup]):
             del self._running[group.version]
 
     def _fill(self) -> list[Command]:
-        """Lets groups enter batch `consumed` while it has room."""
-        if self.complete(self.consumed):
+        """Lets groups enter batch `next_buffer` while it has room."""
+        if self.complete(self.next_buffer):
             return []
         commands: list[Command] = []
         while len(self._entries) < self.batch and self._finished and self.may_enter(self._finished[0]):
             group = self._finished.pop(0)
-            group.buffer, group.state = self.consumed, "occupied"
-            commands.append(Occupied(group.group_id, self.consumed, len(self._entries)))
+            group.buffer, group.state = self.next_buffer, "occupied"
+            commands.append(Occupied(group.group_id, self.next_buffer, len(self._entries)))
             self._entries.append(group.group_id)
-        if self.complete(self.consumed):
-            commands.append(BufferReady(self.consumed))
+        if self.complete(self.next_buffer):
+            commands.append(BufferReady(self.next_buffer))
         return commands
 
     # Train
@@ -204,23 +204,23 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     def _published(self) -> list[Command]:
         """After a batch or a version: what that skips, what that makes too old, and what may enter now."""
         commands: list[Command] = []
-        trained = self.leased and self.complete(self.consumed)
-        if self.version > self.consumed and not trained:
-            commands.append(Skipped(self.consumed, self.version, self.entries(self.consumed)))
+        trained = self.leased and self.complete(self.next_buffer)
+        if self.version > self.next_buffer and not trained:
+            commands.append(Skipped(self.next_buffer, self.version, self.entries(self.next_buffer)))
             self._pass(self.version)
         return [*self._expire(), *commands, *self._fill()]
 
     def _expire(self) -> list[Command]:
         if self.max_age is None:
             return []
-        oldest = self.next_batch - self.max_age
+        oldest = self.first_untrained - self.max_age
         old = [g for g in self._groups.values() if g.state == "reserved" and g.version < oldest]
         return self.give_up(old, "stale")
 
     def _pass(self, first: int) -> None:
         for group_id in self._entries:
             self._forget(group_id)
-        self.consumed, self.leased, self._entries = first, False, []
+        self.next_buffer, self.leased, self._entries = first, False, []
 
     def _row(self, buffer: int, entered: int, reserved: int) -> BufferRow:
         full: Literal["READY", "STUCK"] = "READY" if entered == self.batch else "STUCK"
@@ -229,5 +229,5 @@ class GroupQueue(StalenessRule[QueuedGroup]):
             full if entered + reserved == self.batch else "PENDING",
             entered,
             reserved,
-            self.leased and buffer == self.consumed,
+            self.leased and buffer == self.next_buffer,
         )

@@ -40,7 +40,7 @@ class Slime(GroupQueue):
     def quota(self) -> int:
         """The number of groups left in the waves of the running batch."""
         ahead, generated = divmod(self.untrained, self.batch)
-        underway = self.next_batch + ahead
+        underway = self.first_untrained + ahead
         if ahead > 1 or self.version < (underway - 1) // self.settings.eta * self.settings.eta:
             return 0
         waves = 1 + -(-self.failed // self.batch)

@@ -6,7 +6,7 @@ version V is the newest has V for good, and may be trained in no buffer outside 
 
 - **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
 - **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
-- **Consume**: the trainer takes buffer `consumed` once it is complete, or gives it back (`Returned`).
+- **Consume**: the trainer takes buffer `next_buffer` once it is complete, or gives it back (`Returned`).
 
 Redundancy: the first `size` members of a group to be rewarded are trained, and the first `batch` groups to be settled; the others
 are *surplus*. Surplus members are aborted at once. Groups still reserved in a complete buffer race on for another one of their
@@ -26,17 +26,17 @@ Invariants, after every event:
 - no reserved group has an empty entry in a later buffer of its window: empty entries are as early as they can be, where groups
   that finish first need them. `Moved` restores this whenever an entry is freed, and moves a group later only;
 - a group occupies a buffer that is not later than the one that it holds reserved at that moment (the target of its last `Moved`
-  or `Late`, else of its `Admit`), and in its window unless it is late. An occupied entry changes only if its buffer is skipped;
-- `consumed >= version`, unless buffer `consumed` is leased and complete: it has been trained and waits for its `Consume`.
+  or `OverBound`, else of its `Admit`), and in its window unless it is late. It keeps that entry unless its buffer is skipped;
+- `next_buffer >= version`, unless buffer `next_buffer` is leased and complete: it has been trained and waits for its `Consume`.
 
 Of the last one: a version can be published without the buffer before it having been trained (a first version above 0; a trainer
 that went back to a checkpoint, since a version number is used once only). No group can start for such a buffer any more and
 training would never reach it. `Skipped` passes it over: its occupied groups are lost and its reserved ones are dropped.
 
-*Late* are groups that no buffer of their window is left for, because it was skipped (`stale`) or is complete (`no_room`). With
-`late = "mask"` they get the earliest empty entry beyond it, up to the newest version's eta, if there is one; so do groups that
-had occupied a skipped buffer. `Late` tells this, and then the bound holds for what is not masked. Otherwise nothing is ever
-trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
+A group is *late* when no buffer of its window is left for it: they were skipped (`stale`) or are complete (`no_room`). With
+`late = "mask"` it gets the earliest empty entry beyond its window, up to the newest version's eta, if there is one; so does a
+group that had occupied a skipped buffer. `OverBound` says so, and the tokens beyond the bound are masked. Otherwise nothing is
+ever trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from scheduler.policies.staleness_events import (
     Command,
     Consumed,
     Join,
-    Late,
     MemberDropped,
     Moved,
+    OverBound,
     Refuse,
     Skipped,
     StuckAction,
@@ -69,8 +69,8 @@ class StaleFlow(StalenessRule[GroupRow]):
     def buffers(self) -> list[BufferRow]:
         last = max(self.version + self.settings.eta, self._entries.last())
         return [
-            self._entries.row(b, leased=self.leased and b == self.consumed)
-            for b in range(self.consumed, last + 1)
+            self._entries.row(b, leased=self.leased and b == self.next_buffer)
+            for b in range(self.next_buffer, last + 1)
         ]
 
     def entries(self, buffer: int) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return sum(self._entries.empty(b) for b in self._window())
 
     def stuck(self, action: StuckAction = "retry") -> tuple[str, ...]:
-        first = self.consumed
+        first = self.next_buffer
         at = self._entries.at(first)
         full = not self.complete(first) and not self._entries.empty(first)
         few = self.settings.batch - len(at.occupied) <= self.settings.stuck_groups
@@ -126,7 +126,7 @@ class StaleFlow(StalenessRule[GroupRow]):
 
     def _place(self, group: GroupRow) -> tuple[int, list[Command]]:
         """The earliest buffer that a settled group can get, after what must happen to others for that."""
-        first, held = max(group.version, self.consumed), group.buffer
+        first, held = max(group.version, self.next_buffer), group.buffer
         racing = self.complete(held)
         for buffer in range(first, held):
             if self._entries.empty(buffer):
@@ -156,7 +156,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         """StaleFlow's abort rule, for when a buffer has become complete: the versions in ascending order."""
         commands: list[Command] = []
         for group in self._entries.reserved():
-            window = range(max(group.version, self.consumed), self._entries.end(group) + 1)
+            window = range(max(group.version, self.next_buffer), self._entries.end(group) + 1)
             if all(self.complete(b) for b in window):
                 commands += self._late(group, "no_room")
         return commands
@@ -167,7 +167,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         if place is None:
             return self._give_up(group, reason, abort=self.settings.late != "drop")
         self._entries.leave(group)
-        late = Late(group.group_id, group.buffer, place)
+        late = OverBound(group.group_id, group.buffer, place)
         self._entries.reserve(group, place)
         group.late = True
         return [late]
@@ -191,7 +191,7 @@ class StaleFlow(StalenessRule[GroupRow]):
 
     def _published(self) -> list[Command]:
         """Passes over the buffers before `version`, unless the first of them waits for its `Consume`."""
-        first = self.consumed
+        first = self.next_buffer
         if first >= self.version or (self.leased and self.complete(first)):
             return []
         commands: list[Command] = []
@@ -213,21 +213,21 @@ class StaleFlow(StalenessRule[GroupRow]):
         place = self._place_beyond()
         if place is None:
             return []
-        told = Late if place > group.version + self.settings.eta else Moved
+        told = OverBound if place > group.version + self.settings.eta else Moved
         return [told(group.group_id, group.buffer, place), *self._entries.occupy(group, place)]
 
     def _pass(self, first: int) -> list[Buffer]:
-        self.consumed, self.leased = first, False
+        self.next_buffer, self.leased = first, False
         return self._entries.forget_before(first)
 
     def _window(self) -> range:
-        return range(max(self.version, self.consumed), self.version + self.settings.eta + 1)
+        return range(max(self.version, self.next_buffer), self.version + self.settings.eta + 1)
 
     # Unstick
 
     def _unstick(self, buffer: int, action: StuckAction) -> list[Command]:
-        if buffer != self.consumed:
-            raise ValueError(f"buffer {buffer} stuck: the next to train is {self.consumed}")
+        if buffer != self.next_buffer:
+            raise ValueError(f"buffer {buffer} stuck: the next to train is {self.next_buffer}")
         stuck = [self._groups[group_id] for group_id in self.stuck(action)]
         if not stuck:
             return [Refuse("", "not_stuck")]

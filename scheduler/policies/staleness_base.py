@@ -42,13 +42,13 @@ DROPPED_KEPT = 1024
 class StalenessRule(ABC, Generic[G]):
     """The groups of one model, and one way to decide about them. Register it in `rules.py`.
 
-    `version` is the newest published version, `consumed` the next batch to train, `leased` whether a trainer has it.
+    `version` is the newest published version, `next_buffer` the next batch to train, `leased` whether a trainer has it.
     """
 
     def __init__(self, settings: LedgerSettings, spare_members: int = 0) -> None:
         self.settings = settings
         self.version = 0
-        self.consumed = 0
+        self.next_buffer = 0
         self.leased = False
         self._spare_members = spare_members
         self._groups: dict[str, G] = {}
@@ -88,7 +88,7 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """The groups of batch `consumed` (others: as far as they are known), in order: it only grows, until it is `complete`."""
+        """The groups of batch `next_buffer`, in order; they only grow, until it is `complete`. Of others: what is known."""
 
     @abstractmethod
     def complete(self, buffer: int) -> bool:
@@ -118,7 +118,7 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def _trained(self, buffer: int) -> list[Command]:
-        """The commands when batch `consumed` was trained."""
+        """The commands when batch `next_buffer` was trained."""
 
     @abstractmethod
     def _published(self) -> list[Command]:
@@ -180,20 +180,20 @@ class StalenessRule(ABC, Generic[G]):
     # Batches
 
     def _lease(self, buffer: int) -> list[Command]:
-        if buffer != self.consumed:
-            raise ValueError(f"lease of buffer {buffer}: the next to train is {self.consumed}")
+        if buffer != self.next_buffer:
+            raise ValueError(f"lease of buffer {buffer}: the next to train is {self.next_buffer}")
         self.leased = True
         return []
 
     def _return(self, buffer: int) -> list[Command]:
-        if buffer != self.consumed:
-            raise ValueError(f"buffer {buffer} given back: the next to train is {self.consumed}")
+        if buffer != self.next_buffer:
+            raise ValueError(f"buffer {buffer} given back: the next to train is {self.next_buffer}")
         self.leased = False
         return self._published()
 
     def _consume(self, buffer: int) -> list[Command]:
-        if buffer != self.consumed:
-            raise ValueError(f"buffer {buffer} trained: the next to train is {self.consumed}")
+        if buffer != self.next_buffer:
+            raise ValueError(f"buffer {buffer} trained: the next to train is {self.next_buffer}")
         if not self.complete(buffer):
             raise ValueError(f"buffer {buffer} trained: it is not complete")
         return self._trained(buffer)

@@ -61,21 +61,21 @@ class CloseGroup:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The trainer works on buffer `consumed`. Once the buffer is complete, a `Publish` no longer skips it."""
+    """The trainer works on buffer `next_buffer`. Once the buffer is complete, a `Publish` no longer skips it."""
 
     buffer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The trainer gives buffer `consumed` back untrained. It is skipped if a version after it is published already."""
+    """The trainer gives buffer `next_buffer` back untrained. It is skipped if a version after it is published already."""
 
     buffer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Buffer `consumed`, which is complete, was trained."""
+    """Buffer `next_buffer`, which is complete, was trained."""
 
     buffer: int
 
@@ -89,8 +89,8 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Unstick:
-    """Buffer `consumed` has been STUCK for too long: its last groups are given up, and others may start for it (`retry`), or the
-    buffer is trained without them (`truncate`)."""
+    """Buffer `next_buffer` has been STUCK for too long, and its last groups are given up. Others may start for it (`retry`), or
+    the buffer is trained without them (`truncate`)."""
 
     buffer: int
     action: StuckAction
@@ -138,7 +138,7 @@ class MemberDropped:
 @dataclass(frozen=True, slots=True)
 class Occupied:
     """The fate of the group and of its rewarded members: entry `entry` (from 0) of `buffer`. If that buffer is skipped, the group
-    is lost (`Skipped`), or gets a place in a later one: `Moved` or `Late`, and `Occupied` once more."""
+    is lost (`Skipped`), or gets a place in a later one: `Moved` or `OverBound`, and `Occupied` once more."""
 
     group_id: str
     buffer: int
@@ -171,7 +171,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class OverBound:
     """The group's place is now in a buffer beyond its bound: tokens of versions before `to_buffer` - eta are to be masked."""
 
     group_id: str
@@ -204,11 +204,13 @@ class Skipped:
 
 
 Command = (
-    Admit | Refuse | Grading | MemberDropped | Occupied | GroupDropped | AbortEpisode | Moved | Late | BufferReady
+    Admit | Refuse | Grading | MemberDropped | Occupied | GroupDropped | AbortEpisode | Moved | OverBound | BufferReady
     | Consumed | Skipped
 )  # fmt: skip
 
 _EVENTS: dict[str, type[Event]] = {t.__name__: t for t in get_args(Event)}
+_STORED_AS = {"OverBound": "Late"}
+"""Names of commands in stored ledgers, where a class is called otherwise today."""
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -230,5 +232,6 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 
 def command_to_json(command: Command) -> dict[str, Any]:
-    """The command's fields, and its class name as `type`."""
-    return {"type": type(command).__name__, **asdict(command)}
+    """The command's fields, and as `type` the name under which it is stored."""
+    name = type(command).__name__
+    return {"type": _STORED_AS.get(name, name), **asdict(command)}

@@ -80,7 +80,7 @@ class Filling:
     @classmethod
     def of(cls, model: str, rule: StalenessRule, running: int, leased: int = -1, trained: int = -1) -> Self:
         """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has."""
-        buffer = rule.consumed
+        buffer = rule.next_buffer
         occupied = {row.buffer: row.occupied for row in rule.buffers()}
         groups = occupied.get(buffer, 0)
         size = groups if rule.complete(buffer) else rule.settings.batch

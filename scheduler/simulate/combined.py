@@ -187,7 +187,7 @@ class Combined:
     def on_ready(self, world: World) -> None:
         """The trainer claims its nodes when the batch is whole, or when all were called back; and trains once it has them."""
         near = all(role.near for role in self._roles.values())
-        if not self._claims and (near or world.rule.complete(world.rule.consumed)):
+        if not self._claims and (near or world.rule.complete(world.rule.next_buffer)):
             self._fill(world)
             self._claim()
         self._do_all(world)
@@ -198,7 +198,7 @@ class Combined:
     def on_trained(self, world: World) -> None:
         """The weights are pushed into host memory, and between sites travel beside all else; the nodes are released."""
         transfers, apart = world.transfers, world.scenario.sites > 1
-        batch = [world.groups[name] for name in world.rule.entries(world.rule.consumed)]
+        batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
         tokens = sum(sample.context for group in batch for sample in group.samples if not sample.dropped)
         busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, self.recompute)
         world.publish(transfers.push_s, delay_s=transfers.overlapped_s if apart else 0.0)

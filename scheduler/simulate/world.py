@@ -5,7 +5,7 @@ calls, ends of switches and steps, answers of tools, and a second's tick for pol
 Everything is decided by the seed, the scenario and the policy: two runs are equal to the last bit. Invariants:
 - a sample is in one place: an engine, held, with a tool, on its way to an engine that opens, or over;
 - an engine samples with the version that it was last given, and is open, loading, asleep or on its way between the two;
-- the trainer trains buffer `rule.consumed` and nothing else, and only groups that occupy it;
+- the trainer trains buffer `rule.next_buffer` and nothing else, and only groups that occupy it;
 - every sampled token is trained, wasted or underway at the end (`Meter`), once."""
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class World:
             self._after(1.0, self._second)
         self._calm()
         done = 0
-        while self.rule.consumed < batches:
+        while self.rule.next_buffer < batches:
             if not self._events or (self.policy.ticks and len(self._events) == 1 and self._stands()):
                 raise Stalled(self._where())
             self.now, _, happen = heappop(self._events)
@@ -157,8 +157,8 @@ class World:
             while self._events and self._events[0][0] == self.now:
                 heappop(self._events)[2]()
             self._calm()
-            if self.rule.consumed > done:
-                done = self.rule.consumed
+            if self.rule.next_buffer > done:
+                done = self.rule.next_buffer
                 progress(done, self.now)
         self.meter.end(self.now, self._underway(), self.hosts)
         return self.meter
@@ -272,7 +272,7 @@ class World:
 
     def ready(self) -> int:
         """Groups of the batch that the trainer could begin with now; 0 while it may not."""
-        buffer = self.rule.consumed
+        buffer = self.rule.next_buffer
         there = len(self.rule.entries(buffer))
         if self.rule.complete(buffer):
             return there - len(self._trained)
@@ -285,7 +285,7 @@ class World:
         """The trainer begins with what is ready."""
         assert self.trainer in ("waiting", "claiming") and self.ready()
         assert all(host.state == "asleep" for host in self.hosts if host.shared) or not self.layout.both
-        buffer = self.rule.consumed
+        buffer = self.rule.next_buffer
         if not self._trained:
             self._tell(Leased(buffer))
         names = self.rule.entries(buffer)[len(self._trained) :][: self.ready()]
@@ -299,7 +299,7 @@ class World:
         """The step's weights can be had `delay_s` from now, and are the newest from then on; the trainer does nothing for
         `blocked_s`."""
         assert self.trainer == "trained"
-        buffer = self.rule.consumed
+        buffer = self.rule.next_buffer
         self._trainer_is("blocked")
         self._after(blocked_s, lambda: self._trainer_is("waiting"))
         trained = [self.groups.pop(name) for name in self.rule.entries(buffer)]
@@ -422,7 +422,7 @@ class World:
 
     def _part_done(self) -> None:
         self._trainer_is("waiting")
-        buffer = self.rule.consumed
+        buffer = self.rule.next_buffer
         if self.rule.complete(buffer) and len(self._trained) == len(self.rule.entries(buffer)):
             self._trainer_is("training")
             self._after(self.scenario.trainer.step_s, self._step_done)
@@ -564,6 +564,6 @@ class World:
     def _where(self) -> str:
         states = ", ".join(sorted({host.state for host in self.hosts}))
         return (
-            f"{self.policy.name}: batch {self.rule.consumed} is never trained; the trainer is {self.trainer}, "
+            f"{self.policy.name}: batch {self.rule.next_buffer} is never trained; the trainer is {self.trainer}, "
             f"engines are {states}, {len(self.held)} samples are held, {self.rule.free_slots()} groups could start"
         )

@@ -205,12 +205,12 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         self.advance(LEASE_S + 1.0)
         self.groups_are_rewarded(3)
         self.now.database.at_once = True
-        buffer = self.now.ledger.rule.consumed
+        buffer = self.now.ledger.rule.next_buffer
         lease = self.loop.run(self.now.leases.lease("c"))
         assert lease.buffer == buffer
         for _ in range(2):
             self.loop.run(self.now.leases.ack(lease.lease_id, lease.fence, "done"))
-        assert self.now.ledger.rule.consumed > buffer
+        assert self.now.ledger.rule.next_buffer > buffer
         self.what_is_stored_is_what_was_told()
 
 

@@ -154,8 +154,8 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
     def train(self) -> None:
         """A complete buffer is consumed."""
         pure = self.now.ledger.rule
-        if pure.complete(pure.consumed):
-            self.ask(self.now.ledger.apply(Consume(pure.consumed)))
+        if pure.complete(pure.next_buffer):
+            self.ask(self.now.ledger.apply(Consume(pure.next_buffer)))
 
     @rule(step=st.integers(1, 2))
     def publish(self, step: int) -> None:
@@ -210,7 +210,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     def a_group_goes_through(self) -> None:
         """Once nothing is open, a new group is admitted and rewarded."""
-        while (pure := self.now.ledger.rule).complete(pure.consumed):
+        while (pure := self.now.ledger.rule).complete(pure.next_buffer):
             self.train()
             self.settle()
         self.publish(2)

@@ -43,6 +43,6 @@ class SeamlessFlow(Plain):
     def on_trained(self, world: World) -> None:
         """Returns the nodes with the new weights, unless the next batch is there already."""
         world.publish(blocked_s=world.transfers.collective_s)
-        if not world.rule.complete(world.rule.consumed):
+        if not world.rule.complete(world.rule.next_buffer):
             shared = [host for host in world.hosts if host.state == "asleep"]
             world.release(shared, world.transfers.to_rollout_s)

@@ -86,15 +86,15 @@ class World:
             case ("close", group):
                 return CloseGroup(group, "members_missing")
             case ("lease",):
-                return Leased(self.ledger.consumed)
+                return Leased(self.ledger.next_buffer)
             case ("return",):
-                return Returned(self.ledger.consumed)
+                return Returned(self.ledger.next_buffer)
             case ("consume",):
-                return Consume(self.ledger.consumed)
+                return Consume(self.ledger.next_buffer)
             case ("publish",):
                 return Publish(self.ledger.version + 1)
             case ("unstick", action):
-                return Unstick(self.ledger.consumed, action)
+                return Unstick(self.ledger.next_buffer, action)
         raise AssertionError(step)
 
     def take(self, event: Event) -> None:

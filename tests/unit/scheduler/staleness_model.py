@@ -21,10 +21,10 @@ from scheduler.policies.staleness_events import (
     Finish,
     Grading,
     GroupDropped,
-    Late,
     MemberDropped,
     Moved,
     Occupied,
+    OverBound,
     Refuse,
     Skipped,
     Unstick,
@@ -81,7 +81,7 @@ class Model(ABC, Generic[R]):
     def __init__(self, limits: LedgerSettings) -> None:
         self.limits = limits
         self.version = 0
-        self.consumed = 0
+        self.next_buffer = 0
         self.leased = False
         self.ready: set[int] = set()
         self.groups: dict[str, R] = {}
@@ -117,7 +117,7 @@ class Model(ABC, Generic[R]):
         match command:
             case Admit(episode_id, group_id, buffer, version):
                 self.see_admit(episode_id, self.groups[group_id], buffer, version)
-            case Moved() | Late():
+            case Moved() | OverBound():
                 self.see_moved(command, self.groups[command.group_id])
             case Occupied(group_id, buffer, entry):
                 self.see_occupied(group_id, self.groups[group_id], buffer, entry)
@@ -137,12 +137,12 @@ class Model(ABC, Generic[R]):
                 assert buffer not in self.ready
                 self.ready.add(buffer)
             case Consumed(buffer, group_ids):
-                assert buffer == self.consumed
+                assert buffer == self.next_buffer
                 assert self.complete(buffer)
                 self.see_trained(buffer, group_ids)
                 self.pass_over(buffer + 1, group_ids)
             case Skipped(first, until, group_ids):
-                assert (first, until) == (self.consumed, self.version)
+                assert (first, until) == (self.next_buffer, self.version)
                 assert first < until
                 assert not (self.leased and self.complete(first))
                 lost = {g for g, run in self.groups.items() if run.occupied in range(first, until)}
@@ -168,7 +168,7 @@ class Model(ABC, Generic[R]):
     def see_start(self, run: R, buffer: int) -> None:
         """A group starts, and `buffer` is said to be its batch."""
 
-    def see_moved(self, moved: Moved | Late, run: R) -> None:
+    def see_moved(self, moved: Moved | OverBound, run: R) -> None:
         pytest.fail(f"unexpected: {moved}")
 
     def see_surplus(self, episode_id: str, run: R) -> None:
@@ -216,7 +216,7 @@ class Model(ABC, Generic[R]):
         """Checks batches that are passed over."""
 
     def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
-        self.consumed, self.leased = first, False
+        self.next_buffer, self.leased = first, False
         for group_id in group_ids:
             del self.groups[group_id]
 
@@ -250,14 +250,14 @@ class LedgerModel(Model[ReservedRun]):
 
     def open_buffers(self) -> list[int]:
         """Buffers open to a new group, in order."""
-        window = range(max(self.version, self.consumed), self.version + self.limits.eta + 1)
+        window = range(max(self.version, self.next_buffer), self.version + self.limits.eta + 1)
         return [b for b in window if self.empty(b)]
 
     def window(self, run: ReservedRun) -> range:
         """Buffers in which a reserved group may be trained."""
         assert run.reserved is not None
         last = run.reserved if run.late else run.version + self.limits.eta
-        return range(max(run.version, self.consumed), last + 1)
+        return range(max(run.version, self.next_buffer), last + 1)
 
     def settled(self, run: ReservedRun) -> bool:
         whole = run.closed or run.joined == run.size + self.limits.spare_members
@@ -265,7 +265,7 @@ class LedgerModel(Model[ReservedRun]):
 
     def stuck(self, action: str) -> set[str]:
         """Groups that an `Unstick` may give up."""
-        first = self.consumed
+        first = self.next_buffer
         lacks = self.limits.batch - self.occupants(first)
         full = not self.complete(first) and self.left(first) == 0
         possible = full and lacks <= self.limits.stuck_groups and (action == "retry" or self.occupants(first))
@@ -287,27 +287,27 @@ class LedgerModel(Model[ReservedRun]):
         assert buffer == max(self.open_buffers()), "not the latest"
         run.reserved = buffer
 
-    def see_moved(self, moved: Moved | Late, run: ReservedRun) -> None:
+    def see_moved(self, moved: Moved | OverBound, run: ReservedRun) -> None:
         """A reservation, or with `mask` the place in a skipped buffer, goes to a later one."""
         source = run.reserved if run.occupied is None else run.occupied
         assert source == moved.from_buffer < moved.to_buffer
         assert not self.complete(moved.to_buffer)
         bound = run.version + self.limits.eta
-        assert isinstance(moved, Late) == (moved.to_buffer > bound)
-        if isinstance(moved, Late) or run.occupied is not None:
+        assert isinstance(moved, OverBound) == (moved.to_buffer > bound)
+        if isinstance(moved, OverBound) or run.occupied is not None:
             assert self.limits.late == "mask"
             assert moved.to_buffer == min(self.open_buffers()), "not the earliest"
             passed = self.skipping and source < self.version
             assert passed or all(self.complete(b) for b in self.window(run))
-            run.late = isinstance(moved, Late)
+            run.late = isinstance(moved, OverBound)
         run.reserved, run.occupied = moved.to_buffer, None
 
     def see_place(self, group_id: str, run: ReservedRun, buffer: int) -> None:
         assert run.reserved is not None
-        assert max(run.version, self.consumed) <= buffer <= run.reserved, "later than reserved"
+        assert max(run.version, self.next_buffer) <= buffer <= run.reserved, "later than reserved"
         assert run.late or buffer <= run.version + self.limits.eta, "beyond the bound"
         assert not (self.limits.drop_equal and run.equal())
-        first = max(run.version, self.version if self.skipping else self.consumed)
+        first = max(run.version, self.version if self.skipping else self.next_buffer)
         run.reserved = None
         assert not any(self.empty(b) for b in range(first, buffer)), "not the earliest"
         run.late = buffer > run.version + self.limits.eta
@@ -346,8 +346,8 @@ class LedgerModel(Model[ReservedRun]):
                 assert self.event == Consume(reserved) or taken
             case "retry" | "truncated":
                 action = "retry" if reason == "retry" else "truncate"
-                assert self.event == Unstick(self.consumed, action)  # type: ignore[arg-type]
-                assert reserved == self.consumed
+                assert self.event == Unstick(self.next_buffer, action)  # type: ignore[arg-type]
+                assert reserved == self.next_buffer
             case _:
                 pytest.fail(f"reason {reason}")
 
@@ -389,11 +389,11 @@ class QueueModel(Model[Run]):
         self.entries: list[str] = []
 
     def complete(self, buffer: int) -> bool:
-        return buffer == self.consumed and len(self.entries) == self.limits.batch
+        return buffer == self.next_buffer and len(self.entries) == self.limits.batch
 
     def live(self) -> int:
         """Groups that run or wait to be trained."""
-        entered = 0 if self.version > self.consumed else len(self.entries)
+        entered = 0 if self.version > self.next_buffer else len(self.entries)
         return entered + sum(run.pending() for run in self.groups.values())
 
     def see_admit(self, episode_id: str, run: Run, buffer: int, version: int) -> None:
@@ -401,10 +401,10 @@ class QueueModel(Model[Run]):
         assert self.live() <= live_bound(self.name, self.limits.eta, self.limits.batch)
 
     def see_start(self, run: Run, buffer: int) -> None:
-        assert buffer >= max(self.version, self.consumed)
+        assert buffer >= max(self.version, self.next_buffer)
 
     def see_place(self, group_id: str, run: Run, buffer: int) -> None:
-        assert buffer == self.consumed
+        assert buffer == self.next_buffer
         bound = staleness_bound(self.name, self.limits.eta)
         assert bound is None or 0 <= buffer - run.version <= bound
         self.entries.append(group_id)
@@ -420,7 +420,7 @@ class QueueModel(Model[Run]):
                 assert reason == "stale"
                 bound = staleness_bound(self.name, self.limits.eta)
                 # It was too old for every batch to come; Skipped is told after it.
-                coming = max(self.version, self.consumed + self.complete(self.consumed))
+                coming = max(self.version, self.next_buffer + self.complete(self.next_buffer))
                 assert bound is not None
                 assert coming - run.version > bound
 

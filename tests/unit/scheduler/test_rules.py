@@ -329,13 +329,13 @@ def test_a_long_group_is_overtaken_or_waited_for(name: str, bounded: bool) -> No
         for group in rule.groups():
             if group.group_id != "long" and "open" in group.members.values():
                 rule.apply(Reward(group.group_id))
-        if not rule.complete(rule.consumed):
+        if not rule.complete(rule.next_buffer):
             break
-        rule.apply(Leased(rule.consumed))
-        rule.apply(Publish(rule.consumed + 1))
-        rule.apply(Consume(rule.consumed))
+        rule.apply(Leased(rule.next_buffer))
+        rule.apply(Publish(rule.next_buffer + 1))
+        rule.apply(Consume(rule.next_buffer))
     # ROLL: the long group belongs to step 0, and batch 1 cannot go beyond that step while it runs.
-    assert rule.consumed == (1 if bounded else 20)
+    assert rule.next_buffer == (1 if bounded else 20)
     told = rule.apply(Reward("long"))
     assert any(isinstance(command, Occupied) and command.group_id == "long" for command in told)
 
@@ -460,9 +460,9 @@ def test_as_many_start_as_the_source_says(
     for number in range(60):
         capacity = {"areal": counters.areal, "verl": counters.verl, "roll": counters.roll}[name]()
         assert rule.free_slots() == max(capacity, 0)
-        if rule.complete(rule.consumed) and data.draw(st.booleans()):
-            rule.apply(Leased(rule.consumed))
-            steps: list[Event] = [Publish(rule.consumed + 1), Consume(rule.consumed)]
+        if rule.complete(rule.next_buffer) and data.draw(st.booleans()):
+            rule.apply(Leased(rule.next_buffer))
+            steps: list[Event] = [Publish(rule.next_buffer + 1), Consume(rule.next_buffer)]
             for step in reversed(steps) if consume_first else steps:
                 rule.apply(step)
             counters.train()

@@ -116,8 +116,8 @@ class RuleMachine(RuleBasedStateMachine):
 
     @rule(order=st.sampled_from(["publish first", "consume first", "consume only"]))
     def train(self, order: str) -> None:
-        buffer = self.model.consumed
-        if not self.model.complete(self.model.consumed):
+        buffer = self.model.next_buffer
+        if not self.model.complete(self.model.next_buffer):
             with pytest.raises(ValueError, match="not complete"):
                 self.rule.apply(Consume(buffer))
             return
@@ -133,15 +133,18 @@ class RuleMachine(RuleBasedStateMachine):
         if rarely > 0:
             return
         if leased:
-            self.apply(Leased(self.model.consumed))
-        first, kept = self.model.consumed, self.model.leased and self.model.complete(self.model.consumed)
+            self.apply(Leased(self.model.next_buffer))
+        first, kept = (
+            self.model.next_buffer,
+            self.model.leased and self.model.complete(self.model.next_buffer),
+        )
         self.publish(self.model.version + step)
-        assert self.model.consumed == (first if kept else max(first, self.model.version))
+        assert self.model.next_buffer == (first if kept else max(first, self.model.version))
 
     @rule()
     def give_back(self) -> None:
-        self.apply(Returned(self.model.consumed))
-        assert self.model.consumed >= self.model.version
+        self.apply(Returned(self.model.next_buffer))
+        assert self.model.next_buffer >= self.model.version
 
     def publish(self, version: int) -> None:
         self.model.version = version
@@ -150,7 +153,7 @@ class RuleMachine(RuleBasedStateMachine):
     @rule(ahead=st.integers(1, 3))
     def impossible(self, ahead: int) -> None:
         before = state_of(self.rule)
-        other = self.model.consumed + ahead
+        other = self.model.next_buffer + ahead
         known = next(iter(self.model.underway()), "?")
         for event in (
             Consume(other),
@@ -162,7 +165,7 @@ class RuleMachine(RuleBasedStateMachine):
             CloseGroup("?", "x"),
             Join("?", "?", 0),
             Join("new", known, 1) if known != "?" else Drop("?", "x"),
-            Unstick(self.model.consumed, "retry"),
+            Unstick(self.model.next_buffer, "retry"),
         ):
             with pytest.raises(ValueError, match=r"\w"):
                 self.rule.apply(event)
@@ -171,15 +174,15 @@ class RuleMachine(RuleBasedStateMachine):
     @invariant()
     def the_model_agrees(self) -> None:
         here, model = self.rule, self.model
-        assert (here.version, here.consumed) == (model.version, model.consumed)
-        assert list(here.entries(model.consumed)) == model.entries
-        assert here.complete(model.consumed) == model.complete(model.consumed)
-        assert not here.entries(model.consumed + 1)
-        assert not here.complete(model.consumed + 1)
+        assert (here.version, here.next_buffer) == (model.version, model.next_buffer)
+        assert list(here.entries(model.next_buffer)) == model.entries
+        assert here.complete(model.next_buffer) == model.complete(model.next_buffer)
+        assert not here.entries(model.next_buffer + 1)
+        assert not here.complete(model.next_buffer + 1)
         known = {group.group_id: group for group in here.groups()}
         assert {g for g, group in known.items() if group.state == "reserved"} == set(self.pending())
         rows = here.buffers()
-        assert (rows[0].buffer, rows[0].occupied) == (model.consumed, len(model.entries))
+        assert (rows[0].buffer, rows[0].occupied) == (model.next_buffer, len(model.entries))
         assert sum(row.reserved for row in rows) == len(self.pending())
         assert all(row.occupied + row.reserved <= self.limits.batch for row in rows)
 
@@ -189,7 +192,7 @@ class RuleMachine(RuleBasedStateMachine):
         trial = copy.deepcopy(self.rule)
         for _ in range(3):
             generate(trial)
-            assert trial.complete(trial.consumed)
+            assert trial.complete(trial.next_buffer)
             train(trial, consume_first)
 
     def teardown(self) -> None:
@@ -213,27 +216,27 @@ class RuleMachine(RuleBasedStateMachine):
         assert state_of(replayed) == state_of(self.rule)
 
     def drain(self) -> None:
-        """Fills batch `consumed` and trains it."""
-        buffer = self.model.consumed
+        """Fills batch `next_buffer` and trains it."""
+        buffer = self.model.next_buffer
         if self.model.version < buffer:
             self.publish(buffer)
-        while not self.model.complete(self.model.consumed) and self.rule.free_slots():
+        while not self.model.complete(self.model.next_buffer) and self.rule.free_slots():
             self.first_joins([1])
             for episode_id in self.model.underway():
                 self.settle(episode_id, rewarded=True)
-        assert self.model.complete(self.model.consumed)
+        assert self.model.complete(self.model.next_buffer)
         self.train("publish first")
 
 
 def generate(trial: StalenessRule) -> None:
-    """Ends all that runs and starts what may start, until batch `consumed` is complete or nothing happens any more."""
-    if trial.version < trial.consumed:
-        trial.apply(Publish(trial.consumed))
+    """Ends all that runs and starts what may start, until batch `next_buffer` is complete or nothing happens any more."""
+    if trial.version < trial.next_buffer:
+        trial.apply(Publish(trial.next_buffer))
     for number in range(8 * trial.settings.batch * (trial.settings.eta + 2)):
-        if trial.complete(trial.consumed):
+        if trial.complete(trial.next_buffer):
             return
         if trial.free_slots():
-            name = f"trial-{trial.consumed}-{number}"
+            name = f"trial-{trial.next_buffer}-{number}"
             assert isinstance(trial.apply(Join(name, name, 1))[0], Admit)
         for group in trial.groups():
             if group.state == "reserved":
@@ -243,7 +246,7 @@ def generate(trial: StalenessRule) -> None:
 
 
 def train(trial: StalenessRule, consume_first: bool) -> None:
-    buffer = trial.consumed
+    buffer = trial.next_buffer
     trial.apply(Leased(buffer))
     steps: list[Event] = [Publish(max(buffer, trial.version) + 1), Consume(buffer)]
     for step in reversed(steps) if consume_first else steps:

@@ -214,7 +214,7 @@ def test_a_trained_buffer_waits_for_its_consume_across_the_publish() -> None:
     assert book.apply(Publish(1)) == []
     assert book.apply(solo("b")) == [Admit("b", "b", 2, 1)]
     assert book.apply(Consume(0)) == [Consumed(0, ("a",))]
-    assert book.consumed == 1
+    assert book.next_buffer == 1
 
 
 @pytest.mark.parametrize(("version", "told"), [(0, []), (2, [Skipped(0, 2, ("a",))])])
@@ -223,9 +223,9 @@ def test_a_buffer_that_is_given_back_is_skipped_once_a_later_version_is_publishe
 ) -> None:
     newer = [Publish(version)] if version else []
     book = ledger(1, 1, solo("a"), Reward("a"), Leased(0), *newer)
-    assert book.consumed == 0
+    assert book.next_buffer == 0
     assert book.apply(Returned(0)) == told
-    assert (book.consumed, book.leased) == (version, False)
+    assert (book.next_buffer, book.leased) == (version, False)
 
 
 def test_a_first_version_above_0_skips_the_empty_buffers() -> None:
@@ -243,7 +243,7 @@ def test_a_version_number_left_out_skips_its_buffer() -> None:
     assert book.entries(1) == ("a",)
     assert book.apply(Leased(0)) == []
     assert book.apply(Publish(2)) == [], "buffer 0 is what was trained"
-    assert book.consumed == 0
+    assert book.next_buffer == 0
     assert book.apply(Consume(0)) == [
         Consumed(0, ("c", "d")),
         GroupDropped("b", "stale"),
@@ -251,7 +251,7 @@ def test_a_version_number_left_out_skips_its_buffer() -> None:
         Skipped(1, 2, ("a",)),
     ]
     assert book.apply(Reward("b")) == [Refuse("b", "group_finished")]
-    assert book.consumed == 2
+    assert book.next_buffer == 2
 
 
 def test_skipping_drops_what_is_reserved_before_the_version_and_nothing_else() -> None:

@@ -20,11 +20,11 @@ from scheduler.policies.staleness_events import (
     Grading,
     GroupDropped,
     Join,
-    Late,
     Leased,
     MemberDropped,
     Moved,
     Occupied,
+    OverBound,
     Publish,
     Refuse,
     Reward,
@@ -49,7 +49,7 @@ def late_groups(book: StaleFlow) -> list[str]:
     return [group.group_id for group in book.groups() if group.late]
 
 
-# Late
+# Groups beyond their bound
 
 
 def test_late_cancel_aborts() -> None:
@@ -69,7 +69,7 @@ def test_late_drop_lets_the_episodes_run_to_their_end_in_vain() -> None:
 def test_late_mask_gives_the_next_buffer_beyond_the_window() -> None:
     book = no_room("mask")
     ready = [Occupied("a", 1, 0), BufferReady(1)]
-    assert book.apply(Reward("a")) == [*ready, Late("b", 1, 2), Late("c", 1, 2)]
+    assert book.apply(Reward("a")) == [*ready, OverBound("b", 1, 2), OverBound("c", 1, 2)]
     assert late_groups(book) == ["b", "c"]
     assert table(book) == [(1, "READY_WITH_CAPACITY", 1, 0), (2, "PENDING", 0, 2)]
     # No buffer after 2 is open yet, so c is late once more and has no place.
@@ -85,17 +85,17 @@ def test_a_late_group_keeps_its_place_though_a_later_entry_is_empty() -> None:
     for event in (Reward("a"), Consume(1), Publish(2), *solos("xyz")):
         book.apply(event)
     assert book.apply(Drop("z", "x")) == [MemberDropped("z", "x"), GroupDropped("z", "too_few_rewards")]
-    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2), Late("c", 2, 3)]
+    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2), OverBound("c", 2, 3)]
 
 
 def test_skipped_groups_get_later_places_with_mask() -> None:
     # a occupies buffer 0, b holds 1. Version 2 passes over both.
     book = play(LedgerSettings(1, 1, late="mask"), *solos("ab"), Reward("a"))
     assert book.apply(Publish(2)) == [
-        Late("a", 0, 2),
+        OverBound("a", 0, 2),
         Occupied("a", 2, 0),
         BufferReady(2),
-        Late("b", 1, 3),
+        OverBound("b", 1, 3),
         Skipped(0, 2, ()),
     ]
     assert late_groups(book) == ["a", "b"]
@@ -113,7 +113,7 @@ def test_a_skipped_group_that_finds_a_place_in_its_window_is_not_late() -> None:
 def test_a_late_group_that_gets_a_buffer_of_its_window_after_all_is_not_late() -> None:
     # a, b, c hold 2, 1, 0. Version 1 passes over 0: c gets 3, three versions after its own. Then a's entry in 2 is free.
     book = play(LedgerSettings(2, 1, late="mask"), *solos("abc"))
-    assert book.apply(Publish(1)) == [Late("c", 0, 3), Skipped(0, 1, ())]
+    assert book.apply(Publish(1)) == [OverBound("c", 0, 3), Skipped(0, 1, ())]
     assert book.apply(Drop("a", "x"))[-1] == Moved("b", 1, 2)
     assert late_groups(book) == ["c"]
     assert book.apply(Reward("c")) == [Occupied("c", 1, 0), BufferReady(1)]
@@ -130,7 +130,7 @@ def test_a_skipped_group_without_a_place_is_lost_with_mask_too() -> None:
 def test_a_racing_group_without_a_place_is_dropped_with_mask_too() -> None:
     # Of buffer 0, c is done and d races. c takes all of buffer 2 that is trained, and buffer 1 is full.
     book = play(LedgerSettings(1, 1, spare_groups=1, late="mask"), *solos("abcd"), Reward("c"))
-    saved = [Late("c", 0, 2), Occupied("c", 2, 0), BufferReady(2)]
+    saved = [OverBound("c", 0, 2), Occupied("c", 2, 0), BufferReady(2)]
     assert book.apply(Publish(1)) == [*saved, *lost("d", "stale"), Skipped(0, 1, ())]
 
 
@@ -240,7 +240,12 @@ def test_events_and_commands_survive_json() -> None:
     events: list[Event] = [Finish("a"), Reward("a"), Reward("a", 0.25), Unstick(3, "truncate")]
     text = json.dumps([event_to_json(event) for event in events])
     assert [event_from_json(value) for value in json.loads(text)] == events
-    commands: list[Command] = [Late("g", 1, 2), Grading("a"), Skipped(0, 2, ("g", "h")), Skipped(0, 1, ())]
+    commands: list[Command] = [
+        OverBound("g", 1, 2),
+        Grading("a"),
+        Skipped(0, 2, ("g", "h")),
+        Skipped(0, 1, ()),
+    ]
     assert json.loads(json.dumps([command_to_json(command) for command in commands])) == [
         {"type": "Late", "group_id": "g", "from_buffer": 1, "to_buffer": 2},
         {"type": "Grading", "episode_id": "a"},

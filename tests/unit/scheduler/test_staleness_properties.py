@@ -185,7 +185,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def train(self, rng: Random) -> None:
         order = rng.choice(["publish first", "consume first", "consume first", "consume only"])
-        buffer = self.model.consumed
+        buffer = self.model.next_buffer
         if not self.model.complete(buffer):
             with pytest.raises(ValueError, match="not complete"):
                 self.ledger.apply(Consume(buffer))
@@ -195,16 +195,16 @@ class LedgerMachine(RuleBasedStateMachine):
             self.publish(buffer + 1 - self.model.version)
         entries = self.ledger.entries(buffer)
         assert self.apply(Consume(buffer))[0] == Consumed(buffer, entries)
-        if order == "consume first" and self.model.version < self.model.consumed:
-            self.publish(self.model.consumed - self.model.version)
+        if order == "consume first" and self.model.version < self.model.next_buffer:
+            self.publish(self.model.next_buffer - self.model.version)
 
     def publish_out_of_order(self, rng: Random) -> None:
         if rng.random() < 0.5:
-            self.apply(Leased(self.model.consumed))
-        first = self.model.consumed
+            self.apply(Leased(self.model.next_buffer))
+        first = self.model.next_buffer
         kept = self.model.leased and self.model.complete(first)
         self.publish(rng.randint(1, 3))
-        assert self.model.consumed == (first if kept else max(first, self.model.version))
+        assert self.model.next_buffer == (first if kept else max(first, self.model.version))
 
     def publish(self, step: int) -> None:
         self.model.version += step
@@ -212,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def unstick(self, rng: Random) -> None:
         action: StuckAction = rng.choice(["retry", "truncate"])
-        buffer, expected = self.model.consumed, self.model.stuck(action)
+        buffer, expected = self.model.next_buffer, self.model.stuck(action)
         told = self.apply(Unstick(buffer, action))
         if not expected:
             assert told == [Refuse("", "not_stuck")]
@@ -223,7 +223,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def impossible(self, rng: Random) -> None:
         before = state_of(self.ledger)
-        other = self.model.consumed + rng.randint(1, 4)
+        other = self.model.next_buffer + rng.randint(1, 4)
         named: list[Event] = [
             Reward("?"),
             Finish("?"),
@@ -244,7 +244,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def the_model_agrees(self) -> None:
         ledger, model = self.ledger, self.model
-        assert (ledger.version, ledger.consumed) == (model.version, model.consumed)
+        assert (ledger.version, ledger.next_buffer) == (model.version, model.next_buffer)
         assert set(ledger._group_of) == {e for g in ledger.groups() for e in g.members}
         for action in ("retry", "truncate"):
             assert set(ledger.stuck(action)) == model.stuck(action)
@@ -254,7 +254,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {g.group_id for g in ledger.groups() if g.late and g.state != "dropped"} == late
         assert ledger.free_slots() == sum(model.left(b) for b in model.open_buffers())
         rows = {row.buffer: row for row in ledger.buffers()}
-        for buffer in range(model.consumed, model.version + self.limits.eta + 1):
+        for buffer in range(model.next_buffer, model.version + self.limits.eta + 1):
             row, left, occupied = rows[buffer], model.left(buffer), model.occupants(buffer)
             assert (row.occupied, row.reserved) == (occupied, len(model.waiting(buffer)))
             assert occupied <= self.limits.batch
@@ -277,7 +277,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def a_new_group_can_start_where_one_is_missing(self) -> None:
         """Never stuck: a batch that lacks a group has one underway, or can get one, or waits for a version."""
-        buffer = self.model.consumed
+        buffer = self.model.next_buffer
         reserved = any(run.reserved is not None for run in self.model.groups.values())
         if (
             not self.model.complete(buffer)
@@ -292,9 +292,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def the_next_batch_gets_complete(self, rng: Random) -> None:
         """From here on all engines and graders finish their work in any order, and groups start wherever they may."""
         trial = copy.deepcopy(self.ledger)
-        if trial.consumed > trial.version + self.limits.eta:
-            trial.apply(Publish(trial.consumed))
-        buffer = trial.consumed
+        if trial.next_buffer > trial.version + self.limits.eta:
+            trial.apply(Publish(trial.next_buffer))
+        buffer = trial.next_buffer
         todo = [CloseGroup(group.group_id, "end") for group in trial.groups()]
         work: list[Event] = [*todo, *(Reward(e) for e in self.model.underway())]
         rng.shuffle(work)
