@@ -102,7 +102,7 @@ def _trained(filled: Filled, dice: random.Random) -> Query:
 
 def _answers(_filled: Filled, _random: random.Random, **wanted: Any) -> Query:
     given = {"model": None, "metadata": {}, "order": "asc", "limit": 21, "after": None, **wanted}
-    return lambda c: answers.list_answers(c, "chat", answers.Whose("", AGENT), **given)
+    return lambda c: answers.list_answers(c, "chat", answers.Owner("", AGENT), **given)
 
 
 def _answers_page(filled: Filled, dice: random.Random) -> Query:

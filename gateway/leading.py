@@ -169,7 +169,7 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
         ("tend-episodes", leader.episodes.sweep, TEND_EVERY_S),
         ("tend-engines", leader.host.tend, TEND_EVERY_S),
         ("tend-nodes", leader.nodes.tend, TEND_EVERY_S),
-        *(("tend-placement", placement.look, TEND_EVERY_S) for placement in leader.placements.values()),
+        *(("tend-placement", placement.read_loads, TEND_EVERY_S) for placement in leader.placements.values()),
         ("check-health", leader.host.check_health, health_s),
         ("tend-retention", old, settings.retention.every_s),
     ]
@@ -202,8 +202,8 @@ async def tend(duty: Duty, every_s: float) -> None:
 def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
     """A follower has trouble with an engine: it could not reach it (no reason), or it knows what is wrong."""
     if reason and slot.state == "open":
-        host.lose(model, slot.name, reason)
+        host.report_lost(model, slot.name, reason)
     elif reason:
         return  # reported already
     else:
-        host.suspect(model, slot)
+        host.check_now(model, slot)

@@ -26,7 +26,7 @@ async def completions(request: Request, gateway: Gateway) -> Response:
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         count_replies(request.scope, *replies_of(values))
-        episode = await gateway.callers.apart(caller)
+        episode = await gateway.callers.standalone(caller)
         return await relay(model, episode, "completions", values)
     completion, asked = await offload_read(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)

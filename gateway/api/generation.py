@@ -270,7 +270,7 @@ def _completion(
 ) -> Completion:
     pool, limits = model.pool, gateway.settings.calls
     version = episode.version if model.name == episode.model else 0
-    call = Call(call_id, prompt.ids, details.used, episode_id=episode.id, version=version)
+    call = Call(call_id, prompt.ids, details.used, episode_id=episode.id, min_version=version)
     now = asyncio.get_running_loop().time()
     interval = pool.pace.interval(now) if details.stream else WHOLE_INTERVAL
     return Completion(

@@ -47,7 +47,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
-        episode = await gateway.callers.apart(caller)
+        episode = await gateway.callers.standalone(caller)
         return await relay(model, episode, "responses", values)
     asked = await offload_read(body, lambda: dialect.parse(values))
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))

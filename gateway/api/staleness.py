@@ -13,7 +13,7 @@ from gateway.api.access import Admin, admin
 from gateway.api.batches import Model
 from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
-from gateway.feed.explain import because, tell, verdict
+from gateway.feed.explain import because, explain, verdict
 from gateway.store import decisions, episodes, turns
 from scheduler.policies.staleness_state import GroupRow
 
@@ -59,7 +59,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
     rows = [
         decided for decided in rows if decided["model"] == model
     ]  # groups of other models may have the same name
-    story = tell(rows, episode_id) if rows else []
+    story = explain(rows, episode_id) if rows else []
     buffer = next((s["buffer"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
     entry = Entry("", 0, buffer, [episode_id])
     reader = access.trained(model).batches.reader

@@ -138,14 +138,14 @@ async def list_chat_completions(
 ) -> dict[str, Any]:
     """The stored chat completions of the episode, or of all the agent's. `metadata[KEY]=VALUE` picks those that have it."""
     caller = await identify(request, gateway)
-    whose = answers.Whose(caller.episode.id if caller.episode else "", caller.agent)
+    owner = answers.Owner(caller.episode.id if caller.episode else "", caller.agent)
     if after is not None:
         await _completion(gateway, caller, after)
     matches = ((_METADATA.fullmatch(name), value) for name, value in request.query_params.multi_items())
     metadata = {match[1]: value for match, value in matches if match}
     found = await gateway.database.read(
         lambda c: answers.list_answers(
-            c, "chat", whose, model=model, metadata=metadata, order=order, limit=limit + 1, after=after
+            c, "chat", owner, model=model, metadata=metadata, order=order, limit=limit + 1, after=after
         )
     )
     return page(found, limit)

@@ -80,7 +80,7 @@ class Bus(Protocol):
         """The process counts as alive no more."""
         ...
 
-    async def whereabouts(self, process_id: str) -> str | None:
+    async def address_of(self, process_id: str) -> str | None:
         """The URL of a process that is alive; None: it is not."""
         ...
 

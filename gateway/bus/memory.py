@@ -51,7 +51,7 @@ class MemoryBus:
     async def leave(self, process: Process) -> None:
         self._alive.pop(process.id, None)
 
-    async def whereabouts(self, process_id: str) -> str | None:
+    async def address_of(self, process_id: str) -> str | None:
         url, until = self._alive.get(process_id, ("", -math.inf))
         return url if until > self._clock() else None
 
@@ -82,7 +82,7 @@ class MemoryBus:
         self._expire()
         return [
             Log(
-                *(call, kept.owner, kept.epoch, await self.whereabouts(kept.owner)),
+                *(call, kept.owner, kept.epoch, await self.address_of(kept.owner)),
                 *(kept.head, kept.state, bytes(kept.body), self._clock() - kept.written_at),
             )
             for call, kept in sorted(self._logs.items())
@@ -92,7 +92,7 @@ class MemoryBus:
     async def take(self, log: Log, process: Process) -> bool:
         self._expire()
         kept = self._logs.get(log.call)
-        alive = await self.whereabouts(log.owner) is not None
+        alive = await self.address_of(log.owner) is not None
         if kept is None or alive or (kept.owner, kept.epoch) != (log.owner, log.epoch):
             return False
         await self.announce(process)

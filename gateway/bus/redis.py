@@ -66,7 +66,7 @@ class RedisBus:
     async def leave(self, process: Process) -> None:
         await self._do(lambda: self._redis.delete(self._of(process.id)))
 
-    async def whereabouts(self, process_id: str) -> str | None:
+    async def address_of(self, process_id: str) -> str | None:
         url: Any = await self._do(lambda: self._redis.get(self._of(process_id)))
         return None if url is None else url.decode()
 

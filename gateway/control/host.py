@@ -47,7 +47,7 @@ class ModelEngines:
     """Called for a version that had failed, once an engine runs it after all, or it is found to be bad."""
     tasks: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
     """The present step of each engine, and earlier ones that were cancelled and have not ended."""
-    suspected: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    checks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Health checks of engines that a request could not reach."""
     watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The tasks that wait for the end of each engine's process."""
@@ -57,7 +57,7 @@ class ModelEngines:
     def all_tasks(self) -> list[asyncio.Task[None]]:
         """Whatever runs on behalf of the engines."""
         steps = [task for tasks in self.tasks.values() for task in tasks]
-        return [*steps, *self.watchers.values(), *self.suspected.values()]
+        return [*steps, *self.watchers.values(), *self.checks.values()]
 
 
 class ControlHost:
@@ -91,7 +91,7 @@ class ControlHost:
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
-            model.pool.on_trouble = partial(self.suspect, name)
+            model.pool.on_trouble = partial(self.check_now, name)
             model.pool.on_dispute = partial(self._disown, name)
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
@@ -103,7 +103,7 @@ class ControlHost:
         """Calls `callback` with every value of an output, at once and in order. Before `start` only."""
         self._runtime.observe(port, lambda _tag, value: callback(value))
 
-    def tell(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
+    def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
         """Something has happened. `now`: whatever is decided about it has been observed when this returns.
 
         Raises Unavailable if nothing is decided any more.
@@ -165,14 +165,14 @@ class ControlHost:
         self._runtime.inject(self.program.updates[model].published, Published(version))
         return ended
 
-    def lose(self, model: str, engine: str, reason: str) -> None:
+    def report_lost(self, model: str, engine: str, reason: str) -> None:
         """An engine died or is of no use; its requests go on elsewhere at once, whatever is decided about it."""
         slot = self.models[model].pool.slots.get(engine)
         if slot is not None and slot.state not in ("quarantined", "starting"):
             log.error("%s is lost: %s", engine, reason)
             slot.fail(reason)
             self.models[model].pool.notify()
-            self._peers.show(model, slot)
+            self._peers.send_slot(model, slot)
             self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
 
     async def tend(self) -> None:
@@ -180,7 +180,9 @@ class ControlHost:
         await self._check_leadership()  # after a long suspension of this process every engine looks silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
-                self.lose(name, slot.name, f"no token for {model.settings.stall_s:g} s ([engine] stall_s)")
+                self.report_lost(
+                    name, slot.name, f"no token for {model.settings.stall_s:g} s ([engine] stall_s)"
+                )
 
     async def check_health(self) -> None:
         """Asks every open engine whether it is well; several times no answer is a death."""
@@ -199,25 +201,25 @@ class ControlHost:
         well, sick = await engine.healthy(), self.models[name].sick
         sick[slot.name] = 0 if well else sick.get(slot.name, 0) + 1
         if sick[slot.name] >= patience and slot.state == "open" and slot.engine is engine:
-            self.lose(name, slot.name, f"no answer to {sick[slot.name]} health checks")
+            self.report_lost(name, slot.name, f"no answer to {sick[slot.name]} health checks")
 
-    def suspect(self, name: str, slot: Slot) -> None:
+    def check_now(self, name: str, slot: Slot) -> None:
         """A request could not reach the engine: it is asked at once, and one check is enough."""
-        suspected = self.models[name].suspected
-        if slot.state == "open" and (slot.name not in suspected or suspected[slot.name].done()):
-            check = asyncio.create_task(self._check(name, slot, 1), name=f"suspect-{slot.name}")
+        checks = self.models[name].checks
+        if slot.state == "open" and (slot.name not in checks or checks[slot.name].done()):
+            check = asyncio.create_task(self._check(name, slot, 1), name=f"check-{slot.name}")
             check.add_done_callback(_report_death)
-            suspected[slot.name] = check
+            checks[slot.name] = check
 
     def _disown(self, name: str, slot: Slot, reason: str) -> None:
         if slot.state == "open":  # otherwise it was reported already
-            self.lose(name, slot.name, reason)
+            self.report_lost(name, slot.name, reason)
 
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
         """A child process that ends without being asked to is a death."""
         status = await process.wait()
         if slot.process is not None and slot.process.process is process:
-            self.lose(name, slot.name, f"its process ended with {status}")
+            self.report_lost(name, slot.name, f"its process ended with {status}")
 
     # Decisions
 
@@ -229,14 +231,14 @@ class ControlHost:
         return act
 
     def _on_ended(self, name: str) -> Callable[[Tag, Any], None]:
-        def tell(_tag: Tag, ended: Ended) -> None:
+        def settle(_tag: Tag, ended: Ended) -> None:
             future = self.models[name].ended.pop(ended.version, None)
             if future is not None and not future.done():
                 future.set_result(ended)
             elif ended.live or ended.bad:
                 self.models[name].on_late_end(ended)
 
-        return tell
+        return settle
 
     def _act(self, name: str, do: Do) -> None:
         model = self.models[name]
@@ -270,7 +272,7 @@ class ControlHost:
             model.removed.discard(engine)
             model.pool.slots.pop(engine, None)
             model.pool.notify()
-            self._peers.forget(name, engine)
+            self._peers.remove_engine(name, engine)
 
     async def _run(self, name: str, do: Do, before: set[asyncio.Task[None]]) -> None:
         if before:

@@ -176,7 +176,7 @@ class Nodes:
         """Once a second, where it matters: how full the batches are that trainers wait for."""
         if any(node.lendable for node in self.nodes.values()):
             for model in self._host.models:
-                self._host.tell(self._host.program.lending.filling, self._filling(model))
+                self._host.inject(self._host.program.lending.filling, self._filling(model))
 
     def _on_batch(self, model: str) -> None:
         """A batch was leased, is whole, or is over: that is not left to the next second."""
@@ -190,11 +190,11 @@ class Nodes:
         return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained)
 
     def _calls(self, model: str, pool: EnginePool) -> int:
-        elsewhere = sum(self._peers.runs(model, slot)[0] for slot in pool.slots)
-        return len(pool.calls) + elsewhere + self._peers.waiting(model)
+        elsewhere = sum(self._peers.count_runs(model, slot)[0] for slot in pool.slots)
+        return len(pool.calls) + elsewhere + self._peers.count_waiting(model)
 
     def _tell(self, action: Any, value: Any) -> None:
-        self._host.tell(action, value, now=True)
+        self._host.inject(action, value, now=True)
 
     def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
         for role in told:

@@ -118,7 +118,7 @@ class ControlPlacement:
         self._waiting.update(asking)
         arrived = tuple(self._arrived(request.call) for request in asking.values())
         try:
-            self._host.tell(self.reactor.demand, Demand(left, arrived), now=True)
+            self._host.inject(self.reactor.demand, Demand(left, arrived), now=True)
         except Unavailable:
             log.warning("%s: nothing is decided any more; calls go where there is room", self._model)
             self._pool.set_placer(None)
@@ -133,7 +133,7 @@ class ControlPlacement:
         hints = call.hints
         return Arrived(
             call.call_id,
-            call.version,
+            call.min_version,
             call.length,
             expected=max(hints.expected - len(call.turn.ids), 0),
             tail=hints.tail,
@@ -153,13 +153,13 @@ class ControlPlacement:
         now = {name: (s.version, s.generation) for name, s in slots.items() if s.state == "open"}
         for name in self._told.keys() - now.keys():
             del self._told[name]
-            self._host.tell(self.reactor.closed, Closed(name))
+            self._host.inject(self.reactor.closed, Closed(name))
         for name, state in now.items():
             if self._told.get(name) != state:
                 self._told[name] = state
-                self._host.tell(self.reactor.opened, Opened(name, state[0]))
+                self._host.inject(self.reactor.opened, Opened(name, state[0]))
 
-    async def look(self) -> None:
+    async def read_loads(self) -> None:
         """Tells once how all open engines are, and what has been learnt of their speed."""
         slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
         loads = await asyncio.gather(*(_load(slot) for slot in slots))
@@ -168,14 +168,14 @@ class ControlPlacement:
             for slot, load in zip(slots, loads, strict=True)
             if slot.state == "open"
         )
-        self._host.tell(self.reactor.seen, Seen(seen))
+        self._host.inject(self.reactor.seen, Seen(seen))
         for name, model in self.fits.changed():
-            self._host.tell(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
+            self._host.inject(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
         self.fits.forget(self._pool.slots)
 
     def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
         """The gateways know best how many requests are inside; the engine knows which of them wait, and what they hold."""
-        inside = slot.streams + self._peers.runs(self._model, slot.name)[0]
+        inside = slot.streams + self._peers.count_runs(self._model, slot.name)[0]
         kv = sum(run.call.length for run in slot.runs.values())
         if load is None:
             return EngineSeen(slot.name, inside, 0, kv, 0.0)
@@ -216,6 +216,6 @@ async def _load(slot: Slot) -> Load | None:
         return None
     try:
         async with asyncio.timeout(_LOOK_S):
-            return await slot.engine.look()
+            return await slot.engine.read_load()
     except (EngineError, TimeoutError):
         return None

@@ -106,7 +106,7 @@ class Engine(Protocol):
         """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights."""
         ...
 
-    async def look(self) -> Load | None:
+    async def read_load(self) -> Load | None:
         """The engine's load; None if it does not report one."""
         ...
 

@@ -150,7 +150,7 @@ class SGLangEngine(HTTPEngine):
             raise EngineError(f"engine {self.name} scored other tokens than it was asked to")
         return [row[0] for row in rows[1:]]
 
-    async def look(self) -> Load | None:
+    async def read_load(self) -> Load | None:
         """SGLang reports nothing without `--enable-metrics`, and adds up a request's tokens only when
         it ends."""
         try:

@@ -105,7 +105,7 @@ class VLLMEngine(HTTPEngine):
         rows = orjson.loads(answer)["prompt_logprobs"]
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
 
-    async def look(self) -> Load | None:
+    async def read_load(self) -> Load | None:
         """The size of the cache is in the labels of `vllm:cache_config_info`."""
         page = (await self._http.get("/metrics")).decode()
         found = samples(page, _FIGURES)

@@ -113,7 +113,7 @@ class Callers:
         """The same episode. Raises Conflict if its run is over."""
         return await self._episodes.named(episode.id)
 
-    async def apart(self, caller: Caller) -> OpenEpisode:
+    async def standalone(self, caller: Caller) -> OpenEpisode:
         """The episode of a call whose conversation is not known here, such as one with an upstream model.
 
         Where the caller names none it has an episode of its own, which is not trained.

@@ -205,7 +205,7 @@ class Closing:
 
     async def stop_calls(self, live: OpenEpisode, reason: Conflict) -> None:
         """Stops what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""
-        elsewhere = self._peers.end(live.id, reason)
+        elsewhere = self._peers.end_episode(live.id, reason)
         await self._stop_here(live, reason)
         await elsewhere
 

@@ -55,7 +55,7 @@ class DecisionLog:
         """Groups that are not over. Raises KeyError."""
         return [self._entries[group_id] for group_id in group_ids]
 
-    def tell(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
+    def record(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
         """The decisions that follow from an event which the ledger has taken."""
         told = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
         for command in commands:

@@ -62,7 +62,7 @@ def because(reason: str) -> str:
     return _BECAUSE.get(reason, reason)
 
 
-def tell(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
+def explain(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
     """The decisions that concern one episode, in order, with words. A group's name can be used again once it is over:
     decisions about an earlier or a later group of the name are left out."""
     first = next(i for i, row in enumerate(rows) if row["episode_id"] == episode_id)

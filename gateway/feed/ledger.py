@@ -82,7 +82,7 @@ class StoredLedger:
             raise ConfigError(_refusal(model, differing))
         for value in stored[1:]:
             event = event_from_json(value)
-            loaded.decision_log.tell(event, loaded._decide(event))
+            loaded.decision_log.record(event, loaded._decide(event))
         return loaded
 
     async def apply(
@@ -102,7 +102,7 @@ class StoredLedger:
         commands = self._decide(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands
-        told = self.decision_log.tell(event, commands)
+        told = self.decision_log.record(event, commands)
         if details:
             told = [replace(d, details=d.details | {**details}) if d.episode_id else d for d in told]
         stored = event_to_json(event), [command_to_json(command) for command in commands]

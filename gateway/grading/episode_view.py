@@ -14,7 +14,7 @@ from gateway.trajectories.tree import Place, TokenTree
 from gateway.types import ABANDONED, CRASHED_ATTEMPT
 
 
-async def subject(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
+async def describe_episode(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
     """A stored episode. Decoding takes as long as its conversations are: it runs in a thread."""
 
     def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]], TokenTree]:

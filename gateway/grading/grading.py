@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from gateway.grading.base import Grader, GradingFailed
-from gateway.grading.episode_view import subject
+from gateway.grading.episode_view import describe_episode
 from gateway.grading.function import FunctionGrader
 from gateway.grading.url import UrlGrader
 from gateway.render.renderer import ChatRenderer
@@ -86,7 +86,7 @@ class Grading:
         if not names:
             raise GradingFailed(f"[graders] has none for the model {model!r}", final=True)
         async with self._reads:
-            episode = await subject(self._database, self._renderers[model], episode_id)
+            episode = await describe_episode(self._database, self._renderers[model], episode_id)
         answers = await asyncio.gather(*(self._ask(name, episode) for name in names), return_exceptions=True)
         components: dict[str, float] = {}
         failures: list[str] = []

@@ -56,12 +56,12 @@ class RemoteCallers:
         model: str = "",
     ) -> OpenEpisode:
         """The episode of the key."""
-        return await self.apart(caller)
+        return await self.standalone(caller)
 
     async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
         return await self._directory.named(episode.id, self._wait_s)
 
-    async def apart(self, caller: Caller) -> OpenEpisode:
+    async def standalone(self, caller: Caller) -> OpenEpisode:
         assert caller.episode is not None, "agents' keys are forwarded"
         return await self.still_open(caller.episode)
 

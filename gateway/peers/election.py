@@ -37,7 +37,7 @@ class Election:
         self._renewed = 0.0
         """The time of the last successful renewal, by the monotonic clock."""
 
-    def look(self) -> None:
+    def coordinator_changed(self) -> None:
         """Somebody says that a coordinator has come or gone: there is no need to wait before the next look."""
         self._news.set()
 

@@ -274,7 +274,7 @@ class Follower:
         if slot is None:
             return
         if message["do"] == "cross":
-            slot.cross(message["version"], message["stale_kv"])
+            slot.continue_under(message["version"], message["stale_kv"])
         else:  # the message is `forget`
             slot.fail("it was removed")
             del pool.slots[slot.name]

@@ -119,31 +119,31 @@ class Hub:
 
     # Requests of the control half (`Peers`)
 
-    def show(self, model: str, slot: Slot) -> Awaitable[None]:
+    def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("slot", self._slot(model, slot))
 
-    def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
         return self._ask_all("cross", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("give_back", {"model": model, "name": slot.name})
 
-    def forget(self, model: str, name: str) -> Awaitable[None]:
+    def remove_engine(self, model: str, name: str) -> Awaitable[None]:
         return self._ask_all("forget", {"model": model, "name": name})
 
-    def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
+    def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
         """Ends an episode's calls everywhere. Asks only processes that may have some."""
         links = [link for link in self._links.values() if episode_id in link.episodes]
         for link in links:
             link.episodes.discard(episode_id)
         return self._ask(links, "end", {"episode": episode_id, **error_to_json(reason)})
 
-    def runs(self, model: str, name: str) -> tuple[int, int]:
+    def count_runs(self, model: str, name: str) -> tuple[int, int]:
         found = [link.runs.get(model, {}).get(name, (0, 0)) for link in self._links.values()]
         return sum(streams for streams, _ in found), sum(pinned for _, pinned in found)
 
-    def waiting(self, model: str) -> int:
+    def count_waiting(self, model: str) -> int:
         return sum(link.waiting.get(model, 0) for link in self._links.values())
 
     def describe(self) -> list[dict[str, Any]]:

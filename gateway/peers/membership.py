@@ -87,7 +87,7 @@ class Membership:
     async def _listen(self) -> None:
         async with aclosing(self._bus.listen(snapshot.TOPIC)) as news:
             async for _ in news:
-                self._election.look()
+                self._election.coordinator_changed()
 
     async def coordinator(self) -> str | None:
         """The coordinator's URL; None: it is this process. Raises Unavailable if there is none in time."""

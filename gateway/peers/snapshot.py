@@ -28,7 +28,7 @@ def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> di
     engines = []
     for pool in pools:
         for engine in pool.describe():
-            elsewhere, _ = hub.runs(pool.model, engine["name"])
+            elsewhere, _ = hub.count_runs(pool.model, engine["name"])
             engines.append({**engine, "streams": engine["streams"] + elsewhere})
     return {"fence": fence, "url": url, "at": time.time(), "followers": hub.describe(), "engines": engines}
 

@@ -49,15 +49,15 @@ class Call:
         sampling: Sampling,
         *,
         episode_id: str = "",
-        version: int = 0,
+        min_version: int = 0,
         hints: RoutingHints | None = None,
     ) -> None:
-        """`version`: the oldest version that may sample the call (its group's V)."""
+        """`min_version`: the oldest version that may sample the call (its group's V)."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
         self.sampling: Final = sampling
-        self.version: Final = version
+        self.min_version: Final = min_version
         self._hints = hints or RoutingHints()
         self._turn = Turn(call_id)
         self._top: list[TopLogprobs] = []
@@ -160,7 +160,7 @@ class Call:
 
     def weights_changed(self, version: int, stale_kv: bool) -> None:
         """The engine goes on under `version`; `stale_kv`: with the KV cache of older weights."""
-        self._turn.cross(version, stale_kv)
+        self._turn.weights_changed(version, stale_kv)
 
     def take(self, chunk: TokenChunk) -> None:
         """Adds what arrived from the engine. A chunk with a finish reason is the last of its run."""
@@ -203,7 +203,7 @@ class Call:
         call = Call(
             *(turn.call_id, logged.prompt, sampling),
             episode_id=self.episode_id,
-            version=self.version,
+            min_version=self.min_version,
             hints=self._hints,
         )
         call._turn = turn

@@ -88,7 +88,7 @@ class CallRunner:
         if task is None or task.done():
             return
         self._stopped_by = reason
-        if self.call.turn.crossed or self._weights_may_change():
+        if self.call.turn.weights_have_changed or self._weights_may_change():
             await self._ask_for_account(task)
         task.cancel()  # not `self._task`: the call may have been restarted meanwhile
         await asyncio.wait({task})
@@ -105,7 +105,7 @@ class CallRunner:
                     finally:
                         self._pool.release(self.call)
                     if self.call.finish is None and not self._ending:
-                        await self._pool.turn()
+                        await self._pool.wait_for_turn()
                 except EngineError as error:
                     failures += 1
                     self._engine_failed(slot, version, error, failures)

@@ -40,7 +40,7 @@ def _nothing(_tokens: int) -> None:
     """The callback of replies without one."""
 
 
-class _Deserted(GatewayError):
+class _NoReaders(GatewayError):
     """Nobody reads the reply."""
 
 
@@ -60,7 +60,7 @@ class Completion:
     ) -> None:
         self.details = details
         self.reply = _reply(runner.call.call_id, details, len(prompt.ids))
-        self.reply.deserted = self._stop_engine
+        self.reply.on_no_readers = self._stop_engine
         self.charge: Callable[[int], None] = _nothing
         """Called once, with the number of tokens that the reply took: those of the prompt and the sampled ones."""
         self.finished: Callable[[int], None] = _nothing
@@ -97,7 +97,7 @@ class Completion:
         self._restarts = self.call.restarts
         self.details = details
         self.reply = _reply(self.call.call_id, details, len(logged.prompt))
-        self.reply.deserted = self._stop_engine
+        self.reply.on_no_readers = self._stop_engine
         self._segmenter = self._segment(logged.prompt)
 
     @property
@@ -152,12 +152,12 @@ class Completion:
 
     def _release(self) -> None:
         """Breaks reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
-        self.reply.deserted = None
+        self.reply.on_no_readers = None
         self._runner.detach()
         self.charge(len(self._prompt.ids) + len(self.call.turn.ids))
 
     async def _wait_for_a_reader(self) -> None:
-        """Waits until there is a reader. Raises _Deserted after the grace period, or the reason of `stop`."""
+        """Waits until there is a reader. Raises _NoReaders after the grace period, or the reason of `stop`."""
         if self.reply.readers and self._stopped_by is None:
             return
         try:
@@ -166,7 +166,7 @@ class Completion:
                     await self.reply.moved()
         except TimeoutError:
             if not self.reply.readers:
-                raise _Deserted("the client went away and did not come back") from None
+                raise _NoReaders("the client went away and did not come back") from None
         if self._stopped_by is not None:
             raise self._stopped_by
 
@@ -180,7 +180,7 @@ class Completion:
             self._runner.start(self._take)
             try:
                 await self._runner.wait()
-            except _Deserted:
+            except _NoReaders:
                 return
         if self._segmenter.stopped:
             await self._runner.stop()
@@ -299,7 +299,7 @@ class Completion:
     async def _stop_engine(self) -> None:
         """Stops the engine when the last reader has left; the tokens are kept if the call can be continued."""
         self._given_up = bool(self.call.pinned) and not self._whole
-        await self._runner.stop(_Deserted("nobody reads the reply"))
+        await self._runner.stop(_NoReaders("nobody reads the reply"))
 
 
 def _reply(call_id: str, details: TurnDetails, prompt_tokens: int) -> Reply:

@@ -201,7 +201,7 @@ class Handover:
     async def alive(self, process_id: str) -> bool:
         """True if a process shows signs of life. Every process counts as alive while the bus is away."""
         try:
-            return await self._bus.whereabouts(process_id) is not None
+            return await self._bus.address_of(process_id) is not None
         except BusAway:
             return True
 

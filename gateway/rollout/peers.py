@@ -16,11 +16,11 @@ from gateway.rollout.slot import Slot
 class Peers(Protocol):
     """The other gateway processes, as the coordinator sees them."""
 
-    def show(self, model: str, slot: Slot) -> Awaitable[None]:
+    def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         """Sends a slot's state; a slot that is not open gets no new run there."""
         ...
 
-    def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         """Tells that the engine will continue its frozen requests under `version`."""
         ...
 
@@ -28,19 +28,19 @@ class Peers(Protocol):
         """Has the engine give back every request of theirs that can move."""
         ...
 
-    def forget(self, model: str, name: str) -> Awaitable[None]:
+    def remove_engine(self, model: str, name: str) -> Awaitable[None]:
         """Tells that an engine was removed."""
         ...
 
-    def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
+    def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
         """Stops an episode's calls and records what they sampled."""
         ...
 
-    def runs(self, model: str, name: str) -> tuple[int, int]:
+    def count_runs(self, model: str, name: str) -> tuple[int, int]:
         """The number of other processes' requests in an engine, and how many of these cannot move."""
         ...
 
-    def waiting(self, model: str) -> int:
+    def count_waiting(self, model: str) -> int:
         """The number of other processes' calls that wait for an engine."""
         ...
 
@@ -56,23 +56,23 @@ class _Done:
 class NoPeers:
     """No other process: for a gateway of one process."""
 
-    def show(self, model: str, slot: Slot) -> Awaitable[None]:
+    def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return _Done()
 
-    def cross(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         return _Done()
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
         return _Done()
 
-    def forget(self, model: str, name: str) -> Awaitable[None]:
+    def remove_engine(self, model: str, name: str) -> Awaitable[None]:
         return _Done()
 
-    def end(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
+    def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
         return _Done()
 
-    def runs(self, model: str, name: str) -> tuple[int, int]:
+    def count_runs(self, model: str, name: str) -> tuple[int, int]:
         return 0, 0
 
-    def waiting(self, model: str) -> int:
+    def count_waiting(self, model: str) -> int:
         return 0

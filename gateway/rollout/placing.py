@@ -102,7 +102,7 @@ class SlotPlacer:
 
     def _choose(self, call: Call) -> Slot | None:
         slots, hints = self._pool.slots, call.hints
-        legal = [slot for slot in slots.values() if slot.state == "open" and slot.version >= call.version]
+        legal = [slot for slot in slots.values() if slot.state == "open" and slot.version >= call.min_version]
         if any(slot.name == hints.preferred for slot in legal):
             return slots[hints.preferred]
         near, cached = self._pool.cached(call)

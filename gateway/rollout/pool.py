@@ -78,7 +78,7 @@ class EnginePool:
                     if call.hints.wait_until:
                         await self._wait_for_preferred(call)
                     slot = await self._place(call)
-                    if slot.state == "open" and slot.version >= call.version:
+                    if slot.state == "open" and slot.version >= call.min_version:
                         return slot
                     self._placer.changed()  # the placer may have changed while the call was on its way
                     self._placer.left(call)
@@ -198,7 +198,7 @@ class EnginePool:
         """Tells the placer that a slot's state has changed; nobody who waits is woken."""
         self._placer.changed()
 
-    async def turn(self) -> None:
+    async def wait_for_turn(self) -> None:
         """Waits for the turn of a call that was given back, behind those that were given back before it."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake_in_turn(woken)

@@ -58,7 +58,7 @@ class Reply:
         """The stop string that ended the reply; empty if none did."""
         self.failure: Exception | None = None
         self.readers: set[Reader] = set()
-        self.deserted: Callable[[], Awaitable[None]] | None = None
+        self.on_no_readers: Callable[[], Awaitable[None]] | None = None
         """Called when the last reader has left before the end."""
         self.delivered = False
         """True once a reader has had the whole reply."""
@@ -150,8 +150,8 @@ class Reader:
         reply.readers.discard(self)
         reply.delivered = reply.delivered or delivered
         reply.move()
-        if not reply.readers and not reply.over and reply.deserted is not None:
-            await reply.deserted()
+        if not reply.readers and not reply.over and reply.on_no_readers is not None:
+            await reply.on_no_readers()
 
 
 News = list[tuple[int, Delivery]]

@@ -2,9 +2,9 @@
 
 Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- tokens that arrive between `cross` and `confirm`, or while output is held (`hold_output`), are not taken before the probe has
-  passed;
-- `fail` cuts every run; what was held is forgotten, and the call goes on elsewhere from what it had taken.
+- tokens that arrive between `continue_under` and `confirm`, or while output is held (`hold_output`), are taken only after the
+  probe has passed;
+- `fail` cuts every run and drops held tokens; the call goes on elsewhere from its last taken token.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Slot:
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
-        self._crossed = False
-        """True if `cross` is why output is held."""
+        self._weights_changed = False
+        """True if `continue_under` is why output is held."""
 
     @property
     def url(self) -> str | None:
@@ -130,10 +130,10 @@ class Slot:
         self._ended.clear()
         await self._ended.wait()
 
-    def cross(self, version: int, stale_kv: bool) -> None:
+    def continue_under(self, version: int, stale_kv: bool) -> None:
         """Holds output until `confirm`: the engine continues its frozen requests under `version`."""
         self._settled.clear()
-        self._crossed = True
+        self._weights_changed = True
         for run in self.runs.values():
             run.call.weights_changed(version, stale_kv)
 
@@ -154,7 +154,7 @@ class Slot:
         """Opens the engine, which runs `version`, and takes what was held."""
         self.state, self.reason, self.version = "open", "", version
         self.generation += 1
-        self._crossed = False
+        self._weights_changed = False
         self._settled.set()
 
     def fail(self, reason: str) -> None:
@@ -162,7 +162,7 @@ class Slot:
         self.state, self.reason = "quarantined", reason
         for run in self.runs.values():
             run.cut(reason)
-        self._crossed = False
+        self._weights_changed = False
         self._settled.set()
 
     def evict(self, reason: str) -> None:
@@ -170,7 +170,7 @@ class Slot:
         if not self._settled.is_set():
             for run in self.runs.values():
                 run.cut(reason)
-            self._crossed = False
+            self._weights_changed = False
             self._settled.set()
 
     def take_over(self, reason: str) -> None:
@@ -178,7 +178,7 @@ class Slot:
 
         A request in doubt that cannot move stays, and what it says is held until the engine is open.
         """
-        if not self._crossed and any(run.pinned for run in self.runs.values()):
+        if not self._weights_changed and any(run.pinned for run in self.runs.values()):
             for run in self.runs.values():
                 if not run.pinned and not self._settled.is_set():
                     run.cut(reason)

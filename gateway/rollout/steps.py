@@ -138,7 +138,7 @@ class EngineSteps:
             slot.given_up = do.step == "quarantine"
             slot.fail(do.reason)
             self._pool.notify()
-            self._peers.show(self._pool.model, slot)
+            self._peers.send_slot(self._pool.model, slot)
 
     async def run(self, do: Do) -> None:
         """Carries out a step. Raises EngineError, with what went wrong."""
@@ -244,7 +244,7 @@ class EngineSteps:
         await self._announce(slot)
         report, name = self._report(slot.name, weights.version), self._pool.model
         streams, report.pinned = self.runs(slot)
-        report.streams = streams + self._pool.waiting + self._peers.waiting(name)
+        report.streams = streams + self._pool.waiting + self._peers.count_waiting(name)
 
     async def _abort(self, slot: Slot, _weights: Weights) -> None:
         await _engine(slot).pause()
@@ -272,8 +272,8 @@ class EngineSteps:
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
         stale_kv = not self._update.clear_cache
-        slot.cross(weights.version, stale_kv)
-        await self._peers.cross(self._pool.model, slot, weights.version, stale_kv)
+        slot.continue_under(weights.version, stale_kv)
+        await self._peers.continue_under(self._pool.model, slot, weights.version, stale_kv)
         await _engine(slot).resume()
 
     async def _probe(self, slot: Slot, weights: Weights) -> None:
@@ -322,7 +322,7 @@ class EngineSteps:
 
     def runs(self, slot: Slot) -> tuple[int, int]:
         """The number of requests in the engine, other processes' included, and how many of them cannot move."""
-        streams, pinned = self._peers.runs(self._pool.model, slot.name)
+        streams, pinned = self._peers.count_runs(self._pool.model, slot.name)
         return slot.streams + streams, slot.pinned + pinned
 
     def _movable(self, slot: Slot) -> int:
@@ -332,7 +332,7 @@ class EngineSteps:
     async def _announce(self, slot: Slot) -> None:
         """Tells the placer and the other processes that the slot's state has changed."""
         self._pool.on_state_change()
-        await self._peers.show(self._pool.model, slot)
+        await self._peers.send_slot(self._pool.model, slot)
 
     async def _give_back_movable(self, slot: Slot) -> None:
         asked = self._peers.give_back(self._pool.model, slot)

@@ -18,7 +18,7 @@ Order = Literal["asc", "desc"]
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class Owner:
     """The owner of answers: one episode, or all of an agent's."""
 
     episode_id: str
@@ -80,7 +80,7 @@ def set_metadata(connection: Connection, answer_id: str, metadata: dict[str, str
 def list_answers(
     connection: Connection,
     api: str,
-    whose: Whose,
+    owner: Owner,
     *,
     model: str | None,
     metadata: Mapping[str, str],
@@ -93,7 +93,7 @@ def list_answers(
     `model`: the name by which the client asked for it. `metadata`: what each of them has, perhaps among other things.
     """
     columns = (_TABLE.c.created_at, _TABLE.c.id)
-    query = select(_TABLE.c.answer).where(whose.clause, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None))
+    query = select(_TABLE.c.answer).where(owner.clause, _TABLE.c.api == api, _TABLE.c.deleted_at.is_(None))
     if model is not None:
         query = query.where(_TABLE.c.asked_model == model)
     for pair in metadata.items():

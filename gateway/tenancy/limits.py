@@ -63,7 +63,7 @@ class Ticket:
         `param`: what asks for them.
         """
         if self._calls:
-            self._limits.enter(self._holders, replies - self._calls, replies, param)
+            self._limits.reserve(self._holders, replies - self._calls, replies, param)
             self._calls = replies
 
     def draw(self, tokens: int) -> None:
@@ -74,7 +74,7 @@ class Ticket:
         """Frees the request's places. Further calls do nothing."""
         calls, self._calls = self._calls, 0
         if calls:
-            self._limits.leave(self._holders, calls)
+            self._limits.release(self._holders, calls)
 
     def __enter__(self) -> Self:
         return self
@@ -105,10 +105,10 @@ class Limits:
     def admit(self, caller: Caller) -> Ticket:
         """Takes a place for one more request. Raises Busy, with what is used up."""
         holders = self._holders(caller)
-        self.enter(holders, 1)
+        self.reserve(holders, 1)
         return Ticket(self, holders)
 
-    def enter(self, holders: tuple[Holder, ...], calls: int, replies: int = 1, param: str = "n") -> None:
+    def reserve(self, holders: tuple[Holder, ...], calls: int, replies: int = 1, param: str = "n") -> None:
         """Takes places for more calls of a request for `replies` replies. Raises Busy, and BadRequest as `Ticket.widen` does."""
         now = self._clock()
         for holder in holders:
@@ -126,7 +126,7 @@ class Limits:
         for holder in holders:
             self._usage[holder] = drawn(self._limits[holder[0]], self._of(holder, now), tokens, now)
 
-    def leave(self, holders: tuple[Holder, ...], calls: int) -> None:
+    def release(self, holders: tuple[Holder, ...], calls: int) -> None:
         """Frees the places of calls that are over."""
         for holder in holders:
             self._usage[holder] = ended(self._usage[holder], calls)

@@ -1,12 +1,12 @@
 """The tokens that one call samples, and which version sampled each. Pure.
 
-A turn is sampled in runs: one run is one request's stay in one engine. A run begins under one version; weights may change under
-it (`cross`), and then nobody but the engine knows which of its tokens came before. So tokens that arrive after a crossing carry
-the interval of versions they may have, until the engine's own account at the end of the run says it exactly (`end_run`).
+A turn is sampled in runs: one run is one request in one engine. A run begins under one version. If the weights change during the
+run (`weights_changed`), only the engine knows which tokens it sampled before the change. Tokens that arrive afterwards therefore
+carry the interval of versions that may have sampled them, until the engine reports its labels at the end of the run (`end_run`).
 
 Invariants:
-- a token's interval holds every version that can have sampled it, and never narrows but by the engine's account;
-- an account is believed only if it names, for every token, a version of its interval; else the whole turn is `disputed`;
+- a token's interval holds every version that can have sampled it, and only the engine's labels narrow it;
+- labels count only if they name, for every token, a version of its interval; otherwise the whole turn is `disputed`;
 - spans cover the tokens exactly, in order.
 """
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-Account = Sequence[tuple[str, int]]
-"""(label, number of tokens), in order."""
+LabelCounts = Sequence[tuple[str, int]]
+"""Pairs of a version's label and the number of tokens sampled under it, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +48,41 @@ class Turn:
     pauses: int = 0
     """The number of times an engine gave the call back."""
     disputed: bool = False
-    """An engine's account contradicts what was known: no version in this turn is to be trusted."""
+    """An engine's labels contradict what was known: no version in this turn can be trusted."""
     _start: int = 0
-    _crossed: list[tuple[int, bool]] = field(default_factory=list)
-    """The versions of the present run, and whether what was cached before each was kept."""
+    _run_versions: list[tuple[int, bool]] = field(default_factory=list)
+    """The versions of the present run, and for each whether the KV cache of the one before was kept."""
 
     def begin_run(self, version: int) -> None:
         """A run begins in an engine that is known to run `version`."""
         self._start = len(self.ids)
-        self._crossed = [(version, False)]
+        self._run_versions = [(version, False)]
 
     @property
-    def crossed(self) -> bool:
+    def weights_have_changed(self) -> bool:
         """True if the weights changed under the present run."""
-        return len(self._crossed) > 1
+        return len(self._run_versions) > 1
 
-    def cross(self, version: int, stale_kv: bool) -> None:
-        """Record that later tokens may be of `version`. `stale_kv`: their context was not recomputed."""
-        self._crossed.append((version, stale_kv))
+    def weights_changed(self, version: int, stale_kv: bool) -> None:
+        """Records that later tokens may be of `version`. `stale_kv`: the KV cache was not recomputed."""
+        self._run_versions.append((version, stale_kv))
 
     def append(self, ids: list[int], logprobs: list[float]) -> None:
         """Adds tokens that have just arrived."""
         if ids:
             self.ids += ids
             self.logprobs += logprobs
-            newest, stale_kv = self._crossed[-1]
-            _extend(self.spans, Span(self._crossed[0][0], len(ids), newest, stale_kv))
+            newest, stale_kv = self._run_versions[-1]
+            _extend(self.spans, Span(self._run_versions[0][0], len(ids), newest, stale_kv))
 
-    def end_run(self, account: Account | None) -> None:
-        """The engine's account of the run; None: it gave none, and what was uncertain stays so."""
-        if account is None:
+    def end_run(self, labels: LabelCounts | None) -> None:
+        """Takes the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are."""
+        if labels is None:
             return
         before, arrived = _split(self.spans, self._start)
-        known = {str(version): (version, stale_kv) for version, stale_kv in self._crossed}
-        exact = [Span(known[label][0], n, *known[label]) for label, n in account if label in known]
-        if len(exact) < len(account) or not _within(exact, arrived):
+        known = {str(version): (version, stale_kv) for version, stale_kv in self._run_versions}
+        exact = [Span(known[label][0], n, *known[label]) for label, n in labels if label in known]
+        if len(exact) < len(labels) or not _within(exact, arrived):
             self.disputed = True
             return
         for span in exact:

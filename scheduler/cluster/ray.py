@@ -22,7 +22,7 @@ from processes.supervised import Ended
 from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running
-from scheduler.cluster.ray_actor import Holder
+from scheduler.cluster.ray_actor import NodeActor
 from scheduler.cluster.tags import Capacity, Seen
 
 _NODE_ID = "ray.io/node-id"
@@ -117,7 +117,7 @@ class RayLauncher:
             _check_private(job)
         group = await self._placed(jobs)
         gang = Gang(group, len(jobs))
-        actors = [_holder(job, group, number) for number, job in enumerate(jobs)]
+        actors = [_actor(job, group, number) for number, job in enumerate(jobs)]
         try:
             return await self._started(jobs, actors, gang)
         except BaseException as error:
@@ -179,7 +179,7 @@ class RayLauncher:
         ]
 
 
-def _holder(job: Job, group: PlacementGroup, number: int) -> Any:
+def _actor(job: Job, group: PlacementGroup, number: int) -> Any:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
     reserve = job.reserve
     options: dict[str, Any] = {
@@ -190,7 +190,7 @@ def _holder(job: Job, group: PlacementGroup, number: int) -> Any:
         "max_restarts": 0,
         "max_concurrency": 8,
     }
-    return ray.remote(Holder).options(**options).remote()
+    return ray.remote(NodeActor).options(**options).remote()
 
 
 def _resources(reserve: Capacity) -> dict[str, float]:

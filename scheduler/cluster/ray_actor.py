@@ -16,7 +16,7 @@ from processes.ports import free_port
 from scheduler.cluster.launch import SECRET, filled
 
 
-class Holder:
+class NodeActor:
     """One child process of a node."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ _MOST_LATE = 4
 _FULL = float("inf")
 
 
-class Wish(Protocol):
+class EngineRequest(Protocol):
     """A call's requirements (`scheduler.program.calls.Arrived`)."""
 
     @property
@@ -139,9 +139,9 @@ class OpenEngine:
         return self.model.gain(self.running, self.kv, length, self.extra, weight)
 
 
-def footprint(wish: Wish) -> int:
+def footprint(request: EngineRequest) -> int:
     """Tokens that a call has in an engine's cache, on average over its stay there, as far as anybody knows."""
-    return wish.length + wish.expected // 2
+    return request.length + request.expected // 2
 
 
 Key = tuple[float, int, int, str]
@@ -336,16 +336,16 @@ class Engines:
 
     # Choices
 
-    def best(self, wish: Wish) -> OpenEngine | None:
+    def best(self, request: EngineRequest) -> OpenEngine | None:
         """The best engine that has room for a call; None: it waits."""
-        to = self.open.get(wish.to)
-        if to is not None and to.version >= wish.version:
+        to = self.open.get(request.to)
+        if to is not None and to.version >= request.version:
             return to
-        if not wish.tail:
-            regular = self._candidates(wish, aside=False)
-            return self._best_of(wish, regular or self._candidates(wish, aside=True))
-        found = self._best_of(wish, self._candidates(wish, aside=True))
-        return found or self._best_of(wish, self._candidates(wish, aside=False))
+        if not request.tail:
+            regular = self._candidates(request, aside=False)
+            return self._best_of(request, regular or self._candidates(request, aside=True))
+        found = self._best_of(request, self._candidates(request, aside=True))
+        return found or self._best_of(request, self._candidates(request, aside=False))
 
     def legal(self, version: int) -> bool:
         """True if an open engine may sample calls of this V."""
@@ -360,26 +360,26 @@ class Engines:
         """True if an open engine is set aside."""
         return any(aside for _, aside, _ in self._held())
 
-    def _best_of(self, wish: Wish, candidates: list[OpenEngine]) -> OpenEngine | None:
+    def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
             return None
-        wanted = [engine for engine in candidates if engine.name not in wish.avoid] or candidates
-        key, length, expected = self.choice.key, footprint(wish), wish.expected
-        weight = self.weight(wish.version)
-        cached = {wish.near: min(wish.cached, wish.length)} if wish.near else {}
+        wanted = [engine for engine in candidates if engine.name not in request.avoid] or candidates
+        key, length, expected = self.choice.key, footprint(request), request.expected
+        weight = self.weight(request.version)
+        cached = {request.near: min(request.cached, request.length)} if request.near else {}
         keyed = [(key(e, length, expected, cached.get(e.name, 0), weight), e) for e in wanted]
         _, best = min(keyed, key=lambda pair: pair[0])
         return best if self.choice.has_room(best, length, weight) else None
 
-    def _candidates(self, wish: Wish, *, aside: bool) -> list[OpenEngine]:
+    def _candidates(self, request: EngineRequest, *, aside: bool) -> list[OpenEngine]:
         """Returns the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
-        count, found = _LOOKED_AT + len(wish.avoid), []
-        late = self.choice.weighs and wish.version < self.newest
+        count, found = _LOOKED_AT + len(request.avoid), []
+        late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
-            if place[:2] == (late, aside) and place[2] >= wish.version:
+            if place[:2] == (late, aside) and place[2] >= request.version:
                 found += _first(heap, count)
-        near = self.open.get(wish.near)
-        if near is not None and near.aside == aside and near.version >= wish.version and near not in found:
+        near = self.open.get(request.near)
+        if near is not None and near.aside == aside and near.version >= request.version and near not in found:
             found.append(near)
         return found
 

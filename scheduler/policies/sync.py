@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from scheduler.policies.placement import Choice, OpenEngine, Wish, footprint
+from scheduler.policies.placement import Choice, EngineRequest, OpenEngine, footprint
 
 _BETTER = 1.2
 
@@ -47,7 +47,7 @@ def pulls(
     engines: Collection[OpenEngine],
     under_way: int,
     target: int,
-    heads: Iterable[Wish],
+    heads: Iterable[EngineRequest],
     choice: Choice,
     settings: SyncSettings,
     typical: int = 512,
@@ -62,7 +62,7 @@ def pulls(
         return []
     heads = list(heads)
     newest = max(engine.version for engine in engines)
-    if not under_way and (newest < target or any(wish.version > newest for wish in heads)):
+    if not under_way and (newest < target or any(request.version > newest for request in heads)):
         return [behind[0].name]
     room = max(1, int(settings.at_once * (len(engines) + under_way))) - under_way
     least = settings.rate_below * sum(engine.rate for engine in engines) / len(engines)
@@ -72,17 +72,17 @@ def pulls(
     for engine in behind:
         if len(found) >= room:
             break
-        if any(wish.version <= engine.version for wish in heads):
+        if any(request.version <= engine.version for request in heads):
             continue  # it is about to get a call
         few = engine.running < settings.running_below or engine.rate < least
         if (
             few
             or engine.gain(typical) > enough
-            or any(_has_room(engine, wish, target, choice) for wish in heads)
+            or any(_has_room(engine, request, target, choice) for request in heads)
         ):
             found.append(engine.name)
     return found
 
 
-def _has_room(engine: OpenEngine, wish: Wish, target: int, choice: Choice) -> bool:
-    return choice.has_room(engine, footprint(wish), choice.weight(target - wish.version))
+def _has_room(engine: OpenEngine, request: EngineRequest, target: int, choice: Choice) -> bool:
+    return choice.has_room(engine, footprint(request), choice.weight(target - request.version))

@@ -12,10 +12,10 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from scheduler.policies.placement import Engines, Wish, footprint
+from scheduler.policies.placement import EngineRequest, Engines, footprint
 
 _AMONG = 1024
-_Entry = tuple[int, int, int, Wish]
+_Entry = tuple[int, int, int, EngineRequest]
 """The arrival batch (of `_AMONG` calls), longest first within it, first come first served between batches."""
 
 
@@ -32,32 +32,32 @@ class Waterfall:
 
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
-        self.waiting: dict[str, Wish] = {}
+        self.waiting: dict[str, EngineRequest] = {}
         self._queues: dict[int, _Queues] = {}
         self._serials = itertools.count()
 
-    def add(self, wish: Wish) -> None:
+    def add(self, request: EngineRequest) -> None:
         """A call waits. Raises ValueError if it does already."""
-        if wish.call in self.waiting:
-            raise ValueError(f"call {wish.call} waits already")
-        self.waiting[wish.call] = wish
-        queues = self._queues.setdefault(wish.version, _Queues())
+        if request.call in self.waiting:
+            raise ValueError(f"call {request.call} waits already")
+        self.waiting[request.call] = request
+        queues = self._queues.setdefault(request.version, _Queues())
         serial = next(self._serials)
-        entry = (serial // _AMONG, -wish.expected, serial, wish)
-        heapq.heappush(queues.tails if wish.tail else queues.others, entry)
+        entry = (serial // _AMONG, -request.expected, serial, request)
+        heapq.heappush(queues.tails if request.tail else queues.others, entry)
 
     def drop(self, call: str) -> bool:
         """Removes a waiting call; returns True if it was waiting."""
         return self.waiting.pop(call, None) is not None
 
-    def heads(self) -> list[Wish]:
+    def heads(self) -> list[EngineRequest]:
         """The calls whose turn it is, oldest version first."""
         found = (self._head(queue) for version in sorted(self._queues) for queue in self._of(version))
-        return [wish for wish in found if wish is not None]
+        return [request for request in found if request is not None]
 
-    def pour(self) -> list[tuple[Wish, str]]:
+    def pour(self) -> list[tuple[EngineRequest, str]]:
         """Places calls while engines have room for those whose turn it is."""
-        placed: list[tuple[Wish, str]] = []
+        placed: list[tuple[EngineRequest, str]] = []
         if not self.waiting:
             self._queues.clear()
             return placed
@@ -78,19 +78,19 @@ class Waterfall:
         queues = self._queues[version]
         return queues.tails, queues.others
 
-    def _head(self, queue: list[_Entry]) -> Wish | None:
+    def _head(self, queue: list[_Entry]) -> EngineRequest | None:
         while queue and self.waiting.get(queue[0][3].call) is not queue[0][3]:
             heapq.heappop(queue)
         return queue[0][3] if queue else None
 
-    def _drain(self, queue: list[_Entry], placed: list[tuple[Wish, str]]) -> bool:
+    def _drain(self, queue: list[_Entry], placed: list[tuple[EngineRequest, str]]) -> bool:
         """Places the calls of a queue; returns True if none is left."""
-        while (wish := self._head(queue)) is not None:
-            engine = self.engines.best(wish)
+        while (request := self._head(queue)) is not None:
+            engine = self.engines.best(request)
             if engine is None:
                 return False
             heapq.heappop(queue)
-            del self.waiting[wish.call]
-            self.engines.begun(engine.name, wish.version, footprint(wish))
-            placed.append((wish, engine.name))
+            del self.waiting[request.call]
+            self.engines.begun(engine.name, request.version, footprint(request))
+            placed.append((request, engine.name))
         return True

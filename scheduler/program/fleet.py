@@ -325,7 +325,7 @@ class Fleet(Reactor):
             self._do(now, engine, "drain", "it was removed", self._settings.drain_s)
 
     def _tell(self, now: Context) -> None:
-        self._outbox.tell(now, self.commands, self.gone)
+        self._outbox.send(now, self.commands, self.gone)
         if self._asleep:
             why = "; ".join(f"{a.engine} {'sleeps' if a.warm else 'has no process'}" for a in self._asleep)
             now.set(self.asleep, tuple(self._asleep), why=why)

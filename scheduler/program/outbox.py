@@ -15,7 +15,7 @@ class Outbox:
     commands: list[Do] = field(default_factory=list)
     gone: list[Gone] = field(default_factory=list)
 
-    def tell(self, now: Context, commands: Output[tuple[Do, ...]], gone: Output[tuple[Gone, ...]]) -> None:
+    def send(self, now: Context, commands: Output[tuple[Do, ...]], gone: Output[tuple[Gone, ...]]) -> None:
         """Sets the ports that have something to say."""
         if self.commands:
             why = "; ".join(f"{do.engine}: {do.reason}" for do in self.commands)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, Engines, Rule, footprint
+from scheduler.policies.placement import Choice, EngineRequest, Engines, Rule, footprint
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.tails import Expected, divide
 from scheduler.policies.throughput import EngineModel
-from scheduler.policies.waterfall import Waterfall, Wish
+from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Move, Opened, Placed, Seen
 from scheduler.program.events import Begun, Gone, Target, Verdict
 from scheduler.reactor import SECOND, Context, Reactor
@@ -66,7 +66,7 @@ class _Run:
     """A call that was placed."""
 
     engine: str
-    wish: Wish
+    request: EngineRequest
     pinned: bool
     since: float
     """Steps of the engine when it came (`Placement._steps`)."""
@@ -155,7 +155,7 @@ class Placement(Reactor):
     def _on_opened(self, now: Context) -> None:
         opened = now[self.opened]
         runs = self._inside.get(opened.engine, {}).values()
-        kept = [(run.wish.version, footprint(run.wish)) for run in runs]
+        kept = [(run.request.version, footprint(run.request)) for run in runs]
         self._engines.opened(opened.engine, opened.version, self._settings.engine, kept)
         if opened.version >= self._target:
             self._told.pop(opened.engine, None)
@@ -175,7 +175,7 @@ class Placement(Reactor):
             self._waterfall.drop(call)
         else:
             del self._inside[run.engine][call]
-            self._engines.ended(run.engine, run.wish.version, footprint(run.wish), length)
+            self._engines.ended(run.engine, run.request.version, footprint(run.request), length)
 
     def _on_seen(self, now: Context) -> None:
         for seen in now[self.seen].engines:
@@ -191,7 +191,7 @@ class Placement(Reactor):
     # Decisions
 
     def _decide(self, now: Context) -> None:
-        placed = [self._begin(wish, engine) for wish, engine in self._waterfall.pour()]
+        placed = [self._begin(request, engine) for request, engine in self._waterfall.pour()]
         if placed:
             waiting = len(self._waterfall.waiting)
             now.set(self.placed, tuple(placed), why=f"{waiting} wait" if waiting else "")
@@ -201,15 +201,15 @@ class Placement(Reactor):
         elif now.present(self.target) or not self._legal():
             self._pull(now)
 
-    def _begin(self, wish: Wish, engine: str) -> Placed:
-        pinned = isinstance(wish, Arrived) and wish.pinned
-        run = self._runs[wish.call] = _Run(engine, wish, pinned, self._steps.get(engine, 0.0))
-        self._inside.setdefault(engine, {})[wish.call] = run
-        return Placed(wish.call, engine)
+    def _begin(self, request: EngineRequest, engine: str) -> Placed:
+        pinned = isinstance(request, Arrived) and request.pinned
+        run = self._runs[request.call] = _Run(engine, request, pinned, self._steps.get(engine, 0.0))
+        self._inside.setdefault(engine, {})[request.call] = run
+        return Placed(request.call, engine)
 
     def _legal(self) -> bool:
         """True if an open engine may sample the calls whose turn it is."""
-        return all(self._engines.legal(wish.version) for wish in self._waterfall.heads())
+        return all(self._engines.legal(request.version) for request in self._waterfall.heads())
 
     def _pull(self, now: Context) -> bool:
         """Tells engines to pull; answers whether one was told."""
@@ -247,18 +247,18 @@ class Placement(Reactor):
         steps = self._steps.get(engine, 0.0)
         for call, run in self._inside.get(engine, {}).items():
             if not run.pinned and not run.moved:
-                version, length = run.wish.version, run.wish.length + int(steps - run.since)
+                version, length = run.request.version, run.request.length + int(steps - run.since)
                 yield Movable(call, version, length, self._engines.weight(version))
 
     def _divide(self) -> None:
         """Sets engines aside for tails, in proportion to what a sample of the calls would need."""
-        wishes = [run.wish for run in self._runs.values() if run.wish.expected]
-        wishes += [wish for wish in self._waterfall.waiting.values() if wish.expected]
-        stride = -(-len(wishes) // _SAMPLED) if wishes else 1
+        requests = [run.request for run in self._runs.values() if run.request.expected]
+        requests += [request for request in self._waterfall.waiting.values() if request.expected]
+        stride = -(-len(requests) // _SAMPLED) if requests else 1
         names = sorted(self._engines.open)
         among = max(1, len(names) // stride)
         aside = 0
-        if len(names) > 1 and wishes:
-            sample = [Expected(wish.expected, wish.length) for wish in wishes[::stride]]
+        if len(names) > 1 and requests:
+            sample = [Expected(request.expected, request.length) for request in requests[::stride]]
             aside = divide(sample, among, self._settings.engine, self._settings.slots).tails
         self._engines.set_aside(names[: min(aside * len(names) // among, len(names) - 1)])

@@ -159,7 +159,7 @@ class Combined:
         """Calls arrive; also such as an engine gave back."""
         if samples:
             arrived = tuple(self._arrived(world, sample) for sample in samples)
-            self._hosting.tell(self._placement.demand, Demand(arrived=arrived))
+            self._hosting.inject(self._placement.demand, Demand(arrived=arrived))
         self._do_all(world)
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
@@ -173,7 +173,7 @@ class Combined:
                 if sample.at > turn:
                     self._foresight.learn(sample.turns[turn].sampled)
         if left:
-            self._hosting.tell(self._placement.demand, Demand(left=tuple(left)))
+            self._hosting.inject(self._placement.demand, Demand(left=tuple(left)))
         self._do_all(world)
 
     def on_opened(self, world: World, host: Host) -> None:
@@ -205,12 +205,12 @@ class Combined:
         self._claims = False
         self._fill(world)
         for node in self._roles:
-            self._hosting.tell(self._lending.released, Released(node, MODEL, busy_s))
+            self._hosting.inject(self._lending.released, Released(node, MODEL, busy_s))
         self._do_all(world)
 
     def on_published(self, world: World, version: int) -> None:
         """A version is there."""
-        self._hosting.tell(self._update.published, Published(version))
+        self._hosting.inject(self._update.published, Published(version))
         self._do_all(world)
 
     def on_idle(self, world: World, host: Host) -> None:
@@ -219,7 +219,7 @@ class Combined:
     def on_second(self, world: World) -> None:
         """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
         seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
-        self._hosting.tell(self._placement.seen, Seen(seen))
+        self._hosting.inject(self._placement.seen, Seen(seen))
         self._fill(world)
         if self._claims and round(world.now) % _RENEW_S == 0:
             self._claim()
@@ -231,21 +231,21 @@ class Combined:
 
     def _begin(self, world: World) -> None:
         """The cluster is there."""
-        tell = self._hosting.tell
+        inject = self._hosting.inject
         self._hosting.clock = lambda: world.now
         self._hosts = {host.name: host for host in world.hosts}
-        tell(self._fleet.begun, Begun(0))
-        tell(self._update.begun, Begun(0))
-        tell(self._placement.begun, Begun(0))
+        inject(self._fleet.begun, Begun(0))
+        inject(self._update.begun, Begun(0))
+        inject(self._placement.begun, Begun(0))
         first = world.layout.rollout // world.scenario.engine_gpus
         for host in world.hosts:
             if host.shared:
                 node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
                 if node not in self._roles:
-                    tell(self._lending.added, NodeAdded(node, ("train", "rollout")))
-                    tell(self._lending.released, Released(node, MODEL))
-                tell(self._lending.hosted, Hosted(host.name, node))
-            tell(self._fleet.added, Added(host.name))
+                    inject(self._lending.added, NodeAdded(node, ("train", "rollout")))
+                    inject(self._lending.released, Released(node, MODEL))
+                inject(self._lending.hosted, Hosted(host.name, node))
+            inject(self._fleet.added, Added(host.name))
         self._do_all(world)
 
     def _arrived(self, world: World, sample: Sample) -> Arrived:
@@ -265,12 +265,12 @@ class Combined:
         )
 
     def _fill(self, world: World) -> None:
-        self._hosting.tell(self._lending.filling, Filling.of(MODEL, world.rule, len(self._calls)))
+        self._hosting.inject(self._lending.filling, Filling.of(MODEL, world.rule, len(self._calls)))
 
     def _claim(self) -> None:
         self._claims = True
         for node in self._roles:
-            self._hosting.tell(self._lending.claimed, Claimed(node, MODEL))
+            self._hosting.inject(self._lending.claimed, Claimed(node, MODEL))
 
     def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
         self._roles.update((role.node, role) for role in told)
@@ -296,14 +296,14 @@ class Combined:
         host, transfers = self._hosts[do.engine], world.transfers
         match do.step:
             case "hold":
-                self._hosting.tell(self._placement.closed, Closed(do.engine))
+                self._hosting.inject(self._placement.closed, Closed(do.engine))
             case "load":
                 world.sync(host, transfers.pull_s, keep=self._knobs.mode == "keep")
             case "open":
-                self._hosting.tell(self._placement.opened, Opened(do.engine, do.version))
+                self._hosting.inject(self._placement.opened, Opened(do.engine, do.version))
             # An engine that is stopped during its launch is launched again, as if it woke
             case "sleep" | "stop":
-                self._hosting.tell(self._placement.closed, Closed(do.engine))
+                self._hosting.inject(self._placement.closed, Closed(do.engine))
                 if host.state == "open":
                     world.claim([host], transfers.to_train_s)
             case "launch" | "wake" if host.state == "asleep":
@@ -327,7 +327,7 @@ class Combined:
 
     def _done(self, do: Do) -> None:
         reactor = self._fleet if do.step in _FLEET_STEPS else self._update
-        self._hosting.tell(reactor.done, Done(do.engine, do.step, do.version))
+        self._hosting.inject(reactor.done, Done(do.engine, do.step, do.version))
 
     def _place(self, world: World, call: str, host: Host) -> None:
         """A call that was sent to an engine that is not open any more asks anew, as in the gateway."""

@@ -42,7 +42,7 @@ class Hosting:
         """Starts the program."""
         self._runtime.start()
 
-    def tell(self, action: PhysicalAction[T], value: T) -> None:
+    def inject(self, action: PhysicalAction[T], value: T) -> None:
         """Something has happened; what is decided about it is in `wanted` when this returns."""
         self._runtime.run_until(round(self.clock() * SECOND))
         self._runtime.inject(action, value)

@@ -303,7 +303,7 @@ async def refused_or_silent(engine: Engine, name: str) -> None:
 
 async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
     """Running requests, cache use and sampled tokens are reported, and no running request at the end."""
-    before = await engine.look()
+    before = await engine.read_load()
     assert before is not None
     assert (before.running, before.waiting) == (0, 0)
     async with aclosing(engine.generate(ask("busy", max_tokens=LONG))) as chunks:  # type: ignore[type-var]
@@ -312,12 +312,14 @@ async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
             break
         assert sampled
         async with within("the engine tells of the request", PATIENCE_S):
-            while (now := await engine.look()) is None or now.running != 1 or now.sampled <= before.sampled:
+            while (
+                (now := await engine.read_load()) is None or now.running != 1 or now.sampled <= before.sampled
+            ):
                 await asyncio.sleep(0.02)
-            while (now := await engine.look()) is None or now.kv < len(PROMPT):
+            while (now := await engine.read_load()) is None or now.kv < len(PROMPT):
                 await asyncio.sleep(0.02)
     async with within("the engine tells that it is idle", PATIENCE_S):
-        while (after := await engine.look()) is None or after.running:
+        while (after := await engine.read_load()) is None or after.running:
             await asyncio.sleep(0.02)
     assert now.sampled <= after.sampled < before.sampled + LONG, "closing the iterator stopped the work"
 

@@ -64,7 +64,7 @@ async def under_way(slot: Slot) -> int:
 
     The engine says how many have not ended. Those of which the gateway has had no token may be among them.
     """
-    load = await slot.engine.look() if slot.engine is not None else None
+    load = await slot.engine.read_load() if slot.engine is not None else None
     if load is None:
         return 0
     fresh = sum(run.last_token_at == run.began for run in slot.runs.values())

@@ -181,7 +181,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     while one engine has loaded, and another one loads."""
     first, done = cluster.coordinator, asyncio.Event()
     hub, membership = first.services.hub, first.services.membership
-    crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.cross
+    crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.continue_under
 
     async def late() -> None:
         await ending.wait()
@@ -191,7 +191,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
         crossing.set()
         return cross(*values)
 
-    membership.close, hub.cross = late, noted
+    membership.close, hub.continue_under = late, noted
     hold_after(cluster, 3)
     agents = [Agent(cluster, 5 * i + 4) for i in range(8)]  # their calls stay in their engines
     cluster.members.remove(first)

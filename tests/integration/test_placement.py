@@ -87,7 +87,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         await arrived(gateway, 4)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
-        gateway.services.leader.host.lose("demo", new.name, "a test says so")
+        gateway.services.leader.host.report_lost("demo", new.name, "a test says so")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
         await until(lambda: old.version == 1, "it has pulled")
         await release(gateway, old)

@@ -198,7 +198,7 @@ class Adapter:
         await self._do(lambda: None)
         return [-1.0] * (len(ids) - 1)
 
-    async def look(self) -> Load:
+    async def read_load(self) -> Load:
         server = self._server
         if not server.up:
             raise EngineUnreachable(f"{server.url} is down")

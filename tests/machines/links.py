@@ -192,7 +192,7 @@ class LinkMachine(RuleBasedStateMachine):
         server.die()
         if told and self.c.leader is not None and self.c.leader.control is not None:
             name = f"m-{self.c.servers.index(server)}"
-            self.c.loop.call_soon(self.c.leader.control.host.lose, "m", name, "its process ended")
+            self.c.loop.call_soon(self.c.leader.control.host.report_lost, "m", name, "its process ended")
         self.c.loop.settle()
 
     @rule(which=st.integers(0, 1))

@@ -277,7 +277,7 @@ class Process:
         """A client calls here, with the key of an episode."""
         try:
             callers = self.services.callers
-            live = await callers.apart(await callers.identify(episode.key, ""))
+            live = await callers.standalone(await callers.identify(episode.key, ""))
         except GatewayError as error:
             self.cluster.refused(f"{self.name}: a call of {episode.id}", error, self, episode.id)
         else:

@@ -197,13 +197,13 @@ def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_c
         leader = machine.alive()[0]
         (name,) = machine.c.open
         (slot,) = leader.pool.slots
-        found = [leader.hub.runs("m", slot)]
+        found = [leader.hub.count_runs("m", slot)]
 
         async def end() -> None:
             del machine.c.open[name]
             machine.c.over.add(name)
             await leader.control.episodes.abandon(name, "over")
-            found.append(leader.hub.runs("m", slot))
+            found.append(leader.hub.count_runs("m", slot))
 
         machine.c.loop.run(end(), 5.0)
         assert found == [(2, 1), (0, 0)]
@@ -229,7 +229,7 @@ def versions_side_by_side() -> Iterator[LinkMachine]:
     """Two engines under `pull`, at versions 1 and 0: nobody tells the second to come. An episode is older."""
     machine = LinkMachine()
     try:
-        with patch.object(ControlPlacement, "look", _nothing):
+        with patch.object(ControlPlacement, "read_loads", _nothing):
             machine.begin("abort", "pull", 2, 0.0, accounts=True)
             assert machine.c.open_episode() is not None
             machine.publish()
@@ -293,6 +293,6 @@ async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
     hub = Hub({}, {}, 0.05)
     serving = asyncio.create_task(hub.serve(Silent()))
     await until(lambda: bool(hub.describe()), "the follower is known", every_s=0)
-    await hub.forget("m", "e")
+    await hub.remove_engine("m", "e")
     await result_of(serving, "the silent one is let go")
     assert hub.describe() == []

@@ -56,9 +56,9 @@ def _labels_at_arrival() -> Iterator[None]:
     append = Turn.append
 
     def labelled(self: Turn, ids: list[int], logprobs: list[float]) -> None:
-        crossed, self._crossed = self._crossed, self._crossed[-1:]
+        crossed, self._run_versions = self._run_versions, self._run_versions[-1:]
         append(self, ids, logprobs)
-        self._crossed = crossed
+        self._run_versions = crossed
 
     def unheard(self: Turn, account: Any) -> None:
         pass
@@ -73,7 +73,7 @@ def _at_the_seam(change: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
     append, known = Turn.append, set()
 
     def changed(self: Turn, ids: list[int], logprobs: list[float]) -> None:
-        piece = (self.call_id, self._start, len(self._crossed))
+        piece = (self.call_id, self._start, len(self._run_versions))
         if ids and piece not in known:
             known.add(piece)
             if self.ids:

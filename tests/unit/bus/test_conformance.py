@@ -15,12 +15,12 @@ from tests.unit.bus.conftest import Connect
 
 async def test_a_process_is_alive_until_it_leaves(connect: Connect) -> None:
     bus = connect(alive_s=60)
-    assert await bus.whereabouts("a") is None
+    assert await bus.address_of("a") is None
     await bus.announce(A)
     await bus.announce(C)
-    assert [await connect(alive_s=60).whereabouts(p) for p in "abc"] == ["http://a", None, ""]
+    assert [await connect(alive_s=60).address_of(p) for p in "abc"] == ["http://a", None, ""]
     await bus.leave(A)
-    assert await bus.whereabouts("a") is None
+    assert await bus.address_of("a") is None
 
 
 async def test_a_process_that_says_nothing_is_alive_no_more(connect: Connect) -> None:
@@ -28,7 +28,7 @@ async def test_a_process_that_says_nothing_is_alive_no_more(connect: Connect) ->
     await bus.announce(A)
 
     async def gone() -> bool:
-        return await bus.whereabouts("a") is None
+        return await bus.address_of("a") is None
 
     await until(gone, "it counts as gone")
 

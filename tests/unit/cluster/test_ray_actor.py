@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from scheduler.cluster.ray_actor import Holder
+from scheduler.cluster.ray_actor import NodeActor
 
 
 def test_a_node_keeps_the_port_that_it_gave_for_the_server_that_shall_have_it() -> None:
-    holder = Holder()
-    port = holder.free_port("127.0.0.1")
+    actor = NodeActor()
+    port = actor.free_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
     with socket.create_server(("127.0.0.1", port)) as server:

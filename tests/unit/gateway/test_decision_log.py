@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.feed.decision_log import DecisionLog
-from gateway.feed.explain import tell, verdict
+from gateway.feed.explain import explain, verdict
 from gateway.store.decisions import Decision
 from scheduler.policies.rules import RULES, create
 from scheduler.policies.staleness_events import (
@@ -104,7 +104,7 @@ class World:
             return
         if any(isinstance(command, Refuse) for command in commands):
             return
-        told = self.decision_log.tell(event, commands)
+        told = self.decision_log.record(event, commands)
         if isinstance(event, Join):
             self.group_of[event.episode_id] = event.group_id
         if isinstance(event, Reward):
@@ -129,7 +129,7 @@ class World:
             for r in self.rows
             if r["episode_id"] == episode_id or (not r["episode_id"] and r["group_id"] in own)
         ]
-        told = tell(mine, episode_id)
+        told = explain(mine, episode_id)
         return told, verdict(episode_id, {"mode": "train"}, told, 1, 0)
 
 

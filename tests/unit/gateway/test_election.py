@@ -140,7 +140,7 @@ def test_a_change_is_noticed_and_a_renewal_is_none(
     loop.advance(LEASE_S * 3)
     assert not waiting.done()
     store.seen = deque([change])
-    election.look()
+    election.coordinator_changed()
     loop.settle()
     assert waiting.done(), "news are heard at once"
 
@@ -149,7 +149,7 @@ def test_news_are_heard_once(loop: VirtualLoop, store: Store, election: Election
     store.seen.append(other(1.0))
     loop.create_task(election.changed(3))
     loop.settle()
-    election.look()
+    election.coordinator_changed()
     loop.settle()
     assert store.reads == 1
     loop.advance(LEASE_S / 4)

@@ -125,9 +125,9 @@ class Watching(NoPeers):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def show(self, model: str, slot: Slot) -> Awaitable[None]:
+    def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         self.seen.append((model, slot.name, slot.state, slot.version))
-        return super().show(model, slot)
+        return super().send_slot(model, slot)
 
 
 async def test_other_processes_are_shown_an_engine_when_it_opens() -> None:

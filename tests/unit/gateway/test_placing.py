@@ -47,7 +47,7 @@ def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
 def call(name: str, version: int = 0, **sampling: Any) -> Call:
     """Ten tokens, in an episode of its own."""
     prompt = np.arange(10, dtype=np.int32)
-    return Call(name, prompt, Sampling(**sampling), episode_id=f"of-{name}", version=version)
+    return Call(name, prompt, Sampling(**sampling), episode_id=f"of-{name}", min_version=version)
 
 
 def inside(slot: Slot, *calls: Call) -> None:
@@ -162,15 +162,15 @@ class Host(ControlHost):
         super().__init__(*given)
         self.heard: list[Any] = []
 
-    def tell(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
+    def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
         self.heard.append(value)
-        super().tell(action, value, now=now)
+        super().inject(action, value, now=now)
 
 
 class Others(NoPeers):
     """Peers with three running calls in every engine."""
 
-    def runs(self, model: str, name: str) -> tuple[int, int]:
+    def count_runs(self, model: str, name: str) -> tuple[int, int]:
         return 3, 0
 
 
@@ -181,7 +181,7 @@ class Engine:
         self.load = load
         self.asked, self.may = asyncio.Event(), asyncio.Event()
 
-    async def look(self) -> Load:
+    async def read_load(self) -> Load:
         self.asked.set()
         await self.may.wait()
         return self.load
@@ -347,14 +347,14 @@ async def test_what_an_engine_says_counts_beside_what_the_gateways_know(coordina
     inside(asked, one)
     asked.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
     engine.may.set()
-    await coordinator.placement.look()
+    await coordinator.placement.read_loads()
     (seen,) = coordinator.heard(Seen)
     assert seen.engines == (
         EngineSeen("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
         EngineSeen("b", 3, 0, 0, 0.0),
     )
     engine.load = Load(running=3, waiting=1, kv=500, sampled=0)
-    await coordinator.placement.look()
+    await coordinator.placement.read_loads()
     assert coordinator.heard(Seen)[0].engines[0] == EngineSeen("a", 3, 1, 500, 0.0)
     assert silent.state == "open"
 
@@ -364,7 +364,7 @@ async def test_an_engine_that_closes_while_it_is_asked_is_not_told_of(coordinato
     slot = opened(pool, "a")
     opened(pool, "b")
     slot.engine = engine = Engine(Load(0, 0, 0, 0))  # type: ignore[assignment]
-    look = asyncio.create_task(coordinator.placement.look(), name="look")
+    look = asyncio.create_task(coordinator.placement.read_loads(), name="look")
     await engine.asked.wait()
     slot.state = "held"
     pool.notify()

@@ -75,7 +75,7 @@ async def test_each_token_is_stored_with_its_version_and_with_what_is_wrong_with
     turn = Turn("c")
     turn.begin_run(3)
     turn.append([4, 5], [-0.5, math.nan])
-    turn.cross(4, stale_kv=True)
+    turn.weights_changed(4, stale_kv=True)
     turn.append([6], [-0.5])
     greedy = Sampling(temperature=0.0)
     await recorder.record(

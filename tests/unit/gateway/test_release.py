@@ -20,7 +20,7 @@ class Limits:
 
     taken = 1
 
-    def leave(self, _holders: tuple[Any, ...], calls: int) -> None:
+    def release(self, _holders: tuple[Any, ...], calls: int) -> None:
         self.taken -= calls
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.feed.explain import because, tell, verdict, words
+from gateway.feed.explain import because, explain, verdict, words
 
 
 def row(kind: str, episode: str = "", reason: str = "", /, **details: Any) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def row(kind: str, episode: str = "", reason: str = "", /, **details: Any) -> di
 
 
 def kinds(rows: list[dict[str, Any]], episode: str) -> list[str]:
-    return [step["kind"] for step in tell(told(rows, episode), episode)]
+    return [step["kind"] for step in explain(told(rows, episode), episode)]
 
 
 def told(rows: list[dict[str, Any]], episode: str) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def test_a_story_is_the_episodes_own_steps_and_those_of_its_group_while_it_was_i
     assert kinds(rows, "old") == ["admitted", "dropped"]
     assert kinds(rows, "new") == ["admitted", "late", "skipped"]
     assert kinds(EARLIER + OWN[:-1], "one") == ["admitted", "moved", "occupied"], "the group is not over yet"
-    assert [step["about"] for step in tell(told(rows, "one"), "one")] == [
+    assert [step["about"] for step in explain(told(rows, "one"), "one")] == [
         "episode",
         "group",
         "group",

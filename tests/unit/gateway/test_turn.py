@@ -38,7 +38,7 @@ class World:
     def update(self, stale_kv: bool) -> None:
         self.version += 1
         self.stale[self.version] = stale_kv
-        self.turn.cross(self.version, stale_kv)
+        self.turn.weights_changed(self.version, stale_kv)
 
     def account(self) -> list[tuple[str, int]]:
         return [(str(v), len(list(run))) for v, run in groupby(self.truth[self.started :])]
@@ -133,7 +133,7 @@ def test_tokens_before_the_first_crossing_are_certain() -> None:
     turn = Turn("call")
     turn.begin_run(3)
     turn.append([1, 2], [-1.0, -1.0])
-    turn.cross(4, stale_kv=True)
+    turn.weights_changed(4, stale_kv=True)
     turn.append([3], [-1.0])
     turn.end_run(None)
     assert turn.spans == [Span(3, 2, 3), Span(3, 1, 4, stale_kv=True)]

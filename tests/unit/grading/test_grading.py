@@ -39,10 +39,10 @@ class Scripted:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FIRST_BACKOFF_S", 0.001)
 
-    async def subject(_database: Any, _renderer: Any, episode_id: str) -> dict[str, Any]:
+    async def describe_episode(_database: Any, _renderer: Any, episode_id: str) -> dict[str, Any]:
         return {"episode_id": episode_id}
 
-    monkeypatch.setattr(module, "subject", subject)
+    monkeypatch.setattr(module, "describe_episode", describe_episode)
 
 
 def graded_by(graders: dict[str, Scripted], **settings: dict[str, Any]) -> Grading:

@@ -13,10 +13,10 @@ MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
 GAIN = Choice("gain", mu=0.3)
 
 
-def poured(fall: Waterfall, *wishes: Arrived) -> dict[str, str]:
-    for wish in wishes:
-        fall.add(wish)
-    return {wish.call: engine for wish, engine in fall.pour()}
+def poured(fall: Waterfall, *requests: Arrived) -> dict[str, str]:
+    for request in requests:
+        fall.add(request)
+    return {request.call: engine for request, engine in fall.pour()}
 
 
 def calls(count: int, version: int = 0) -> list[Arrived]:

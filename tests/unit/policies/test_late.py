@@ -87,14 +87,14 @@ def test_if_all_calls_count_the_same_the_choice_is_that_without_weights(
     inside: dict[str, list[int]], near: str, length: int, cached: int, behind: int, expected: int
 ) -> None:
     """None is late, or all are as late; `mu` is 0, as late calls wait for less. A power of two rounds nothing otherwise."""
-    wish = Arrived("call", 3 - behind, length, expected=100 * expected, near=near, cached=cached)
+    request = Arrived("call", 3 - behind, length, expected=100 * expected, near=near, cached=cached)
     found = []
     for urgency in (1.0, 16.0):
         held = Engines(Choice("gain", mu=0.2 * (not behind), urgency=urgency))
         held.published(3)
         for name, lengths in inside.items():
             held.opened(name, 3, LONG, [(3 - behind, each) for each in lengths])
-        best = held.best(wish)
+        best = held.best(request)
         found.append(best.name if best else None)
     assert found[0] == found[1]
 
@@ -110,7 +110,7 @@ EACH = st.tuples(st.integers(0, 3), st.integers(1, 3000))
 )
 def test_no_weight_leads_below_v_nor_past_a_call_that_is_due_sooner(
     held: dict[str, tuple[int, list[tuple[int, int]]]],
-    wishes: list[tuple[tuple[int, int], int]],
+    requests: list[tuple[tuple[int, int], int]],
     urgency: float,
 ) -> None:
     found = Engines(Choice("gain", mu=0.4, urgency=urgency))
@@ -118,18 +118,18 @@ def test_no_weight_leads_below_v_nor_past_a_call_that_is_due_sooner(
     for name, (version, inside) in held.items():
         found.opened(name, version, LONG, inside)
     fall = Waterfall(found)
-    waiting = [Arrived(f"c{i}", v, n, expected=more) for i, ((v, n), more) in enumerate(wishes)]
-    for wish in waiting:
-        fall.add(wish)
+    waiting = [Arrived(f"c{i}", v, n, expected=more) for i, ((v, n), more) in enumerate(requests)]
+    for request in waiting:
+        fall.add(request)
     placed = fall.pour()
-    assert all(held[engine][0] >= wish.version for wish, engine in placed)
+    assert all(held[engine][0] >= request.version for request, engine in placed)
     assert len(placed) + len(fall.waiting) == len(waiting)
-    due = [wish.version for wish, _ in placed]
+    due = [request.version for request, _ in placed]
     assert due == sorted(due)
-    assert max(due, default=0) <= min((wish.version for wish in fall.waiting.values()), default=3)
+    assert max(due, default=0) <= min((request.version for request in fall.waiting.values()), default=3)
     for name in held:  # when all that runs has left, whoever may go somewhere does
         found.opened(name, held[name][0], LONG)
-    assert not [wish for wish in fall.waiting.values() if found.legal(wish.version)] or fall.pour()
+    assert not [request for request in fall.waiting.values() if found.legal(request.version)] or fall.pour()
 
 
 def test_of_one_v_the_longest_begin_first_and_nobody_is_overtaken_for_ever() -> None:
@@ -140,7 +140,7 @@ def test_of_one_v_the_longest_begin_first_and_nobody_is_overtaken_for_ever() -> 
     fall.engines.opened("a", 0, MODEL)
     order: list[str] = []
     while "short" not in order:
-        order += [wish.call for wish, _ in fall.pour()]
+        order += [request.call for request, _ in fall.pour()]
         fall.engines.opened("a", 0, MODEL)
     assert order[:2] == ["long-1022", "long-1021"]
     assert order.index("short") == 1023

@@ -185,8 +185,8 @@ def test_the_rule_cached_chooses_as_the_plain_policy_does(
     for name, count in running.items():
         fall.engines.opened(name, 0, MODEL, [(0, 1)] * count)
     loads = [EngineLoad(name, n, cached if name == near else 0) for name, n in running.items()]
-    wish = Arrived("call", 0, 6000, near=near, cached=cached, avoid=tuple(sorted(avoid)))
-    assert poured(fall, wish)["call"] == choose(loads, frozenset(avoid))
+    request = Arrived("call", 0, 6000, near=near, cached=cached, avoid=tuple(sorted(avoid)))
+    assert poured(fall, request)["call"] == choose(loads, frozenset(avoid))
 
 
 def test_while_no_engine_is_set_aside_what_waits_of_either_kind_waits_before_what_is_younger() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, OpenEngine, Wish
+from scheduler.policies.placement import Choice, EngineRequest, OpenEngine
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.program.calls import Arrived
 from tests.unit.policies.placements import GAIN, MODEL
@@ -17,7 +17,7 @@ def engine(name: str, version: int, running: int, waiting: int = 0) -> OpenEngin
 
 def pulled(
     engines: list[OpenEngine],
-    *heads: Wish,
+    *heads: EngineRequest,
     target: int = 2,
     under_way: int = 0,
     choice: Choice = GAIN,

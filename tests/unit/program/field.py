@@ -47,44 +47,44 @@ class Field:
         self.runtime.observe(self.reactor.pull, lambda _tag, names: self.pulled.extend(names))
         self.runtime.start()
         self.runtime.advance()
-        self.tell(self.reactor.begun, Begun(0))
-        self.tell(self.program.updates[MODEL].begun, Begun(0))
+        self.inject(self.reactor.begun, Begun(0))
+        self.inject(self.program.updates[MODEL].begun, Begun(0))
 
-    def tell(self, action: PhysicalAction[Any], value: Any) -> None:
+    def inject(self, action: PhysicalAction[Any], value: Any) -> None:
         self.runtime.inject(action, value)
         self.runtime.advance()
 
     def opens(self, **versions: int) -> Field:
         for name, version in versions.items():
             self.open[name] = version
-            self.tell(self.reactor.opened, Opened(name, version))
+            self.inject(self.reactor.opened, Opened(name, version))
         return self
 
     def closes(self, *names: str) -> Field:
         for name in names:
             self.open.pop(name, None)
-            self.tell(self.reactor.closed, Closed(name))
+            self.inject(self.reactor.closed, Closed(name))
         return self
 
     def arrive(self, *calls: Arrived) -> Field:
         self.wanted.update((call.call, call) for call in calls)
-        self.tell(self.reactor.demand, Demand((), calls))
+        self.inject(self.reactor.demand, Demand((), calls))
         return self
 
     def leave(self, *names: str) -> Field:
         for name in names:
             self.placed.pop(name, None)
             self.wanted.pop(name, None)
-        self.tell(self.reactor.demand, Demand(tuple(Left(name, 20) for name in names)))
+        self.inject(self.reactor.demand, Demand(tuple(Left(name, 20) for name in names)))
         return self
 
     def second(self, *seen: EngineSeen) -> Field:
         self.runtime.run_until(self.clock.now() + SECOND)
-        self.tell(self.reactor.seen, Seen(seen))
+        self.inject(self.reactor.seen, Seen(seen))
         return self
 
     def publish(self, version: int) -> Field:
-        self.tell(self.program.updates[MODEL].published, Published(version))
+        self.inject(self.program.updates[MODEL].published, Published(version))
         return self
 
     def _on_placed(self, _tag: object, placed: tuple[Placed, ...]) -> None:

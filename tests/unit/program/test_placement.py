@@ -36,7 +36,7 @@ def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
     field = Field().opens(one=0).arrive(*calls(*"abc"))
     field.wanted["a"] = calls("a")[0]
     field.placed.pop("a")
-    field.tell(field.reactor.demand, Demand((Left("a", 20),), tuple(calls("a"))))
+    field.inject(field.reactor.demand, Demand((Left("a", 20),), tuple(calls("a"))))
     assert field.placed == {"b": "one", "c": "one", "a": "one"}
 
 
@@ -54,7 +54,7 @@ def test_an_engine_that_is_closed_gets_nothing_and_has_its_calls_when_it_opens_a
 
 def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
     field = Field().opens(one=0)
-    field.tell(field.reactor.fitted, Fitted("one", 0.0, 1.0, 2.0, 0.0))
+    field.inject(field.reactor.fitted, Fitted("one", 0.0, 1.0, 2.0, 0.0))
     field.closes("one").opens(one=0).arrive(*calls(*"ab"))
     assert list(field.placed) == ["a"]  # a second call would add nothing
 
@@ -83,7 +83,7 @@ def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
     field = Field(order="pull").opens(one=0, two=0).arrive(*calls(*"abcdef"))
     field.publish(1)
     first = field.pulled[0]
-    field.tell(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
+    field.inject(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
     field.closes(first).arrive(*calls("new", version=1))
     assert sorted(field.pulled) == ["one", "two"]
     assert "new" not in field.placed
@@ -184,7 +184,7 @@ def happen(field: Field, what: str, name: str, number: int) -> None:
         case "close":
             field.closes(name)
         case "gone":
-            field.tell(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
+            field.inject(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
             field.closes(name)
         case "arrive":
             field.placed.pop(name, None)  # if it is inside, it arrives anew

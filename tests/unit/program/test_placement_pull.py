@@ -31,7 +31,7 @@ def test_one_that_comes_back_as_it_was_is_told_again_after_a_while() -> None:
 def test_one_that_is_gone_keeps_nobody_from_pulling() -> None:
     field = Field(order="pull").opens(one=0, two=0).publish(1)
     (first,) = field.pulled
-    field.tell(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
+    field.inject(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
     field.closes(first).second()
     assert sorted(field.pulled) == ["one", "two"]
 
@@ -43,14 +43,14 @@ def test_with_a_newer_version_who_was_told_is_told_anew() -> None:
 
 def test_the_version_of_the_beginning_is_never_newer_than_one_that_was_published() -> None:
     field = Field(order="pull").publish(1)
-    field.tell(field.reactor.begun, Begun(0))
+    field.inject(field.reactor.begun, Begun(0))
     field.opens(one=0).second()
     assert field.pulled == ["one"]
 
 
 def test_an_engine_that_is_gone_gets_nothing() -> None:
     field = Field().opens(one=0)
-    field.tell(field.program.fleets[MODEL].added, Added("one"))
+    field.inject(field.program.fleets[MODEL].added, Added("one"))
     field.arrive(*calls("a"))
     assert field.placed == {}
 

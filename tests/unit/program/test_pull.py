@@ -25,10 +25,10 @@ class Alone:
             self.runtime.observe(reactor.commands, self._on_commands)
         self.runtime.observe(self.update.ended, lambda _tag, ended: self.ends.append(ended))
         self.runtime.start()
-        self.tell(self.fleet.begun, Begun(0))
-        self.tell(self.update.begun, Begun(0))
+        self.inject(self.fleet.begun, Begun(0))
+        self.inject(self.update.begun, Begun(0))
         for engine in engines:
-            self.tell(self.fleet.added, Added(engine))
+            self.inject(self.fleet.added, Added(engine))
             self.arrives(engine)
 
     def _on_commands(self, _tag: object, commands: tuple[Do, ...]) -> None:
@@ -37,14 +37,14 @@ class Alone:
             if do.step == "hold":
                 self.holds.append(do.engine)
 
-    def tell(self, action: object, value: object) -> None:
+    def inject(self, action: object, value: object) -> None:
         self.runtime.inject(action, value)  # type: ignore[arg-type]
         self.runtime.advance()
 
     def answers(self, engine: str) -> None:
         do = self.asked.pop(engine)
         fleet = do.step in ("launch", "stop")
-        self.tell(self.fleet.done if fleet else self.update.done, Done(engine, do.step, do.version, True))
+        self.inject(self.fleet.done if fleet else self.update.done, Done(engine, do.step, do.version, True))
 
     def arrives(self, engine: str) -> None:
         """Carry out the engine's orders until it is open."""
@@ -65,7 +65,7 @@ class Alone:
 
 def test_a_version_is_live_as_soon_as_one_engine_runs_it_and_the_others_stay() -> None:
     fleet = Alone("a", "b")
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     assert fleet.holds == []
     fleet.second()
     assert fleet.holds == ["a"]
@@ -77,26 +77,26 @@ def test_a_version_is_live_as_soon_as_one_engine_runs_it_and_the_others_stay() -
 
 def test_without_the_placement_one_engine_pulls_after_a_second_and_no_other_while_it_is_on_its_way() -> None:
     fleet = Alone("a", "b")
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     fleet.second(10)
     assert fleet.holds == ["a"]
 
 
 def test_if_the_one_that_pulls_unasked_dies_another_does() -> None:
     fleet = Alone("a", "b")
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     fleet.second()
-    fleet.tell(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.inject(fleet.fleet.lost, Lost("a", "it died"))
     fleet.second(2)
     assert fleet.holds == ["a", "b"]
 
 
 def test_the_second_of_one_version_is_not_that_of_the_next() -> None:
     fleet = Alone("a", "b")
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     fleet.second(1.5)
     fleet.arrives("a")
-    fleet.tell(fleet.update.published, Published(2))
+    fleet.inject(fleet.update.published, Published(2))
     fleet.second(0.7)
     assert fleet.holds == ["a"]
     fleet.second(0.4)
@@ -105,11 +105,11 @@ def test_the_second_of_one_version_is_not_that_of_the_next() -> None:
 
 def test_an_engine_on_its_way_to_the_last_version_keeps_nobody_from_the_newest() -> None:
     fleet = Alone("a", "b")
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     fleet.pull("a", "b")
     fleet.arrives("b")
     assert [(ended.version, ended.live) for ended in fleet.ends] == [(1, True)]
-    fleet.tell(fleet.update.published, Published(2))
+    fleet.inject(fleet.update.published, Published(2))
     fleet.second(1.1)
     assert (fleet.holds, fleet.asked["a"].version) == (["a", "b", "b"], 1)
 
@@ -117,12 +117,12 @@ def test_an_engine_on_its_way_to_the_last_version_keeps_nobody_from_the_newest()
 def test_once_a_version_is_live_nobody_looks_any_more_who_pulls() -> None:
     """Nor does anybody pull unasked when the engine that ran it dies: it is launched anew with the newest weights."""
     fleet = Alone("a", "b")
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     fleet.second()
     fleet.arrives("a")
     fleet.second(300)
     assert fleet.runtime.next_time() is None
-    fleet.tell(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.inject(fleet.fleet.lost, Lost("a", "it died"))
     fleet.second(5)
     assert fleet.holds == ["a"]
 
@@ -131,14 +131,14 @@ def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_op
     fleet = Alone("a", "b", "c")
     fleet.pull("a")
     assert fleet.holds == []  # there is nothing newer
-    fleet.tell(fleet.update.published, Published(1))
+    fleet.inject(fleet.update.published, Published(1))
     fleet.pull("a")
     fleet.answers("a")
     fleet.pull("a")  # it is on its way
     assert (fleet.holds, fleet.asked["a"].step) == (["a"], "abort")
     fleet.arrives("a")
     fleet.pull("a")  # it has come
-    fleet.tell(fleet.fleet.lost, Lost("b", "it died"))
+    fleet.inject(fleet.fleet.lost, Lost("b", "it died"))
     fleet.pull("b")  # it is being stopped
     assert fleet.holds == ["a"]
     assert fleet.asked["b"].step == "stop"

@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Engine
 
 from gateway.sections import StoreSettings
 from gateway.store import answers, connections, episodes
-from gateway.store.answers import Whose
+from gateway.store.answers import Owner
 from gateway.store.schema import bring_up_to_date
 from tests.unit.store.rows import episode
 
 STORED = 60
-MINE = Whose("", "mine")
+MINE = Owner("", "mine")
 decoded: Counter[str] = Counter()
 
 
@@ -59,10 +59,10 @@ def fill(connection: Connection) -> None:
     answers.insert_answer(connection, answer(STORED + 1, "e3"))
 
 
-def listed(connection: Connection, whose: Whose = MINE, **asked: Any) -> list[str]:
+def listed(connection: Connection, owner: Owner = MINE, **asked: Any) -> list[str]:
     wanted = {"model": None, "metadata": {}, "order": "asc", "limit": 5, "after": None, **asked}
     decoded.clear()
-    found = answers.list_answers(connection, "chat", whose, **wanted)
+    found = answers.list_answers(connection, "chat", owner, **wanted)
     assert sum(decoded.values()) == len(found) <= wanted["limit"], "it reads what it answers"
     return [one["id"] for one in found]
 
@@ -82,8 +82,8 @@ def test_a_list_reads_its_own_page(engine: Engine) -> None:
         assert listed(connection, metadata={"tens": "4"}, limit=3) == names(40, 41, 42)
         assert listed(connection, metadata={"tens": "4"}, model="even", after="a047") == names(48)
         assert listed(connection, metadata={"tens": "none"}) == []
-        assert listed(connection, Whose("e1", "mine"), limit=2) == names(1, 3)
-        assert listed(connection, Whose("", "another")) == names(STORED)
+        assert listed(connection, Owner("e1", "mine"), limit=2) == names(1, 3)
+        assert listed(connection, Owner("", "another")) == names(STORED)
         answers.delete_answer(connection, "a001", 1.0)
         answers.set_metadata(connection, "a059", {"tens": "1"})
         assert listed(connection, limit=2) == names(0, 2)

@@ -16,7 +16,7 @@ from gateway.errors import Conflict
 from gateway.sections import StoreSettings
 from gateway.store import answers, columns, decisions, episodes, turns
 from gateway.store import ledger as statements
-from gateway.store.answers import Whose
+from gateway.store.answers import Owner
 from gateway.store.columns import begins_with
 from gateway.store.connections import connect
 from gateway.store.database import Database
@@ -92,9 +92,9 @@ def test_what_was_said_comes_back_as_it_was(
         answers.insert_answer(connection, row)
         assert answers.answer(connection, "a", "responses") == row
         assert answers.conversation(connection, "a") == messages
-        whose = Whose("e", "")
+        owner = Owner("e", "")
         listed = answers.list_answers(
-            connection, "responses", whose, model=None, metadata={}, order="asc", limit=5, after=None
+            connection, "responses", owner, model=None, metadata={}, order="asc", limit=5, after=None
         )
         assert listed == [told]
         connection.rollback()
