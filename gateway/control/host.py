@@ -1,7 +1,7 @@
-"""Hosts the control program (`scheduler.program`): tells it what happens, and does what it decides.
+"""Hosts the control program (`scheduler.program`): injects events into it and carries out its commands.
 
-Outside events enter by its physical actions alone. Every step that it asks for becomes one named task per engine, whose end is
-the next event; a step is begun only after the engine's last one has ended. Owns those tasks, the health checks and the recording.
+Events enter only by its physical actions. Every command becomes one named task per engine, and the task's end is the next event;
+the next step of an engine begins only after its previous one has ended. Owns these tasks, the health checks and the recording.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class ControlHost:
         self._runtime.observe(port, lambda _tag, value: callback(value))
 
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
-        """Something has happened. `now`: whatever is decided about it has been observed when this returns.
+        """Injects an event. `now`: the decisions about it have been observed when this returns.
 
-        Raises Unavailable if nothing is decided any more.
+        Raises Unavailable if the program has stopped.
         """
         if not self.running:
             message = "the control program has stopped; restart the gateway"
@@ -185,7 +185,7 @@ class ControlHost:
                 )
 
     async def check_health(self) -> None:
-        """Asks every open engine whether it is well; several times no answer is a death."""
+        """Checks every open engine; several checks in a row without an answer count as its death."""
         await self._check_leadership()
         checks = [
             self._check(name, slot, _SICK_AFTER)
@@ -204,7 +204,7 @@ class ControlHost:
             self.report_lost(name, slot.name, f"no answer to {sick[slot.name]} health checks")
 
     def check_now(self, name: str, slot: Slot) -> None:
-        """A request could not reach the engine: it is asked at once, and one check is enough."""
+        """Checks an engine that a request could not reach at once; one failed check is enough."""
         checks = self.models[name].checks
         if slot.state == "open" and (slot.name not in checks or checks[slot.name].done()):
             check = asyncio.create_task(self._check(name, slot, 1), name=f"check-{slot.name}")
@@ -216,7 +216,7 @@ class ControlHost:
             self.report_lost(name, slot.name, reason)
 
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
-        """A child process that ends without being asked to is a death."""
+        """Reports the end of a child process that nobody stopped as the engine's death."""
         status = await process.wait()
         if slot.process is not None and slot.process.process is process:
             self.report_lost(name, slot.name, f"its process ended with {status}")

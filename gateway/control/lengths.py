@@ -1,8 +1,8 @@
-"""Predicts the lengths of calls when they begin, and learns from them when they are over; in one gateway process.
+"""Predicts the lengths of calls when they begin, and learns from finished calls.
 
-Owns a ranker (`scheduler/lengths`) for each trained model. Each process learns from its own calls; on a start it reads what the
-store has of the newest, whichever process they were of. Invariants: only calls that were sampled to their end teach anything;
-what takes more than about a millisecond is done in a thread; a call whose length nobody knows is served as any other.
+Owns a ranker (`scheduler/lengths`) for each trained model. Each process learns from its own calls; at its start it reads the
+newest calls from the store, whichever process made them. Invariants: the ranker learns only from calls that were sampled to their
+end; work of more than about a millisecond runs in a thread; a call without a prediction is served like any other.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ class _Model:
 
 
 def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[Past]:
-    """The past calls of some episodes. The number of messages is not stored: it is taken to be that of a plain
-    conversation."""
+    """The past calls of some episodes. Numbers of messages are not stored; they are taken to be those of a plain conversation."""
     nodes = turns.nodes(connection, model, episode_ids)
     trees = {episode: TokenTree(found) for episode, found in nodes.items()}
     before: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""The models that this gateway serves, and the names by which agents ask for them.
+"""The models that this gateway serves, and the names by which agents request them.
 
-A trained model has versions and a ledger of its own; a frozen one has engines alone; an upstream one is somebody else's API.
-Calls to a model that is not the episode's own are recorded and never trained.
+A trained model has versions and a ledger; a frozen model only has engines; an upstream model is another provider's API. Calls to
+a model other than the episode's own are recorded and never trained.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Models:
         return iter(self.local.values())
 
     def resolve(self, name: str, own: str) -> ServedModel | Upstream:
-        """The model that an agent means by `name` in an episode of the model `own`. Raises NotFound.
+        """Resolves `name`, requested in an episode of the model `own`. Raises NotFound.
 
-        Agents ask for names of their own: unless an alias says otherwise, these mean the episode's model. The name of a model
-        that is out of the episode's reach is one of these: nobody can tell that there is such a model.
+        Unknown names resolve to the episode's model, unless an alias says otherwise. The name of a model outside the episode's
+        reach counts as unknown, so that no key reveals that such a model exists.
         """
         known = (self._names.get(name), self._names.get("*"))
         found = next((some for some in known if some and self.projects.callable(some, own)), None)
@@ -113,9 +113,9 @@ class LeaderModels:
         return [model for model in self if isinstance(model, TrainedModel)]
 
     def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:
-        """A model; without a name the first trained one. Raises NotFound.
+        """A model by its name, or the first trained one. Raises NotFound.
 
-        `reach`: within that of an admin key; beyond it there is none.
+        `reach`: the admin key's reach; models outside it do not exist for the key.
         """
         reach = reach or self._models.projects.root
         model = self._local.get(name or self._models.first(reach))

@@ -1,8 +1,9 @@
-"""Nodes as the gateway knows them: their tags, whose they are, and for how long they have done what.
+"""The state of nodes in the gateway: their tags, who uses them, and how long they spent in each role.
 
-Tells the control program what happens to nodes and how full the batches are: once a second, and when one is whole or the next is
-waited for. Which node is lent it decides (`scheduler.program.lending`). Owns who claimed which node, and the seconds by role
-since this process decides. Nodes that came by the admin API are known until this process ends, as engines are that came so.
+Tells the control program about nodes, and how full the batches are: once a second, and when a batch is complete or a trainer
+waits for the next one. The program decides which node is lent (`scheduler.program.lending`). Owns the trainers' claims, and the
+seconds by role since this process became the coordinator. Nodes (and engines) that were added by the admin API are known until
+this process ends.
 """
 
 from __future__ import annotations
@@ -139,9 +140,9 @@ class Nodes:
     # Trainers
 
     async def claim(self, name: str, model: str, wait_s: float) -> Node:
-        """A trainer wants its node, or still has it; waits up to `wait_s` until it is the trainer's.
+        """Claims a node for a trainer, or renews its claim; waits up to `wait_s` until the trainer has the node.
 
-        Raises NotFound, also if the node leaves meanwhile, and Conflict if it is not for trainers or another one has it.
+        Raises NotFound, also if the node is removed meanwhile, and Conflict if it is not for trainers or another trainer has it.
         """
         node = self._trainers(name, model)
         node.holder = model
@@ -151,7 +152,7 @@ class Nodes:
         return node
 
     def release(self, name: str, model: str, busy_s: float = 0.0) -> Node:
-        """A trainer waits and has no use for its node; it computed for `busy_s` on the groups of its last batch.
+        """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch.
 
         Raises NotFound and Conflict, as `claim`.
         """

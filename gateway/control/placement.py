@@ -1,11 +1,11 @@
-"""Hosts placement (`scheduler.program.placement`): tells it which calls want an engine, and gives them what it says.
+"""Hosts the placement reactor (`scheduler.program.placement`): sends it calls that need an engine, and applies its choices.
 
-What calls do within one turn of the event loop is told together, and answered at the end of that turn; a call that is given an
-engine goes on when its turn comes. Once a second every engine is looked at. Owns who waits for an answer, and what was told of
-the slots. Invariants:
-- a call is told of as `Arrived` only after everything before it was told as `Left`;
-- an engine counts as open exactly while its slot is, as soon as anybody notices; a call that was sent to one that is not open any
-  more asks anew.
+All calls that begin or end within one turn of the event loop are sent together at the end of that turn. A call that was given an
+engine continues when its turn comes. Every engine's load is read once a second. Owns the unanswered requests, and the slot states
+that the reactor was told. Invariants:
+- a call is sent as `Arrived` only after everything before it was sent as `Left`;
+- the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine which closed meanwhile
+  requests another one.
 """
 
 from __future__ import annotations

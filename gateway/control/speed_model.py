@@ -1,13 +1,14 @@
-"""SpeedModels the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
+"""Fits the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
 
-Once a second an engine says how many tokens it has sampled so far; with the calls that ran meanwhile that is the time of a step:
+Each engine reports once a second how many tokens it has sampled. With the calls that ran meanwhile, this gives the time of a
+step:
 
     step = k1 * kv + max(k2, k3 * n) + k4        (seconds; n calls with kv tokens in the cache)
 
-For a given place of the bend (the n up to which the batch costs nothing more) this is linear, so places among the observed n are
-tried, each by non-negative least squares, and the best is taken. k2 and k4 cannot be told apart while the batch is small: their
-sum is divided as in the prior. Coefficients are drawn towards the prior by a few samples' worth of weight, so what the samples
-say nothing about stays there. Outliers (a prefill, a pause) are weighed down by Huber's rule.
+Below the bend (a certain n) more calls cost nothing. For a given bend the formula is linear, so each observed n is tried as the
+bend with non-negative least squares, and the best fit is taken. While all batches are small, k2 and k4 cannot be told apart;
+their sum is divided as in the prior. The prior has the weight of a few samples, so coefficients without evidence keep its values.
+Huber's rule gives outliers (a prefill, a pause) less weight.
 """
 
 from __future__ import annotations
@@ -158,9 +159,9 @@ class SpeedModels:
         self._changed: set[str] = set()
 
     def observe(self, name: str, generation: int, now: float, running: int, kv: int, sampled: int) -> float:
-        """An engine has sampled so many tokens since its start. Answers its tokens a second since it last said so.
+        """Takes an engine's count of sampled tokens since its start; returns its tokens per second since the last count.
 
-        The second counts as a sample if about as many calls ran at its end as at its beginning, and none but they did.
+        The second counts as a sample if about the same calls, and no others, ran from its beginning to its end.
         """
         engine = self._engines.get(name)
         if engine is None or engine.generation != generation or sampled < engine.sampled:
@@ -194,9 +195,7 @@ class SpeedModels:
             del self._engines[name]
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Describes the models for the admin API: coefficients in seconds, and the median relative error; None: not fitted
-        yet.
-        """
+        """Describes the models for the admin API: coefficients in seconds, and the median relative error; None until fitted."""
         found: dict[str, dict[str, Any]] = {}
         for name, engine in self._engines.items():
             model = engine.fitting.model if engine.fitting else self.prior

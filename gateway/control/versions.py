@@ -1,8 +1,8 @@
-"""One model's versions: which weights its engines run, how a new one is published, and which count as ancestors.
+"""The versions of one model: publishes them, keeps their states, and knows which are ancestors of the newest.
 
-Invariants: a version number is used once, ever; a version is live once every engine that is left runs it and has passed its
-probe; one that is bad stays so, and no engine is sent to it again. What the engines do on the way is decided by the control
-program (`host`), here is only what is true afterwards.
+Invariants: a version number is used once; a version is live once every remaining engine runs it and has passed its probe; a bad
+version stays bad, and no engine loads it again. The control program (`host`) decides the steps of the engines; this module
+records the outcome.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Versions:
         self._engines.on_late_end = self._on_late_end
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
-        """Starts the engines with the newest live version. `wait`: until they are open or sleep, or raises EngineError if one
-        cannot be. `on_nodes`: those that live on nodes, beside the others.
+        """Starts the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
+        be. `on_nodes`: the engines that live on nodes, beside the others.
 
-        Engines that are known already, because this process followed another one, are taken over.
+        Takes over the engines that this process knows already because it was a follower.
         """
         await self._load_newest()
         self._engines.steps.register_version(self.current)
@@ -115,11 +115,11 @@ class Versions:
             await asyncio.wait(tasks)
 
     async def publish(self, version: int, path: Path, wait_s: float) -> dict[str, Any]:
-        """Checks version `version` in `path` and updates the engines; waits up to `wait_s` for the end of that.
+        """Checks version `version` in `path`, and updates the engines to it; waits up to `wait_s` for the end of the update.
 
-        The same version from the same path may be published again: it is answered from the record, or tried anew if no engine
-        has come to it. A bad one is not.
-        Raises Unprocessable for weights that cannot be used, Conflict for a number that was used otherwise.
+        The same version may be published again from the same path: the record answers, or the update is tried again if no engine
+        runs the version. A bad version is not tried again. Raises Unprocessable for unusable weights, Conflict for a number that
+        was used otherwise.
         """
         if self._ledger is None:
             raise Conflict(

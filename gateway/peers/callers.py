@@ -1,7 +1,7 @@
-"""Resolves keys in a process that follows: asks the coordinator, and remembers.
+"""Resolves keys in a follower: asks the coordinator, and remembers the answers.
 
-Calls under agents' keys (`[agents]`) open episodes and are told apart by the coordinator alone, so they are served there
-(`forward.py`). Invariant: as `gateway.episodes.callers`, a key reaches its own episode and no other one.
+Calls under agents' keys (`[agents]`) open episodes, which only the coordinator can do, so they are forwarded to it
+(`forward.py`). Invariant: as in `gateway.episodes.callers`, a key reaches its own episode and no other one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Elects the coordinator by a lease in SQL, with a fence that only grows.
 
-A process claims the place at once when the last holder has resigned, and else when it has seen its lease expired twice, a while
-apart: after the database itself was away, the holder's renewal comes first. The holder that learns of a successor raises Fenced,
-and must end; one whose last renewal is older than the lease must not touch what has no fence of its own (engines) before it has
-renewed it (`check_leadership`).
+A process claims the role at once if the last coordinator has resigned. Otherwise it waits until it has seen an expired lease
+twice, with a pause in between: after an outage of the database, the coordinator can renew first. A coordinator that learns of a
+successor raises Fenced and must end. Engines have no fence, so a coordinator whose last renewal is older than the lease must
+renew it before it commands them (`check_leadership`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Election:
         """The time of the last successful renewal, by the monotonic clock."""
 
     def coordinator_changed(self) -> None:
-        """Somebody says that a coordinator has come or gone: there is no need to wait before the next look."""
+        """Ends the pause before the next look at the lease: another process says that a coordinator has come or gone."""
         self._news.set()
 
     async def _pause(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Election:
         self._news.clear()
 
     async def seize(self) -> int:
-        """Becomes the coordinator, whoever it is now; answers the fence. For a gateway that is alone on its store."""
+        """Becomes the coordinator, whoever it is now; returns the fence. For a gateway that is the only process on its store."""
         fence = await self._claim(None)
         assert fence is not None
         return fence

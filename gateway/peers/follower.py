@@ -1,11 +1,11 @@
-"""A process that follows a coordinator: engines and episodes as it says, calls of its own.
+"""A process that follows a coordinator: it mirrors the coordinator's engines and episodes, and runs calls of its own.
 
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
-- a run begins only while the link stands and the coordinator shows the engine as open;
-- what arrives from an engine while there is no link is held: it is taken if the next welcome says that the engine's weights did
-  not change meanwhile, else the call goes on elsewhere without it;
-- what the coordinator asks is done in its order, and answered when it is done;
-- an episode that is over for the coordinator starts nothing here, and what it had running is recorded before that is answered.
+- a run begins only while the link is up and the coordinator shows the engine as open;
+- tokens that arrive while the link is down are held. They are taken if the next welcome says that the engine's weights did not
+  change meanwhile; otherwise they are dropped and the call continues elsewhere;
+- the coordinator's requests are done in order, and each is answered when it is done;
+- an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Follower:
         self._recorders = recorders
         self._by_key: dict[str, OpenEpisode] = {}
         self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
-        """All known episodes, also those that only a waiting request holds: an episode is one object, with all its
-        calls."""
+        """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
+        """
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[OpenEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -103,9 +103,9 @@ class Follower:
         return await self._ask({"episode": episode_id}, wait_s)
 
     def retire(self) -> list[OpenEpisode]:
-        """This process is the coordinator from now on: answers the episodes that are known here.
+        """Ends following, because this process is the coordinator now; returns the episodes that are known here.
 
-        The engines are the control half's by now, and may be open already: they are not touched.
+        Leaves the engines alone: the leader's parts own them now, and they may be open already.
         """
         self._retired = True
         self.linked.set()  # everybody who waits for an answer gets the error
@@ -281,8 +281,7 @@ class Follower:
             pool.notify()
 
     def _compare(self, shown: Message) -> None:
-        """Compares an engine's state with the last one seen before the link broke: decides if the held output of its
-        runs can be taken."""
+        """Compares an engine's state with the one before the link broke, to decide whether its held output can be taken."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
             return

@@ -1,9 +1,9 @@
-"""The coordinator's side of its links: what the other processes are told, and what they have running.
+"""The coordinator's links to its followers: sends them requests, and knows what they have running.
 
-Owns the links. Invariants: a follower is told everything in the order in which it happened here, beginning with all engines as
-they are when it comes; one that does not do in time what it is asked counts as gone, and its link is closed; a process that is
-gone starts no run any more (`follower.py`), so nothing waits for it. If it is this process that ends the links, they are not
-gone: their calls run on, so what they must be told before it is done is never done.
+Owns the links. Invariants: a follower is told everything in the order in which it happened here, beginning with the state of all
+engines when it links; a follower that does not answer a request in time counts as gone, and its link is closed; a follower that
+is gone starts no more runs (`follower.py`), so nothing waits for it. If this process closes the links first, the followers are
+not gone: their calls run on, and requests that are pending then never complete.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ class Hub:
         self._leaving = False
 
     def lead(self, fence: int) -> None:
-        """Lets followers link."""
+        """Begins to accept links from followers."""
         self.fence, self.leads = fence, True
 
     def opened(self, episodes: Episodes) -> None:
-        """Tells followers from now on whose calls they have."""
+        """Begins to answer followers' questions about episodes."""
         self._episodes.set_result(episodes)
 
     # Requests of the control half (`Peers`)
@@ -181,12 +181,11 @@ class Hub:
             self._drop(link)
 
     def leave(self) -> None:
-        """This process is being stopped: its links end, and nobody hears what it says. Steps that have to be told wait until they
-        are cancelled."""
+        """Ends the links because this process is being stopped. Pending requests to followers wait until they are cancelled."""
         self._leaving = True
 
     def close(self) -> None:
-        """Lets every follower look for another coordinator. For good: a process leads once at most."""
+        """Closes the links, so that every follower looks for another coordinator. Final: a process leads at most once."""
         self.leads = False
         self.leave()
         for link in list(self._links.values()):

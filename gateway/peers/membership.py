@@ -1,7 +1,7 @@
-"""This process's place in its cluster: coordinator, follower, or neither yet.
+"""This process's membership in its cluster: coordinator, follower, or neither yet.
 
-Owns the loop that leads from one to the other. A process becomes a coordinator at most once: when it learns of a successor it
-ends (`lost`), and whoever started it starts it anew.
+Owns the loop that changes between them. A process becomes the coordinator at most once: when it learns of a successor it ends
+(`lost`), and its supervisor starts it again.
 """
 
 from __future__ import annotations

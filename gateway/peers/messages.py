@@ -1,7 +1,7 @@
-"""The messages between a follower and the coordinator: JSON objects over their link, each way in order.
+"""The messages between a follower and the coordinator: JSON objects over their link, in order in each direction.
 
-From the coordinator, after `welcome`: things to do (`do`, with an `id` that is answered by `done` once it is done) and answers.
-From a follower, after `hello`: questions (`ask`, with an `id` that is answered by `answer`), and reports, which ask for nothing.
+After `welcome` the coordinator sends requests (`do`, with an `id`; the follower answers `done`) and answers. After `hello` a
+follower sends questions (`ask`, with an `id`; the coordinator sends `answer`) and reports, which need no answer.
 """
 
 from __future__ import annotations

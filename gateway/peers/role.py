@@ -1,6 +1,6 @@
-"""The role of a gateway process: it leads (it is the coordinator), or it follows. One value, replaced whole when that changes.
+"""The role of a gateway process: leader (it is the coordinator) or follower. One value, replaced whole when the role changes.
 
-What every process has, whatever its role, is in `gateway.api.context.DataPlane`.
+`gateway.api.context.DataPlane` has what every process has, whatever its role.
 """
 
 from __future__ import annotations

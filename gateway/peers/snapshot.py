@@ -1,7 +1,7 @@
-"""The coordinator's last known state, for processes without a link to it: kept in the bus, written once a second, never needed.
+"""A copy of the coordinator's state for processes without a link to it, written to the bus once a second.
 
-Owns nothing. Nobody decides by it; people and health checks look at it, and a process that has lost its coordinator can say what
-was so a moment ago.
+Owns nothing. Only people and health checks read it: a process that has lost its coordinator can show the last known state. No
+decision uses it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The engine side of an open request: a call's life across pauses, the engines, and the change of their weights."""
+"""Runs requests in engines: replies and retries, the life of a call, the pool of engines, and the steps of weight updates."""

@@ -1,9 +1,8 @@
-"""Runs a call in engines until it is complete, across weight updates, moves and engines that die.
+"""Runs a call in engines until it is complete, across weight updates, moves and failed engines.
 
-A task of its own reads the engine at the engine's pace and reports new tokens to a listener, in the same task. Clients read what
-the listener makes of them at a pace of their own, so a slow client never holds up a weight update; what it has not read yet is at
-most the call's `max_tokens`. After an abort or an engine's death the call continues from its last token, so that nothing is
-sampled twice.
+One task per call reads the engine at the engine's pace and calls a listener for new tokens. Clients read the listener's output at
+their own pace, so a slow client never delays a weight update; its unread output is bounded by the call's `max_tokens`. After an
+abort or an engine's death the call continues from its last token, so nothing is sampled twice.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gateway.rollout.slot import Slot
 log = logging.getLogger(__name__)
 
 _ACCOUNT_S = 5.0
-"""The time that a stopped call waits for its engine's account of versions."""
+"""The time that a stopped call waits for its engine's labels of versions."""
 
 
 def _nobody() -> None:
@@ -68,12 +67,12 @@ class CallRunner:
         self._listener = _nobody
 
     def finish_early(self) -> None:
-        """The listener needs no more tokens: `wait` returns, and the call is not retried; its run goes on until `stop`."""
+        """Ends `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
         self._ending = True
         self._over.set()
 
     async def wait(self) -> None:
-        """Waits until the call is over, or `finish_early`. Raises the error that ended the call."""
+        """Waits until the call is complete, or `finish_early`. Raises the error that ended the call."""
         assert self._task is not None
         await self._over.wait()
         if self._task.done():
@@ -83,7 +82,7 @@ class CallRunner:
                 self._task.result()
 
     async def stop(self, reason: GatewayError | None = None) -> None:
-        """Ends the call, wherever it is; the engine stops working on it. Idempotent. `wait` raises `reason`."""
+        """Stops the call wherever it is, in its engine too. Idempotent. `wait` raises `reason`."""
         task = self._task
         if task is None or task.done():
             return
@@ -113,7 +112,7 @@ class CallRunner:
                         await asyncio.sleep(0.1 * 2 ** min(failures - 2, 4))
 
     async def _run(self, slot: Slot) -> None:
-        """Runs the call in one engine: to its end, or until the engine gives it back."""
+        """Runs the call in one engine until it is complete or the engine gives it back."""
         call = self.call
         await slot.run(call, self._request(slot), self._take)
         if call.turn.disputed and slot.external_url is not None:
@@ -128,7 +127,7 @@ class CallRunner:
             raise EngineError(f"{slot.name} gave a call with {call.pinned} back")
 
     def _request(self, slot: Slot) -> GenerateRequest:
-        """The request for the tokens that are still missing."""
+        """The request for the missing tokens."""
         call, sampling = self.call, self.call.sampling
         sampled = len(call.turn.ids)
         return GenerateRequest(
@@ -141,7 +140,7 @@ class CallRunner:
         )
 
     def _take(self, chunk: TokenChunk, now: float) -> None:
-        """Passes on what arrived from the engine, at `now` by the loop's clock."""
+        """Takes a chunk from the engine. `now`: the loop's clock."""
         if chunk.ids:
             self._pool.pace.count(len(chunk.ids), now)
         self.call.take(chunk)
@@ -167,7 +166,8 @@ class CallRunner:
             self._start_over(error)
 
     def _start_over(self, error: EngineError) -> None:
-        """Begins a call again whose sampler's state is lost. Raises EngineError if part of its reply was delivered."""
+        """Restarts a pinned call, whose sampler's state is lost, from its prompt. Raises EngineError if part of its reply was
+        delivered."""
         call = self.call
         if call.delivered:
             message = (
@@ -179,12 +179,13 @@ class CallRunner:
         self._listener()
 
     def _weights_may_change(self) -> bool:
-        """True if the call's engine is about to get new weights, or may have got them without notice to this process."""
+        """True if the call's engine is about to get new weights, or may have got them without this process knowing."""
         run = self._pool.run_of(self.call)
         return run is not None and run.slot.state == "held" and run.slot.settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
-        """Has the engine end the run and account for it: only the engine knows which tokens came before new weights."""
+        """Aborts the run and waits for the engine's labels, which alone tell the tokens that were sampled before the weights
+        changed."""
         run = self._pool.run_of(self.call)
         if run is None or run.slot.engine is None:
             return

@@ -1,12 +1,12 @@
 """Makes one reply, from a prompt to a committed turn.
 
-A task of its own makes the reply; clients read it (`reply.Reader`) and may come and go. Invariants (design, R2, R3 and R5):
-- the tokens whose text is delivered are the tokens that are recorded, once each and in order;
-- the last pieces of a reply are seen only after its turn is committed, and it is committed only while somebody reads;
-- while nobody reads, no engine works; a reader who comes within the grace period gets the rest from the last token on (but not
-  of a seeded call: the sampler's state was lost with its run);
-- otherwise, and when the call fails or is stopped, what was sampled is recorded as an abandoned branch, which is never trained;
-- once another process has taken the call over, this one delivers and records nothing more of it.
+One task makes the reply; clients read it (`reply.Reader`) and may come and go. Invariants (design, R2, R3 and R5):
+- every delivered token is recorded, once and in order;
+- the last pieces of a reply are delivered only after its turn is committed, and it is committed only while a client reads;
+- while no client reads, no engine works. A client that returns within the grace period gets the reply from its beginning, and
+  sampling continues from the last token (except for a seeded call, whose sampler's state is lost);
+- otherwise, and if the call fails or is stopped, the sampled tokens are recorded as an abandoned branch, which is never trained;
+- after another process has taken the call over, this one delivers and records no more of it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Completion:
 
     @property
     def joinable(self) -> bool:
-        """True if a new reader would get the reply."""
+        """True if a new reader would get the whole reply."""
         return not self._given_up and self._stopped_by is None and self.reply.failure is None
 
     async def _live(self) -> None:
@@ -188,7 +188,8 @@ class Completion:
         self._whole = self.call.finish is not None
 
     def _take(self) -> None:
-        """Turns new tokens into pieces and, in a stream, into a delivery; what a stop string ends is kept for the last one.
+        """Turns new tokens into pieces and, in a stream, into a delivery. The tokens that complete a stop string wait for the
+        last delivery.
 
         Called for every chunk of tokens, by the call's own task.
         """

@@ -1,11 +1,12 @@
-"""Logs this process's running calls in the bus, and takes over those of processes that are gone.
+"""Logs this process's running calls in the bus, and takes over calls of processes that have died.
 
-Owns this process's heartbeat, the logs of its running calls, and the taking over of others'. News of all calls is written
-together, a moment after it came. Invariants:
-- a stream shows only what was logged before, so whoever takes the call over continues from all that any client has seen;
-- a log is written by its owner alone: who finds that it was taken over neither shows nor records any more of the call;
-- within `[bus] alive_s` of its last sign of life nobody takes anything from a process; after that it asks before it records;
-- a bus that is away or has lost everything stops nothing: calls go on as if there were none, and are logged anew when it is back.
+Owns this process's heartbeat, the logs of its running calls, and the taking over of others. New tokens of all calls are written
+together, shortly after they came. Invariants:
+- a stream shows only logged tokens, so whoever takes the call over continues after everything that a client has seen;
+- only its owner writes a log; a process that finds its call taken over neither shows nor records any more of it;
+- no call is taken within `[bus] alive_s` of its process's last sign of life; after that time the process asks the bus before it
+  records;
+- if the bus is away or has lost its data, calls continue as if there were no bus, and are logged again when it is back.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Handover:
         self._keep(asyncio.create_task(self._write_forever(), name="bus-log"))
 
     async def close(self) -> None:
-        """Withdraws this process. Calls that it has not left to others (`leave`) end."""
+        """Withdraws this process from the bus. The logs of its calls end, except those left for others (`leave`)."""
         await self.flush()
         self._open = False
         tasks = list(self._tasks)
@@ -191,7 +192,7 @@ class Handover:
         return track
 
     async def leave(self) -> None:
-        """Leaves the running calls that are logged to other processes."""
+        """Leaves the logs of the running calls for other processes to take over."""
         for track in self._tracks.values():
             self._dirty[track] = None
         if await self.flush():
@@ -214,8 +215,8 @@ class Handover:
         return [call for log in logs if (call := _read(log)) is not None]
 
     def can_take(self, call: LoggedCall) -> bool:
-        """True if the call's process is gone and the call can be continued. A stream's output while the bus was away is
-        not in the log; a call that may have had such output is begun anew."""
+        """True if the call's process is gone and another process can continue the call. Output that a stream showed while the bus
+        was away is not in its log, so a call that may have shown such output starts over."""
         if call.log.url is not None or call.details is None:
             return False
         return not call.details.stream or call.log.age_s < self._bus.unbroken_s
@@ -236,7 +237,7 @@ class Handover:
             log.info("call %s: its log stays until it is forgotten", call.log.call)
 
     def expect(self, place: tuple[str, str], request_key: str, name: str) -> None:
-        """Tells other processes of a request that this one refused and that may come again to any of them."""
+        """Announces to other processes a refused request, which may come again to any of them."""
         self._tell(Entry(name, _place(place), 1, logged.head_of_refused(request_key), b"", 0, b""))
 
     def settle(self, name: str) -> None:
@@ -255,7 +256,8 @@ class Handover:
             self._keep(asyncio.create_task(tell(), name="bus-refused"))
 
     def mark(self, track: Track) -> bool:
-        """Marks a call as having news; called for every chunk of tokens. False: nothing is logged any more."""
+        """Schedules a call's new tokens for the log; called for every chunk. False: the handover is closed, and nothing is
+        logged."""
         if self._open and track not in self._dirty:
             self._dirty[track] = None
             self._news.set()
@@ -269,7 +271,7 @@ class Handover:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Writes the news of all marked calls. False: the bus is away, and what waited for the log is shown without it."""
+        """Writes the new tokens of all marked calls. False: the bus is away, and pending output is shown unlogged."""
         async with self._writing:
             tracks, self._dirty = list(self._dirty), {}
             if not tracks:

@@ -1,7 +1,8 @@
 """Encodes a running call as a log, so that another process can continue it. Pure.
 
-The head, written once: what was asked, how it is sampled, the prompt. The body: for each token its id and its log-probability, 8
-bytes, little-endian. The state: what else is known of these tokens, above all which versions can have sampled them.
+The head is written once: the request, its sampling and its prompt. The body has 8 bytes for each token, its id and its
+log-probability, little-endian. The state has everything else about these tokens, above all the versions that may have sampled
+them.
 
 A call whose sampler has a state cannot be continued: its log only tells retries where it runs.
 """

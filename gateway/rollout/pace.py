@@ -1,8 +1,8 @@
 """Decides how many tokens an engine gathers in one chunk of a stream. Pure: the caller has the clock.
 
-One token a chunk is what people want to see. But each chunk costs the gateway the same whether it brings one token or four, and a
-gateway with more chunks than it can carry makes every stream wait, the new ones most. So the chunks of all streams together are
-held to a number a second; beyond it, streams that begin get chunks of several tokens.
+People want to see one token per chunk. But a chunk costs the gateway the same with one token or four, and more chunks than it can
+process delay every stream, new ones most. So the total of chunks per second is bounded; beyond the bound, new streams get chunks
+of several tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The interface between the coordinator and the other gateway processes, whose calls run in the same engines.
+"""The coordinator's interface to the other gateway processes, whose calls run in the same engines.
 
 Requests are sent at once and in order; awaiting one waits until each process has done it or counts as gone. A process that is
-gone starts no more runs; the engine's own account tells the versions that sampled its last ones.
+gone starts no more runs; the engine's labels tell the versions that sampled its last tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class Peers(Protocol):
     """The other gateway processes, as the coordinator sees them."""
 
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
-        """Sends a slot's state; a slot that is not open gets no new run there."""
+        """Sends a slot's state. Followers start new runs only in open slots."""
         ...
 
     def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        """Tells that the engine will continue its frozen requests under `version`."""
+        """Announces that the engine will continue its frozen requests under `version`."""
         ...
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        """Has the engine give back every request of theirs that can move."""
+        """Makes followers give back their requests in the engine that can move."""
         ...
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
-        """Tells that an engine was removed."""
+        """Announces that an engine was removed."""
         ...
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:

@@ -1,7 +1,8 @@
 """The interface between the pool of engines and the placer, which chooses an engine for each call.
 
-In the coordinator the placer is the control program (`gateway.control.placement`). A follower, and a process whose control
-program has stopped, applies the pure policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its V.
+The coordinator's placer is the control program (`gateway.control.placement`). Followers, and a coordinator whose control program
+has stopped, apply the pure policy to their own slots (`SlotPlacer`). Either way a call gets no engine older than its
+`min_version`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ class Placer(Protocol):
     """Chooses engines for the calls of one pool. Every method returns at once."""
 
     def submit(self, request: PlacementRequest) -> None:
-        """A call wants an engine: `EnginePool.give` once there is one, `EnginePool.let_wait` if there is none at first."""
+        """Requests an engine for a call. Answers by `EnginePool.give`, after `EnginePool.let_wait` if none is free now."""
         ...
 
     def cancel(self, request: PlacementRequest) -> None:
-        """Withdraws a request for an engine. Nothing changes if the call was given one."""
+        """Withdraws a request for an engine. Does nothing if the call already has one."""
         ...
 
     def left(self, call: Call) -> None:
-        """A call has left the engine that it was given, or never got there."""
+        """Reports that a call has left its engine, or never reached it."""
         ...
 
     def changed(self) -> None:
-        """Slots have changed."""
+        """Reports that slots have changed."""
         ...
 
     def retire(self) -> list[PlacementRequest]:
@@ -65,7 +66,7 @@ class WaitingRoom(Protocol):
 
 
 class SlotPlacer:
-    """Chooses by what this process knows of the engines."""
+    """Chooses from the engines as this process sees them."""
 
     def __init__(self, pool: WaitingRoom) -> None:
         self._pool = pool
@@ -85,7 +86,7 @@ class SlotPlacer:
         """Does nothing: the slots count their runs."""
 
     def changed(self) -> None:
-        """Lets waiting calls look for an engine again, a few at a time."""
+        """Lets waiting calls try again, a few at a time."""
         for request in self._waiting:
             self._pool.in_turn(partial(self._retry, request))
 

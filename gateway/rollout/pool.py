@@ -1,7 +1,7 @@
-"""One model's engines and the calls that run in them or wait for one.
+"""One model's engines, and the calls that run in them or wait for one.
 
-Waiting calls wait here, never in the queue of an engine that is paused. The placer (`placing.py`) chooses the engine of each
-call; the control program sets the state of each engine.
+Calls wait here, never in the queue of a paused engine. The placer (`placing.py`) chooses each call's engine; the control program
+sets each engine's state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EnginePool:
         self.model = model
         self.pace = pace or Pace()
         self.patience_s = patience_s
-        """The time that calls which an engine gave back wait for it."""
+        """The time that calls wait for the engine that gave them back."""
         self.slots: dict[str, Slot] = {}
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
@@ -54,7 +54,7 @@ class EnginePool:
         self.on_trouble: Callable[[Slot], None] = lambda _slot: None
         """Called when a request could not reach an engine, or lost it."""
         self.on_dispute: Callable[[Slot, str], None] = lambda _slot, _reason: None
-        """Called when an engine that others start says that it runs another version than it should: it was started anew."""
+        """Called when an external engine reports another version than it should have: it was restarted."""
         self._queue = queue
         self._placer: Placer = SlotPlacer(self)
         self._requests: dict[str, PlacementRequest] = {}
@@ -68,9 +68,9 @@ class EnginePool:
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
 
     async def acquire(self, call: Call) -> Slot:
-        """Waits for an open engine of a version that may sample the call. The caller owes a `release`.
+        """Waits for an open engine whose version may sample the call. The caller must `release` it.
 
-        Raises Unavailable when too many wait already (unless the call has begun), or the wait was too long.
+        Raises Unavailable if the wait was too long, or if too many calls wait already and this one has not begun.
         """
         try:
             async with asyncio.timeout(self._queue.max_wait_s):
@@ -91,9 +91,9 @@ class EnginePool:
             raise Unavailable(message, retry_after=jittered(10.0), code="no_engine") from error
 
     def check_room(self, calls: int, param: str) -> None:
-        """Raises BadRequest if so many calls of one request can never wait here, Unavailable if they cannot now.
+        """Raises BadRequest if one request has more calls than may ever wait, Unavailable if they cannot wait now.
 
-        Checked before any of them begins, since one that is refused fails the whole request.
+        Checked before any of them begins, because one refused call fails the whole request.
         """
         most = self._queue.max_waiting
         if calls > most:
@@ -180,7 +180,7 @@ class EnginePool:
             return
 
     def hold(self, reason: str) -> None:
-        """Holds every open engine, so that none gets a new run: no coordinator says what is allowed."""
+        """Holds every open engine, because there is no coordinator: none gets a new run."""
         for slot in self.slots.values():
             if slot.state == "open":
                 slot.state, slot.reason = "held", reason
@@ -199,7 +199,7 @@ class EnginePool:
         self._placer.changed()
 
     async def wait_for_turn(self) -> None:
-        """Waits for the turn of a call that was given back, behind those that were given back before it."""
+        """Waits in line behind the calls that engines gave back before this one."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake_in_turn(woken)
         await woken
@@ -236,8 +236,8 @@ class EnginePool:
             self._cached.popitem(last=False)
 
     def _should_wait(self, call: Call) -> bool:
-        """True if the call should still wait for its preferred engine: for a short time, and only while every other
-        engine has its share of the work."""
+        """True if the call should still wait for its preferred engine: only for a short time, and only while every other engine
+        has its share of the calls."""
         preferred, now = self.slots.get(call.hints.preferred), asyncio.get_running_loop().time()
         if preferred is None or preferred.state != "held" or call.hints.wait_until <= now:
             return False
@@ -297,9 +297,9 @@ class EnginePool:
         return slot.runs.get(call.request_id) if slot is not None else None
 
     def silent(self, stall_s: float) -> list[Slot]:
-        """Cuts runs that have stalled; returns the open engines that have sent no token for `stall_s`.
+        """Cuts stalled runs; returns the open engines that have sent no token for `stall_s`.
 
-        A run without a first token may be queued inside the engine, so it is cut only with a silent engine.
+        A run without a first token may still be queued in the engine, so it is cut only if the whole engine is silent.
         """
         now = asyncio.get_running_loop().time()
         dead = []

@@ -1,10 +1,10 @@
-"""Finds or makes the reply to a request: one in progress, here or in another process, a recorded one, or a new one (design, R4).
+"""Finds or makes the reply to a request: one in progress (here or in another process), a recorded one, or a new one (design, R4).
 
-Owns every reply in progress, for the grace period every finished one that no client has had whole, and the refused requests
-that are expected back. Invariants:
-- requests with one idempotency key get the same reply, at whatever moment each of them comes;
+Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
+come again. Invariants:
+- requests with one idempotency key get the same reply, whenever they come;
 - a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
-- equal requests get replies of their own, unless the client of the other one is known to be gone.
+- equal requests get separate replies, unless the other request's client is known to be gone.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class Replies:
         begin: Callable[[], Awaitable[Completion]],
         segment: Segment,
     ) -> Reader:
-        """Opens the request's reply for reading. `begin` makes a new reply, which is in `calls` as long as it lives.
+        """Opens the request's reply for reading. `begin` makes a new reply, which stays in `calls` while it is made.
 
-        Raises Unprocessable if the request's idempotency key was that of another request, Elsewhere if another process makes
-        the reply, and what `begin` raises.
+        Raises Unprocessable if another request used the idempotency key, Elsewhere if another process makes the reply, and what
+        `begin` raises.
         """
         request = _Request(key, calls, begin, segment)
         if not key.retry:
@@ -190,9 +190,9 @@ class Replies:
         return reader or self._start(request, completion)
 
     async def _resumed(self, request: _Request, logged: LoggedCall, *, alone: bool) -> Reader | None:
-        """Continues the reply of a process that is gone, or reads it from the record if that process recorded it.
+        """Continues the reply of a dead process, or reads it from the record if that process recorded it.
 
-        None: another process was faster, or the reply was given up. `alone`: no other request says the same.
+        None: another process was faster, or the reply was given up. `alone`: there is no other equal request.
         """
         assert self._handover is not None
         episode_id, call_id = request.key.episode_id, logged.log.call
@@ -217,7 +217,7 @@ class Replies:
     async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
         """The recorded reply, or None after older attempts were fenced: then `completion` makes the reply.
 
-        The bus may have lost that there is such a call, so the store is asked.
+        Asks the store, because the bus may have lost the call.
         """
         if self._handover is None:
             return None
@@ -229,9 +229,9 @@ class Replies:
     # Earlier requests
 
     async def _earlier(self, key: RequestKey) -> list[EarlierRequest[_Source]]:
-        """Every earlier request that the retry may repeat: first what is here, then what is in the bus, then what is recorded.
+        """Every earlier request that a retry may repeat: those in this process, then those in the bus, then those in the record.
 
-        In this order none is missed that is recorded meanwhile.
+        This order misses none that is recorded meanwhile.
         """
         here = {c.reply.call_id: c for c in self._completions.get(key.place, ())}
         there: dict[str, LoggedCall] = {}

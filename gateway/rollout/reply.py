@@ -1,9 +1,9 @@
-"""A reply as its clients see it: a log of deliveries, and the readers who follow it.
+"""A reply as its clients see it: a log of deliveries, and its readers.
 
-Owns what was delivered, and who reads it. Whoever makes the reply (`completion`, or `replies` from the record) adds to the log;
-any number of clients read it. Invariants: the log only grows, and every reader gets all of it from the beginning at a pace of its
-own, so a slow client holds up nobody and a second one gets exactly what the first got; the ids of tool calls are functions of the
-call, so a reply that is made again from the record has the same.
+Owns the deliveries and the readers. `completion`, or `replies` for a recorded reply, adds to the log; any number of clients read
+it. Invariants: the log only grows; every reader gets all of it from the beginning at its own pace, so a slow client delays nobody
+and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is rebuilt from the
+record has the same ids.
 """
 
 from __future__ import annotations
@@ -192,8 +192,7 @@ class Choices:
             await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
     async def __aiter__(self) -> AsyncIterator[News]:
-        """Yields news of every reply as it arrives, from each reply's first delivery on. Raises the error of a reply
-        that failed."""
+        """Yields the news of every reply as it arrives, beginning with its first delivery. Raises the error of a failed reply."""
         known = [0] * len(self.replies)
         while True:
             self._news.clear()

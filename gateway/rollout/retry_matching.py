@@ -1,8 +1,8 @@
 """Finds the earlier request that a retry repeats. Pure.
 
-A client that has no idempotency key says only that it sent the same body before. Equal bodies may be samples of their own (best
-of n), so the body alone does not tell which of them is repeated. What became of each of them does: whoever was answered does not
-come again. Equal requests have equal claims, so it is enough that each client's request gets a reply of its own.
+A client without an idempotency key only repeats a body. Equal bodies may be independent samples (best of n), so the body does not
+say which request is repeated; the outcome of each earlier request does: a client that was answered does not come again. Equal
+requests are interchangeable, so each client only needs a reply of its own.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class EarlierRequest(Generic[T]):
     call_id: str
     state: RequestState
     source: T
-    """The source from which its reply is made."""
+    """The source of its reply."""
 
 
 def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> EarlierRequest[T] | None:
-    """Returns the request that a retry repeats; with None or a REFUSED one the retry begins a reply of its own.
+    """Returns the request that a retry repeats; for None or a REFUSED one the retry begins a new reply.
 
-    `exact`: all of `earlier` have the retry's idempotency key, so that they are one request. Otherwise, in this order:
+    `exact`: all of `earlier` have the retry's idempotency key, so they are one request. Otherwise, in this order:
     1. a request that lost its client: the client is back;
-    2. one that was refused or failed: its client was told to come again;
-    3. the only one that there is, though its client seems to be served: a connection can break unnoticed;
-    4. one in another process, if none runs here: that process knows whether the client is gone.
+    2. a request that was refused or failed: its client was told to come again;
+    3. the only earlier request, even if its client seems to be connected: a connection can break unnoticed;
+    4. a request in another process, if none runs here: that process knows whether its client is gone.
     """
     lost, served = RequestState.LOST, (RequestState.HERE, RequestState.ELSEWHERE, RequestState.RECORDED)
     states = (lost, *served) if exact else (lost, RequestState.REFUSED)

@@ -174,9 +174,9 @@ class Slot:
             self._settled.set()
 
     def take_over(self, reason: str) -> None:
-        """This process decides now, and the weights are loaded anew: what is held is forgotten, as in `evict`.
+        """Takes over an engine as the new coordinator: its weights are loaded anew, so held tokens are dropped as in `evict`.
 
-        A request in doubt that cannot move stays, and what it says is held until the engine is open.
+        A request in doubt that cannot move stays; its tokens are held until the engine is open.
         """
         if not self._weights_changed and any(run.pinned for run in self.runs.values()):
             for run in self.runs.values():

@@ -1,7 +1,7 @@
 """Carries out the control program's steps on engines: one method per step (`scheduler.program.events.Step`).
 
-Nothing is decided here, and no deadline is kept here: a step ends, fails with an EngineError, or is cancelled by whoever runs it.
-Owns the reports of what each step took.
+Makes no decisions and keeps no deadlines: a step returns, raises EngineError, or is cancelled by its caller. Owns the reports of
+the updates.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class EngineSteps:
         pinned_s: float,
         patient: bool,
     ) -> None:
-        """`peers`: the other gateway processes. `patient`: an external engine may come later than the gateway.
+        """`peers`: the other gateway processes. `patient`: wait for external engines that start after the gateway.
 
-        `check_leadership` raises if this process may not be the coordinator any more; steps of several commands ask in between.
-        `pinned_s`: how long requests that cannot move may go on in an engine that is put to sleep.
+        `check_leadership` raises if this process may no longer be the coordinator; steps of several commands call it in between.
+        `pinned_s`: how long requests that cannot move may continue in an engine that is put to sleep.
         """
         self._check_leadership = check_leadership
         self._pool = pool
@@ -207,8 +207,8 @@ class EngineSteps:
             await self._a_moment(slot)
 
     async def _sleep(self, slot: Slot, weights: Weights) -> None:
-        """Moves running requests to other engines. Those that cannot move have `pinned_s`, and are then cut as if their
-        engine had died."""
+        """Moves running requests to other engines, then puts the engine to sleep. Those that cannot move have `pinned_s`; then
+        they are cut, as if their engine had died."""
         slot.state, slot.reason = "asleep", "its node is not lent"
         slot.evict("it is put to sleep while its weights change")
         self._pool.notify()

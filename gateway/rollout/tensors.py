@@ -1,8 +1,8 @@
-"""safetensors files as the gateway reads them: names, shapes, kinds of numbers, whether all numbers are finite, and whether two
-checkpoints have the same tensors.
+"""Reads safetensors files: names, shapes and types of tensors, whether all numbers are finite, and whether two checkpoints have
+the same tensors.
 
-Numbers are looked at as bits, so that those that numpy does not know (bfloat16) need no library: a number is not finite where
-every bit of its exponent is one. A file is read once, for that and for its SHA-256 together.
+Numbers are tested as bits (not finite: all exponent bits are one), so types that numpy lacks, such as bfloat16, need no library.
+A file is read once, for this and for its SHA-256.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _finite(file: BufferedReader, tensor: Tensor, digest: hashlib._Hash, buffer:
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face checkpoint, in one file or in several; none, if it has them in another form.
+    """The tensors of a Hugging Face checkpoint, in one file or several; none if the checkpoint has another format.
 
     Raises Malformed, with the file, and OSError.
     """
@@ -128,7 +128,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 def misfit(
     base: Mapping[str, Tensor], found: Mapping[str, Tensor], unchanged: Collection[str], *, tied: bool
 ) -> str:
-    """Says what is wrong with the first tensor that does not fit, and how many others do not fit; empty if all fit.
+    """Describes the first tensor that does not fit and counts the others; empty if all fit.
 
     `unchanged`: tensors that the version may leave out. `tied`: the output head is the embedding, and may be stored or not.
     """

@@ -1,8 +1,8 @@
-"""Models behind another OpenAI-compatible API: requests are relayed unchanged, and the exchange is recorded.
+"""Relays requests to a model behind another OpenAI-compatible API, and records the exchange.
 
-The address and the key come from the administrator's configuration alone, never from a request. Nothing of it is trained: there
-are no reliable tokens and log-probabilities. What was received is recorded, also when the client went away, the upstream failed
-or the episode ended in the middle of it.
+The address and the key come only from the administrator's configuration, never from a request. Upstream replies are not trained:
+they have no reliable tokens and log-probabilities. What was received is recorded even if the client leaves, the upstream fails or
+the episode ends in the middle of it.
 """
 
 from __future__ import annotations

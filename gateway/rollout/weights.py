@@ -29,10 +29,10 @@ class Weights:
 
 
 def read_weights(path: Path, version: int, base: Path | None = None) -> Weights:
-    """Reads and verifies version `version` in `path`; reads every byte, so call it from a thread.
+    """Reads and verifies version `version` in `path`. Reads every byte, so call it in a thread.
 
-    `base`: the first version's checkpoint. The version must then have its tensors, with finite numbers alone.
-    Raises Unprocessable, with the file or the tensor and what is wrong with it.
+    `base`: the first version's checkpoint; the version must have the same tensors, all finite. Raises Unprocessable, with the
+    file or the tensor and what is wrong with it.
     """
     manifest = _manifest(path)
     if manifest["version"] != version:

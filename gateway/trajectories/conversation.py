@@ -1,8 +1,8 @@
 """Finds the recorded turn that a request continues, from its messages. Pure.
 
-Every prefix of a conversation has a digest that covers the tools and each message's meaning: role, text, tool calls with parsed
-arguments, tool call ids. Reasoning is left out, because clients seldom send it back; ids of tool calls are left out of assistant
-messages for the same reason. Hashing is incremental: one digest per message.
+Every prefix of a conversation has a digest of the tools and of each message's meaning: role, text, tool calls with parsed
+arguments, ids that tool results name. Reasoning and the ids of an assistant message's tool calls are left out, because clients
+seldom send them back unchanged. Hashing is incremental: one digest per message.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _meaning(message: Message) -> dict[str, Any]:
 
 
 def _call(function: dict[str, Any]) -> list[Any]:
-    """A function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting
-    that is too deep) are compared as text."""
+    """A function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting that is
+    too deep) are compared as text."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, TypeError, RecursionError):

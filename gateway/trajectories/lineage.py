@@ -1,8 +1,7 @@
 """Numbers the conversations of an episode and their turns. Pure.
 
-Conversations are numbered in the order in which their first own turn was sampled. A turn goes on with the conversation of the
-turn that it was sampled after, if all of that turn's tokens were in its prompt and nobody went on with it before; else it begins
-one.
+Conversations are numbered in the order in which their first turns were sampled. A turn continues the conversation of the turn
+before it if its prompt has all of that turn's tokens and no other turn continued it first; otherwise it begins a conversation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns requests into places in an episode's token tree, and finished calls into committed turns.
 
 Owns the trees of open episodes; a tree that is not in memory is read from the store. A turn is added to the tree and submitted to
-the store in one step without an await between, so the tree's order is the store's order; `record` returns once it is committed.
+the store without an await in between, so the tree's order is the store's order; `record` returns once the turn is committed.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ class _EpisodeTree:
     def end(
         self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
     ) -> Place | None:
-        """The place where the first `length` messages end: of equal replies the one whose tool calls are named, else the
-        newest. None for a conversation that was written with other switches: the template may write all of it
-        differently."""
+        """The place where the first `length` messages end: among equal replies the one whose tool calls are named, else the
+        newest. None if the conversation was written with other switches, since the template may write all of it differently."""
         replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
         if not replies:
             return None
@@ -151,7 +150,7 @@ class Recorder:
     ) -> Prompt:
         """The prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering.
 
-        Raises BadRequest if the template refuses them.
+        Raises BadRequest if the template refuses the messages.
         """
         chain = await offload((messages, tools), lambda: Chain(messages, tools))
         lineage = await self._lineage(episode_id)
@@ -181,7 +180,7 @@ class Recorder:
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
     ) -> None:
-        """Adds a turn to the tree and commits it. `reply` is what the client got; None if it got nothing whole.
+        """Adds a turn to the tree and commits it. `reply`: the message that the client got; None if it got no whole one.
 
         Raises Conflict if another process has recorded the call (`recorded_elsewhere`) or answers its request (`asked_again`), or
         if the episode's run is over.

@@ -1,9 +1,9 @@
 """The token tree of one episode. Pure: no I/O, no engine.
 
-A node is a run of token ids and hangs at the first `at` tokens of its parent; it never changes and is never split. So a branch
-in the middle of a node costs nothing, a shared prefix is stored once, and what is written to the store stays true.
+A node is a run of token ids that hangs at the first `at` tokens of its parent; it never changes and is never split. So a branch
+in the middle of a node costs nothing, a shared prefix is stored once, and stored nodes stay valid.
 
-Invariants: parents come before children; the ids along a path are exactly what an engine was given or has sampled; each sampled
+Invariants: parents come before children; the ids along a path are exactly those that an engine was given or sampled; each sampled
 token is in exactly one node.
 """
 
@@ -40,8 +40,8 @@ class TokenTree:
         self.nodes: list[Node] = []
         self._starts: list[int] = []
         self._children: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        """The children of a node at one of its places, by their first token. Tuples, which the garbage collector passes
-        by."""
+        """The children of a node at one of its places, by their first token. Tuples of ints, which the garbage collector does not
+        track."""
         self._places: dict[int, tuple[int, ...]] = {}
         """The places at which a node has children."""
         for node in nodes:
@@ -78,9 +78,9 @@ class TokenTree:
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
     def find(self, ids: Int32Array, after: Place = START) -> Place:
-        """The place of the longest prefix of `ids` that the tree holds; `after` is one of them that is known.
+        """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix.
 
-        Looks only at what hangs below `after`, so that the next turn of a long conversation costs what that of a short one does.
+        Searches only below `after`, so that a turn of a long conversation costs no more than one of a short conversation.
         """
         best = after
         known = after.at
