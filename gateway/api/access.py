@@ -1,5 +1,6 @@
-"""Access to the admin API: the root key reaches everything, a project's key what belongs to its models. A thing out of
-reach is answered word for word like a thing that never existed."""
+"""Access to the admin API: the root key reaches everything, a project's key only what belongs to its models. A thing out of reach
+is answered exactly like a thing that does not exist.
+"""
 
 from __future__ import annotations
 

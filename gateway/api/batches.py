@@ -104,9 +104,9 @@ async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
 
 @router.get("/batches/{buffer}/groups", response_class=Response)
 async def batch_groups(buffer: Number, access: Admin, model: Model = None) -> Response:
-    """The groups of a batch that was trained, as the lease gave them and in that order; the headers are a lease's.
+    """The groups of a trained batch, as the lease gave them and in that order; the headers are those of a lease.
 
-    Only the flag ORPHANED may differ: it says what is true now.
+    Only the flag ORPHANED may differ: it is current.
     """
     groups = await access.trained(model).batches.groups(buffer)
     return await _stream(LeasedGroups(groups, len(groups), True))

@@ -19,9 +19,9 @@ router = APIRouter(tags=["Cluster"])
 
 @router.get(PATH)
 async def cluster(access: Admin) -> dict[str, Any]:
-    """This process's role; and the coordinator, who follows it, and its engines, as they are or were last known (`age_s`).
+    """This process's role, and the coordinator with its followers and engines, as they are or were last known (`age_s`).
 
-    For the root key alone: a cluster is not any project's.
+    For the root key only: a cluster belongs to no project.
     """
     gateway = access.gateway
     if not access.reach.everything:

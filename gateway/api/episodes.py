@@ -96,10 +96,10 @@ async def open_episode(
     wait: Wait = 0.0,
     idempotency_key: Annotated[str | None, Header(min_length=16, max_length=255)] = None,
 ) -> dict[str, Any]:
-    """Opens an episode, once there is a slot within the staleness bound; else 429 with Retry-After.
+    """Opens an episode once there is a slot within the staleness bound; otherwise 429 with Retry-After.
 
-    With the header `Idempotency-Key` (something random, for this episode alone) the request can be sent again when its answer was
-    lost: it is answered with the same episode and key, also if the episode is closed by now.
+    With the header `Idempotency-Key` (random, for this episode only) the request can be repeated if its answer was lost: the same
+    episode and key answer it, even if the episode is closed by now.
     """
     place = body.task_id, body.group_id, body.group_size, body.mode, _model(body, access)
     asked, episodes = EpisodeAsked(*place, body.metadata, body.agent or ""), access.gateway.episodes
@@ -117,10 +117,10 @@ async def open_episode(
 
 @router.post("/{episode_id}/reward")
 async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
-    """Stores a reward. A final one closes the episode; what was posted on its calls is added to it.
+    """Stores a reward. A final one closes the episode; rewards on its calls are added to it.
 
-    `trained` says then whether a trainer gets the episode; if not, `reason` says why: `eval` of an evaluation episode, else why
-    the ledger had no use for the episode any more.
+    `trained` then says whether a trainer gets the episode; if not, `reason` says why: `eval` for an evaluation episode, otherwise
+    the ledger's reason.
     """
     if CALLS in (body.components or {}):
         message = f"the component {CALLS!r} is the sum of the rewards that were posted on calls; name yours otherwise"
@@ -141,10 +141,10 @@ async def post_call_reward(
 
 @router.post("/{episode_id}/close")
 async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
-    """The episode's run is over: its model's graders compute its reward, and its slot is held meanwhile.
+    """Ends the episode's run. Its model's graders compute its reward, and it keeps its slot meanwhile.
 
-    200 with the end (state `closed`, reason, reward, components), or 202 (state `grading`) if that takes longer than `wait`.
-    Closing again is no error. Without graders the reward is what was posted so far; nothing posted is a 409.
+    200 with the outcome (state `closed`, reason, reward, components), or 202 (state `grading`) if that takes longer than `wait`.
+    Closing again is no error. Without graders the reward is what was posted so far; 409 if nothing was.
     """
     fate = await gateway.episodes.finish(episode_id, wait)
     if fate["state"] != "closed":
@@ -154,9 +154,9 @@ async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wai
 
 @router.post("/{episode_id}/restart")
 async def restart(episode_id: str, gateway: Gateway) -> dict[str, Any]:
-    """The episode's agent crashed and is started again in it. What it sampled is not trained (`crashed_attempt`).
+    """Restarts the episode after its agent crashed. What the crashed attempt sampled is not trained (`crashed_attempt`).
 
-    Its running calls are stopped, rewards that were posted so far are forgotten, and no later request repeats one of its calls.
+    Its running calls are stopped, its rewards are forgotten, and no later request repeats one of its calls.
     """
     await gateway.episodes.restart(episode_id)
     return {"episode_id": episode_id}
@@ -180,7 +180,7 @@ async def list_episodes(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(description="`next` of the page before.", pattern=_PLACE)] = None,
 ) -> dict[str, Any]:
-    """The newest episodes. `next` asks for the following page; null: this is the last one.
+    """The newest episodes. `next` requests the following page; null on the last one.
 
     `id` is `episode_id` under its old name.
     """
@@ -225,8 +225,8 @@ async def get_episode(episode_id: str, access: Admin) -> dict[str, Any]:
 async def get_trajectory(episode_id: str, access: Admin, model: str | None = None) -> dict[str, Any]:
     """The episode's token tree: a node hangs at the first `at` tokens of its parent (-1: the root).
 
-    Of the model that the episode is about, or of another that it called. `lineage` numbers the conversations: sub-agents,
-    samples of one prompt, and what was edited or compacted each have their own.
+    For the episode's model, or another that it called. `lineage` numbers the conversations: sub-agents, samples of one prompt,
+    and edited or compacted histories each have their own.
     """
     row = await access.episode(episode_id)
     found = access.called(model or row["model"], row["model"])

@@ -1,6 +1,6 @@
 """The one place where errors become HTTP: in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, or in Anthropic's.
 
-Which of them depends on the route alone, so that a client is always answered in the form that it speaks.
+The route decides the form, so a client always gets the form of its own API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The metrics that are computed when `/metrics` is read, not counted: roles, engines, queues, ledgers.
+"""The metrics that are computed when `/metrics` is read: roles, engines, queues, ledgers.
 
-Every process shows itself. What only the coordinator knows (episodes, versions, ledgers, leases) is shown by it alone, so that
-sums and maxima over all processes are right.
+Every process reports itself. Only the coordinator reports what it alone knows (episodes, versions, ledgers, leases), so that sums
+and maxima over all processes are right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Turns a request into the replies of its answer: the way that every dialect goes.
+"""Turns a request into the replies of its answer, the same way for every dialect:
 
-identify the caller -> parse (the dialect's) -> find the model and the episode -> render -> open one reply per choice.
+identify the caller -> parse (the dialect's part) -> find the model and the episode -> render -> open one reply per choice.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ async def identify(request: Request, gateway: Services) -> Caller:
 
 
 async def admitted(request: Request, gateway: Services) -> Caller:
-    """Identifies the caller, once there is a place for one more of its calls, which the request keeps until it has been
-    answered. Raises Busy, and as `identify`."""
+    """Identifies the caller and reserves a place for its request, until it has been answered. Raises Busy, and as `identify`."""
     caller = await identify(request, gateway)
     try:
         gateway.database.check()  # refuse now: the sampled tokens could not be recorded

@@ -27,9 +27,8 @@ async def list_models(
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> dict[str, Any] | Response:
-    """Every model, under its own name and its aliases; with [projects], those that are there for the key. Anthropic's clients
-    get pages.
-    """
+    """Every model, under its own name and its aliases; with [projects], those within the key's reach. Anthropic's clients get
+    pages."""
     _, seen = await _sight(request, gateway)
     names = gateway.models.names(seen)
     if _ANTHROPIC not in request.headers:

@@ -80,9 +80,9 @@ async def remove_node(name: str, access: Admin) -> dict[str, Any]:
 
 @router.post("/nodes/{name}/claim")
 async def claim_node(name: str, body: ClaimBody, access: Admin, response: Response) -> dict[str, Any]:
-    """A trainer wants its node: 200 when it has it, 202 while its engines fall asleep (then ask again).
+    """Claims a node for its trainer: 200 when the trainer has it, 202 while its engines are put to sleep (then ask again).
 
-    To be repeated while it is used, within `claim_s` of the answer: a trainer that says nothing has it no more.
+    Repeat it while the node is used, within `claim_s` of the answer; otherwise the claim lapses.
     """
     nodes = _nodes(access)
     model = access.trained(body.model).name

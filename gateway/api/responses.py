@@ -1,7 +1,7 @@
-"""`/v1/responses`, as OpenAI's API has it: answers that are stored, and conversations that go on from them.
+"""`/v1/responses`, as OpenAI's API has it: answers that are stored, and conversations that continue from them.
 
-A stored answer holds what it adds to the conversation; a conversation is read by walking from an answer to those that it
-continues. Its messages are the ones that were rendered and sampled, so the recorder goes on from their tokens.
+A stored answer holds what it adds to the conversation; the conversation is the chain of answers that each one continues. Its
+messages are those that were rendered and sampled, so the recorder continues from their tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers that clients come back for: whose they are, and chat completions that were stored.
+"""Stored answers: who may read them, and stored chat completions.
 
 An answer belongs to the episode in which it was given. Whoever may call in that episode may read, change and delete it; for
-anybody else it does not exist.
+everybody else it does not exist.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class WholeAnswer(Response):
 class EventStream(Response):
     """Server-sent events.
 
-    Nothing is sent before the first event, or before a keep-alive is due, so an error until then is a plain error response. A
-    later one is sent as an error event, and the stream then ends without its usual end, so that no client takes it for whole.
+    Nothing is sent before the first event or keep-alive, so an earlier error is a plain error response. A later one is an error
+    event, and the stream lacks its usual end, so that no client takes it for complete.
     """
 
     def __init__(

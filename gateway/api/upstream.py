@@ -1,8 +1,8 @@
 """Passes a request on to an upstream model, and its answer back as it comes.
 
-Invariants: the upstream's status is the client's, streamed or not; a stream goes on in whole events, since the gateway writes
-between them; what ends an answer (the whole body, `[DONE]` or an error) leaves only after the exchange is committed; an answer
-that broke off never ends as a whole one does.
+Invariants: the client gets the upstream's status, streamed or not; a stream is relayed in whole events, since the gateway writes
+keep-alives between them; the end of an answer (the whole body, `[DONE]` or an error) is sent only after the exchange is
+committed; an answer that broke off never ends like a complete one.
 """
 
 from __future__ import annotations

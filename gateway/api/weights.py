@@ -73,8 +73,8 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
 
 
 def _folder(access: Access, path: str) -> Path:
-    """The folder of a version. A project's key may name paths in its own folder alone: otherwise it could have any file
-    read, and others' weights loaded. Raises Unprocessable without looking at the path."""
+    """The folder of a version. A project's key may name paths only in its own folder, so that it cannot have other files read or
+    load others' weights. Raises Unprocessable without looking at the path."""
     if access.reach.everything:
         return Path(path)
     own = access.gateway.settings.projects[access.reach.project].weights

@@ -1,3 +1,3 @@
-"""Engines: servers that turn token ids into token ids. The seam is `base`; `vllm` and `sglang` adapt real ones, and `fake` is one
-behind either API.
+"""Engines: servers that turn token ids into token ids. `base` is the interface, `vllm` and `sglang` are adapters, and `fake` is
+an engine with either API.
 """

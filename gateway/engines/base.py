@@ -1,11 +1,11 @@
-"""The seam between the gateway and what samples tokens. An engine knows token ids, log-probabilities and one set of weights.
+"""The interface to inference engines. An engine knows token ids, log-probabilities and one set of weights.
 
 Invariants that an adapter keeps:
 - `generate` yields every sampled token once, in order, and ends with exactly one chunk that has a finish reason;
 - closing the iterator stops the engine's work on the request;
-- after `pause` has returned no token is sampled until `resume`. With `keep` the open requests stay in the engine and go on at
-  `resume`, under whatever weights were loaded meanwhile; without it each of them has ended or will end with `abort`;
-- between `sleep` and `wake` the engine samples nothing, and afterwards it is paused and has weights only once they are loaded.
+- after `pause` has returned, no token is sampled until `resume`. With `keep` the open requests stay in the engine and continue at
+  `resume`, under whatever weights were loaded meanwhile; without it each of them ends with `abort`;
+- between `sleep` and `wake` the engine samples nothing; after `wake` it is paused, and has weights only once they are loaded.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class TokenChunk:
     logprobs: list[float]
     finish: FinishReason | None = None
     labels: tuple[tuple[str, int], ...] | None = None
-    """The engine's own account, in the last chunk: the numbers of tokens sampled under each label, in order. None: it gives
-    no account.
-    """
+    """The numbers of tokens sampled under each label, in order; in the last chunk. None: the engine does not report them."""
     top: list[list[tuple[int, float]]] | None = None
     """The likeliest ids of each token and their log-probabilities, if `top_logprobs` asked for them."""
 
@@ -74,8 +72,8 @@ class Engine(Protocol):
         ...
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Samples nothing more; what runs is given back, or frozen with `keep`. `clear_cache` drops every cached prefix, and
-        frozen requests then compute theirs anew. Pausing again gives back what arrived meanwhile."""
+        """Stops sampling; running requests are given back, or frozen with `keep`. `clear_cache` drops every cached prefix, and
+        frozen requests then recompute theirs. A second pause gives back what arrived since the first."""
         ...
 
     async def resume(self) -> None:

@@ -1,6 +1,7 @@
-"""Reads the few samples that are needed from an engine's /metrics, in Prometheus' text form.
+"""Reads a few samples from an engine's /metrics, in Prometheus' text form.
 
-Such a page has a hundred kilobytes of histograms, and is read once a second, so it is looked through for whole names only.
+Such a page has a hundred kilobytes of histograms and is read once a second, so only lines that begin with a wanted name are
+parsed.
 """
 
 from __future__ import annotations

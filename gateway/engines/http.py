@@ -1,8 +1,8 @@
-"""HTTP as engines speak it: JSON in, JSON or server-sent events out, and every failure as one of the gateway's errors.
+"""HTTP to engines: JSON in, JSON or server-sent events out, and every failure as one of the gateway's errors.
 
-Owns one engine's connections. A status that blames the request is EngineRefused; 503, and whatever breaks the connection, is
-EngineUnreachable; any other failure, and a redirection, EngineError. aiohttp is used as it is: every token passes here, and
-httpx's layers around it would cost more than all that is done with the token.
+Owns one engine's connections. A status that blames the request becomes EngineRefused; 503 and broken connections become
+EngineUnreachable; any other failure, and a redirection, EngineError. Uses aiohttp directly: every token passes here, and httpx's
+layers would cost more than all other work on the token.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class EngineHTTP:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Posts a JSON object; yields the events of the answer, until `[DONE]`.
 
-        `on_new` is awaited before the first event if the answer comes over a connection that was made for it: a connection does
-        not outlive the server's process, so what is found out after it was made is true of all that comes over it.
+        If the answer comes over a new connection, `on_new` is awaited before the first event. A connection does not outlive the
+        server's process, so what `on_new` finds out holds for everything that comes over it.
         """
         connection = SimpleNamespace(new=False)
         with self._translated(path):

@@ -1,6 +1,6 @@
-"""Engines for the gateway: those it starts as child processes, and the adapters by which it speaks to any engine.
+"""Starts engines as child processes, and makes the adapters for engines of either API.
 
-An engine that is started (vLLM's server, or the fake one) listens on a free port of the loopback interface.
+A started engine (vLLM's server, or the fake one) listens on a free port of the loopback interface.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ async def launch(
 def command(
     settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, host: str, port: int
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line of an engine that listens at `host` and `port`, and what its environment has beside the usual.
+    """The command line of an engine that listens at `host` and `port`, and its additional environment variables.
 
-    Nobody is asked for a key there, so `host` is an address that only gateways reach.
+    The engine asks for no key, so `host` must be an address that only gateways reach.
     """
     argv = _COMMANDS[settings.launch](settings, model, served_name, weights, host, port)
     env = _VLLM_ENV if settings.launch == "vllm" else {}

@@ -1,22 +1,22 @@
-"""SGLang 0.5 over HTTP (read against 0.5.23): token ids in, token ids and log-probabilities out.
+"""SGLang 0.5 over HTTP (written against 0.5.23): token ids in, token ids and log-probabilities out.
 
 The server must run without `SGLANG_RETURN_ORIGINAL_LOGPROB`, so that log-probabilities are those after temperature. They are
-those before top-p, and so the sampling distribution's where `top_p` is 1 (the gateway flags other tokens as truncated in any
-case). A seed has an effect with `--enable-deterministic-inference` only. `--incremental-streaming-output` makes long answers
-cheaper: without it every event repeats all that came before. `--tokenizer-worker-num` must be 1. Whoever reaches the control
-endpoints can change the weights, so the server must listen on a loopback address or a private network.
+those before top-p, so they are the sampling distribution's only where `top_p` is 1 (the gateway flags other tokens as truncated
+in any case). A seed has an effect only with `--enable-deterministic-inference`. `--incremental-streaming-output` makes long
+answers cheaper: without it every event repeats all earlier tokens. `--tokenizer-worker-num` must be 1. Whoever reaches the
+control endpoints can change the weights, so the server must listen on a loopback address or a private network.
 
-What SGLang does otherwise than its names suggest, and where that is dealt with:
+Behaviours of SGLang that its names do not suggest, and where they are handled:
 - `ignore_eos` switches `stop_token_ids` off too (`_body`);
-- an abort reaches every id that begins like the one that is named (`_rid`);
+- an abort reaches every id that begins with the given one (`_rid`);
 - an abort does not reach a request that arrived during a pause and waits before the scheduler (`_first`);
-- an abort of what is frozen in place takes effect only when the engine resumes, and a pause with mode `abort` then waits for
-  ever: such requests are put back into the queue first (`_thaw`);
-- a load with `flush_cache` fails, half done, while requests are frozen in place or have not quite ended: `pause` flushes when
-  that can be done, and `load` never does;
-- a new label aborts every request unless it is told not to (`label`);
-- `/health` samples a token, and so says that a paused engine is ill (`healthy`);
-- memory is released by an idle server alone, and one that has none to release, or has released it, fails at that (`sleep`).
+- an abort of a request that is frozen in place takes effect only when the engine resumes, and a pause with mode `abort` then
+  waits for ever: such requests are put back into the queue first (`_thaw`);
+- a load with `flush_cache` fails, half done, while requests are frozen in place or are just ending: `pause` flushes when that is
+  possible, and `load` never does;
+- a new label aborts every request unless told not to (`label`);
+- `/health` samples a token, so it calls a paused engine ill (`healthy`);
+- only an idle server can release memory, and releasing it twice fails (`sleep`).
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ class SGLangEngine(HTTPEngine):
             raise self._cut_off()
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed
-        anew."""
+        """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed anew."""
         if keep and not clear_cache:
             self._frozen = True
             await self._pause("in_place")
@@ -151,8 +150,7 @@ class SGLangEngine(HTTPEngine):
         return [row[0] for row in rows[1:]]
 
     async def read_load(self) -> Load | None:
-        """SGLang reports nothing without `--enable-metrics`, and adds up a request's tokens only when
-        it ends."""
+        """None without `--enable-metrics`. SGLang counts a request's tokens only when it ends."""
         try:
             page = (await self._http.get("/metrics")).decode()
         except EngineUnreachable:
@@ -207,9 +205,9 @@ class StreamReader:
         self._count = 0
 
     def chunk(self, event: dict[str, Any]) -> TokenChunk:
-        """The new tokens of an event. `completion_tokens` counts all tokens so far in every form of stream, and the
-        newest log-probabilities are always the last ones. `output_ids` is not read: in an incremental stream the
-        event of an abort repeats the last token there."""
+        """The new tokens of an event. In every form of stream, `completion_tokens` counts all tokens so far and the newest
+        log-probabilities come last. `output_ids` is not read: in an incremental stream the event of an abort repeats the last
+        token there."""
         if "error" in event:
             raise failure(event["error"])
         meta = event["meta_info"]

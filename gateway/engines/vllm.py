@@ -93,8 +93,7 @@ class VLLMEngine(HTTPEngine):
         await self._http.post("/sleep", params={"level": str(level), "mode": "abort"})
 
     async def wake(self) -> None:
-        """vLLM samples as soon as it is awake, so it is paused at once: nobody asks it for anything
-        yet."""
+        """Wakes vLLM and pauses it at once, because it would sample. No request can come before the pause."""
         await self._http.post("/wake_up")
         await self.pause()
 

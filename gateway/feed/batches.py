@@ -23,10 +23,10 @@ class Batches:
         return await self._database.read(lambda c: decisions.batches(c, self.reader.model))
 
     async def groups(self, buffer: int) -> tuple[Group, ...]:
-        """The groups of a batch, in the order in which they were trained. Raises NotFound.
+        """The groups of a batch, in the order in which they were trained. Raises NotFound, also if one of its episodes was
+        deleted.
 
-        They are what the lease gave, but for the flag ORPHANED, which says what is true now; or all of it is NotFound, once
-        one of its episodes was deleted.
+        They are as the lease gave them, except for the flag ORPHANED, which is current.
         """
         model = self.reader.model
         rows = await self._database.read(lambda c: decisions.trained(c, model, buffer, buffer + 1))

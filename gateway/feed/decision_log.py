@@ -1,9 +1,8 @@
-"""Decisions about every group and episode, derived from the ledger's events and its commands.
+"""Decisions about groups and episodes, derived from the ledger's events and commands.
 
-A function of that stream alone, so that it is the same after a restart, and the same under every staleness rule. Owns the
-groups that are not over yet: who joined, who was rewarded, which batch they are in. Invariant: every event that the ledger
-took leaves at least one decision, and every fate is told in the transaction that makes it true. What becomes of the weights is
-told by `Publish`, `Leased` and `Returned` alone, for they are nobody's fate.
+Depends on these alone, so it is the same after a restart and under every staleness rule. Owns the groups that are not over: their
+members, rewards and batches. Invariant: every accepted event produces at least one decision, in the transaction that makes it
+true; only `Publish`, `Leased` and `Returned`, which concern no single group, may produce none.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Entry:
 
 
 class DecisionLog:
-    """Every group that is not over."""
+    """The groups that are not over."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -56,7 +55,7 @@ class DecisionLog:
         return [self._entries[group_id] for group_id in group_ids]
 
     def record(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
-        """The decisions that follow from an event which the ledger has taken."""
+        """The decisions that follow from an accepted event and its commands."""
         told = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
         for command in commands:
             match command:

@@ -63,8 +63,8 @@ def because(reason: str) -> str:
 
 
 def explain(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
-    """The decisions that concern one episode, in order, with words. A group's name can be used again once it is over:
-    decisions about an earlier or a later group of the name are left out."""
+    """The decisions about one episode, in order, with words. A group's name can be used again once the group is over; decisions
+    about earlier and later groups of the name are left out."""
     first = next(i for i, row in enumerate(rows) if row["episode_id"] == episode_id)
     if rows[first]["kind"] in ("refused", "deleted"):
         own = [row for row in rows if row["episode_id"] == episode_id]
@@ -125,7 +125,7 @@ def words(row: Row) -> str:
 
 
 def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int, masked: int) -> str:
-    """The end or the present state of an episode, in one line. `row`: the stored episode; `sampled` and `masked`: its
+    """The end or the present state of an episode, in one line. `row`: the stored episode; `sampled` and `masked`: counts of its
     tokens."""
     if row is not None and row["mode"] == "eval":
         return f"not trained, because {because('eval')}"

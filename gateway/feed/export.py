@@ -1,7 +1,7 @@
-"""The store's groups as a Parquet file of `gateway.types.FEED_SCHEMA`, for people and other programs.
+"""Exports the store's groups as a Parquet file of `gateway.types.FEED_SCHEMA`.
 
-Reads the database directly and changes nothing in it, whether or not a gateway runs. The file is written aside and renamed, so
-it is whole or not there.
+Reads the database directly and changes nothing in it, whether or not a gateway runs. The file is written under another name and
+renamed, so it is complete or absent.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def export(
     out: Path,
     advance: Callable[[int, int], Any] = lambda _done, _all: None,
 ) -> int:
-    """Writes `out`; answers the number of groups. `advance` is told how many of how many are written. Raises ExportError.
+    """Writes `out`; returns the number of groups. `advance` gets the numbers of written and of all groups. Raises ExportError.
 
-    Trained groups come first, as their leases gave them (ORPHANED is as of now) and in the order in which they were trained;
-    then, with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with
-    `buffer` -1. Groups of which an episode was deleted are left out.
+    Trained groups come first, in the order in which they were trained and as their leases gave them (ORPHANED is current); then,
+    with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `buffer` -1.
+    Groups with a deleted episode are left out.
     """
     engine = create_engine(_url(settings))
     aside = out.with_name(f"{out.name}.part")

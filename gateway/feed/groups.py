@@ -1,6 +1,6 @@
-"""Groups as a trainer gets them, read from the store: the same for a lease, for a batch that was trained, and for an export.
+"""Reads groups from the store as a trainer gets them: the same for a lease, for a trained batch, and for an export.
 
-What cannot be known when a token is recorded is flagged here: ORPHANED (its version is no ancestor of the newest any more) and
+Sets the flags that cannot be known when a token is recorded: ORPHANED (its version is no ancestor of the newest any more) and
 LATE (it is older than the bound allows in its batch, the last guard of the bound). Both are as of the moment of reading.
 """
 
@@ -35,7 +35,7 @@ class GroupReader:
     def read(self, connection: Connection, entries: Sequence[Entry]) -> tuple[Group, ...]:
         """The groups, each with its rewarded episodes in the order in which they were opened.
 
-        Raises NotFound if any of them was deleted: a batch is read as it was, or not at all.
+        Raises NotFound if any of them was deleted: a batch is read whole or not at all.
         """
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         rows = {row["id"]: row for row in episodes.by_id(connection, wanted)}
@@ -62,9 +62,7 @@ class GroupReader:
         return [entry for entry in entries if kept.issuperset(entry.rewarded)]
 
     def masks(self, connection: Connection, entries: Sequence[Entry]) -> dict[str, Counter[str]]:
-        """Returns each episode's sampled tokens that are not offered for training, counted by reason; each token has one
-        reason.
-        """
+        """Each episode's sampled tokens that are not offered for training, counted by reason; each token has one reason."""
         buffers = {episode_id: entry.buffer for entry in entries for episode_id in entry.rewarded}
         marks = self._marks()
         masked: dict[str, Counter[str]] = {episode_id: Counter() for episode_id in buffers}

@@ -1,10 +1,10 @@
-"""Leases: how a buffer's groups reach a trainer, and how it says that they were trained.
+"""Leases: how a trainer gets a batch's groups, and how it reports that they were trained.
 
-One buffer is leased at a time: the next to train. A lease has a deadline, and a fencing number that grows with every lease and
-comes from SQL; an answer with an older number is refused, so two trainers can never both consume a buffer. A lease is stored with
-its deadline, so it outlives a restart of the gateway. It ends with its `ack` or `nack`, when its deadline is over and another
-consumer comes, when its own consumer comes again, or when its buffer is passed over. The `ack` or `nack` that ended a lease may
-come again, for its answer may have been lost: it is answered as the first was.
+Only the next batch to train can be leased. A lease has a deadline and a fencing number from SQL, which grows with every lease;
+reports with an older number are refused, so two trainers can never both consume a batch. Leases are stored with their deadlines,
+so they survive a restart of the gateway. A lease ends with its `ack` or `nack`, when another consumer asks after its deadline,
+when its own consumer asks again, or when its batch is passed over. If the answer to an `ack` or `nack` was lost it may be
+repeated, and gets the same answer.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Leases:
         ]
 
     async def nack(self, lease_id: str, fence: int, reason: str) -> None:
-        """The buffer was not trained: the next lease is of the same buffer, or of a later one if a version after it is
-        published already."""
+        """Gives the batch back untrained. The next lease is of the same batch, or of a later one if a version after it is already
+        published."""
         try:
             buffer = self._check(lease_id, fence).lease.buffer
         except (Conflict, NotFound):
@@ -195,8 +195,8 @@ class Leases:
             await self._database.submit(write)
 
     async def _ended(self, lease_id: str, fence: int, state: str, checkpoint: str = "") -> bool:
-        """True if a lease was ended in just this way, or is being ended so. Raises Fenced in a process that is not the
-        coordinator any more."""
+        """True if a lease was ended, or is being ended, in just this way. Raises Fenced in a process that is no longer the
+        coordinator."""
         await self._database.settled()
         row = await self._database.read(lambda c: statements.lease(c, self._ledger.model, lease_id))
         said = (fence, state, checkpoint)

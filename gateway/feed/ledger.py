@@ -1,9 +1,8 @@
-"""The staleness ledger, made durable: every event that changes it is stored, and a restart replays them.
+"""The stored staleness ledger: every event that changes it is stored, and a restart replays them.
 
-The pure rule decides (scheduler/policies/rules.py). An event is applied and submitted to the store in one step without an await
-between, so the stored order is the applied order; `apply` returns, and the control program is told (`on_batch`), once the event
-is committed. The same transaction stores what was decided about whom (`decision_log`), and ends leases of buffers that are passed
-over.
+The pure rule decides (scheduler/policies/rules.py). An event is applied and submitted to the store without an await in between,
+so the stored order is the applied order. After the commit `apply` returns and the control program is told (`on_batch`). The same
+transaction stores the decisions (`decision_log`) and ends the leases of batches that are passed over.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class StoredLedger:
         self.on_change: Callable[[], None] = lambda: None
         """Called after every committed event: slots may be free."""
         self.on_batch: Callable[[], None] = lambda: None
-        """Called after a committed event by which a batch was leased, given back, made whole, trained or passed over."""
+        """Called after a committed event by which a batch was leased, given back, completed, trained or passed over."""
         self.leased = self.trained = -1
         """The newest batch that was leased, and the newest that was trained; -1: none."""
         self.broken: str | None = None
-        """The reason why nothing can be applied any more: an event was not committed, so memory is ahead of the store."""
+        """The reason why no event can be applied any more: a commit failed, so memory is ahead of the store."""
         self._database = database
         self._changed = asyncio.Event()
 
@@ -93,8 +92,8 @@ class StoredLedger:
     ) -> list[Command]:
         """Applies an event and commits it, together with `also`, in one transaction.
 
-        `details` are stored with what is decided about episodes, beside the ledger's own.
-        An event that is refused changes nothing, stores nothing and leaves `also` undone. Raises ValueError on an impossible one.
+        `details` are stored with the decisions about episodes, beside the ledger's own. A refused event changes nothing, stores
+        nothing and does not run `also`. Raises ValueError on an impossible event.
         """
         if self.broken is not None:
             raise Unavailable(self.broken, retry_after=30.0, code="ledger_broken")
@@ -159,7 +158,7 @@ def _is_of_batch(event: Event, commands: list[Command]) -> bool:
 def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, tuple[Any, Any]]:
     """The keys in which the settings that a ledger was begun with differ from `settings`: (stored, wanted).
 
-    A key that is not stored did not exist when the ledger was begun, and had the meaning of its default.
+    A missing key did not exist when the ledger was begun, and had the effect of its default.
     """
     defaults = StalenessSettings().model_dump(include=_BOUND)
     wanted = settings.model_dump(include=_BOUND)

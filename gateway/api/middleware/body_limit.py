@@ -9,11 +9,11 @@ from gateway.errors import BadRequest
 
 
 class BodyLimit:
-    """Refuses bodies over a limit before anything parses them. Pure ASGI.
+    """Refuses bodies over a limit before they are parsed. Pure ASGI.
 
-    Two kinds of requests have their connections closed once they are answered, as their bodies could be taken for the next one:
-    - the client waits to be asked for its body (`Expect: 100-continue`) and is answered instead, so it may send it or not;
-    - the client asks for another protocol (`Upgrade`), and uvicorn's parser takes the head for the whole request.
+    Closes the connections of two kinds of requests after their answer, because their bodies could be taken for the next request:
+    - the client waits to be asked for its body (`Expect: 100-continue`) and gets an answer instead, so it may or may not send it;
+    - the client requests another protocol (`Upgrade`), and uvicorn's parser takes the head for the whole request.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:

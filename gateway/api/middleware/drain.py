@@ -1,8 +1,8 @@
-"""A gateway process that is being stopped: it takes no new calls, and those that run may finish.
+"""Drains a gateway process that is being stopped: it takes no new calls, and running ones may finish.
 
-Owns the count of requests under `/v1` that are being answered. Everything else (the admin API, the other gateway processes) is
-served until these have ended, for they may depend on it. Whoever has no answer by then, a call that waits for a coordinator too,
-is told. Pure ASGI.
+Owns the count of requests under `/v1` that are being answered. Everything else (the admin API, links of other processes) is
+served until these have ended, because they may depend on it. Requests that have no answer by the deadline get an error. Pure
+ASGI.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The routes by which tokens are asked for, without what FastAPI does around a route's function.
+"""Serves the routes that generate tokens without FastAPI's work around a route's function.
 
-They are declared to FastAPI as all others are, so that the schema describes them; this stands in front of its routes and calls
-the same functions. What they raise is answered as FastAPI's handlers would (`errors.py`).
+They are also declared to FastAPI, so that the schema describes them; this stands before its routes and calls the same functions.
+Errors are answered as FastAPI's handlers would (`errors.py`).
 """
 
 from __future__ import annotations

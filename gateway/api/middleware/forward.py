@@ -1,12 +1,13 @@
-"""Finds the gateway process that can answer a request, and has it answer. Pure ASGI, around everything but the limit of bodies.
+"""Forwards requests that another gateway process must answer. Pure ASGI, around everything but the limit of bodies.
 
-What only the coordinator can do (the admin API, calls under agents' keys) goes to the coordinator; a retry whose call runs in
-another process (`Elsewhere`) goes there. Invariants:
-- no request is sent on before its key was found good here, and its body is here as a whole;
-- a request is sent on once at most: whoever gets one that was sent on answers it or says that it cannot;
-- nothing is sent twice that may have been done: if the other process goes away before it answers, the client hears that nobody
-  knows. What a process says that it has not begun (`NotBegun`: it is being stopped, or coordinates no more) waits for another;
-- when the client leaves, so does the request: it is not sent on, or the other process sees its connection close.
+Requests that only the coordinator can answer (the admin API, calls under agents' keys) go to the coordinator; a retry whose call
+runs in another process (`Elsewhere`) goes to that process. Invariants:
+- a request is forwarded only after its key was checked here and its whole body has arrived;
+- a request is forwarded at most once: the process that gets it answers it or refuses it;
+- nothing that may have been done is sent twice. If the other process dies before it answers, the client gets an error that says
+  the outcome is unknown. A request that the other process has not begun (`NotBegun`: it is stopping, or no longer the
+  coordinator) waits for the next one;
+- if the client leaves, its request is not forwarded, or the other process sees its connection close.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ class Forward:
         key: str,
         wait_s: float,
     ) -> None:
-        """`place` is asked for once the application has started. `projects` know the admin keys. `key`: the cluster's.
+        """`place` is called once the application has started. `projects` know the admin keys. `key`: the cluster's.
 
-        `wait_s`: how long a coordinator that takes nothing any more is waited for to be succeeded.
+        `wait_s`: how long to wait for a successor of a coordinator that takes no requests.
         """
         self._app = app
         self._place = place
@@ -159,9 +160,9 @@ class Forward:
                 ) from elsewhere
 
     def _is_coordinators(self, path: str, request: Request) -> bool:
-        """Returns whether only the coordinator can answer a request: to the admin API, or under an agent's key.
+        """True if only the coordinator can answer a request: to the admin API, or under an agent's key.
 
-        Raises NotAuthenticated if a request to the admin API has no good key.
+        Raises NotAuthenticated if a request to the admin API has no valid key.
         """
         if path.startswith("/admin/"):
             reached(self._projects, request)
@@ -169,9 +170,8 @@ class Forward:
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
     async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:
-        """Let the coordinator answer a request; returns False if this process is the coordinator. Raises Unavailable and
-        ClientDisconnect.
-        """
+        """Forwards a request to the coordinator; returns False if this process is the coordinator. Raises Unavailable and
+        ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
             if forwarded:
@@ -191,7 +191,7 @@ class Forward:
     async def _answers(self, url: str, request: KeptRequest, alive: Alive) -> bool:
         """Sends a request to the process at `url`; returns whether that process took it and answered it.
 
-        Raises Unavailable when that process counts as gone (it may only sleep) before it has answered, and ClientDisconnect.
+        Raises ClientDisconnect, and Unavailable if that process counts as gone before it has answered (it may only be suspended).
         """
         body = await request.body()
         leaving = asyncio.create_task(request.left(), name="forwarded-client")

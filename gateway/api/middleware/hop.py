@@ -1,8 +1,8 @@
-"""One hop between two gateway processes: a request to the other one, and its answer back.
+"""Sends a request to another gateway process and relays its answer.
 
-Connections are shared by the requests of all callers, so both sides must agree on where each message ends. Invariants: a request
-goes out with its whole body, whose length the client library tells; what describes one connection is not copied to another
-(RFC 9110, 7.6.1); a connection whose request was not written or whose answer was not read to its end is not used again.
+Requests of all callers share connections, so both sides must agree on where each message ends. Invariants: a request is sent with
+its whole body, whose length the client library states; headers about one connection are not copied to another (RFC 9110, 7.6.1);
+a connection is not used again if its request was not written or its answer not read to the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _CONNECTION = frozenset({
 })  # fmt: skip
 """Hop-by-hop headers: they belong to one connection, in requests and in answers."""
 _REQUEST = _CONNECTION | {b"content-length", b"expect", b"host", FORWARDED}
-"""Headers of a request that are not sent on: also those that the client library or this process writes, and `Expect`, for this
-process has asked for the body already."""
+"""Headers of a request that are not forwarded: those of the connection, those that the client library or this process writes, and
+`Expect`, because this process has already asked for the body.
+"""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 """Headers that are sent on even where `Connection` names them: the key that was checked here is the one that goes on."""
 _LIBRARY = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -67,9 +68,9 @@ class Hop:
             await self._session.close()
 
     async def send(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
-        """Sends a request to the process at `url`, and its answer to the client. False: it was not begun there.
+        """Sends a request to the process at `url`, and its answer to the client. False: the process did not begin it.
 
-        Raises Unavailable if nobody knows whether it was, and aiohttp.ClientError if the answer breaks off.
+        Raises Unavailable if nobody knows whether it was begun, and aiohttp.ClientError if the answer breaks off.
         """
         headers = [
             (n.decode("latin-1"), v.decode("latin-1")) for n, v in end_to_end(scope["headers"], _REQUEST)

@@ -1,8 +1,8 @@
-"""Serves each route at its own port alone. Pure ASGI, around everything else.
+"""Serves each route only at its own port. Pure ASGI, around everything else.
 
-Where the admin API has a port of its own ([admin] port), it is served there alone, with the metrics and the health checks; at any
-other port there is no such route. Told by the port that took the connection, never by what a request says of itself. The other
-gateway processes of a cluster send admin requests on to any port, under the cluster's key.
+With [admin] port, only that port serves the admin API, the metrics and the health checks; other ports have no such routes. The
+port that took the connection decides, never what a request says of itself. The other gateway processes of a cluster forward admin
+requests to any port, under the cluster's key.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ VOCABULARY = 272
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The tokens `first` to `first` + `size` - 1, the digits of one version's weights.
+    """The tokens `first` to `first` + `size` - 1: the digits of one version's weights.
 
     Without `digits` they come by position. With `digits` = (A, B), the tokens A to B - 1 are the digits of all versions, block
-    after block, and the next digit is one more than that of the last token; any other token counts as the last digit. That is
-    what tests/proof/models.py makes real weights do, down to their log-probabilities.
+    after block, and the next digit is one more than that of the last token; any other token counts as the last digit. Real
+    weights from tests/proof/models.py do the same, down to their log-probabilities.
     """
 
     first: int

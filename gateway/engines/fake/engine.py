@@ -1,24 +1,23 @@
-"""The fake engine: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` put it on a port.
+"""The fake engine: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` serve it on a port.
 
-What it samples is a pure function (`next_token`) of the weights' identity, all tokens so far and the seed, so that a test can say
-without this server which token must follow exactly this context, with which log-probability, under which version. Its weights are
-a directory; their identity is the sha256 of `model.safetensors`, or of the path where there is none.
-A directory with a `block.json` samples the tokens of its block alone (`blocks`): such weights name themselves in every token.
-One with an `illness.json` cannot be loaded (`illness`).
-With a log (`log`) the log-probabilities are marks that name the sampling.
+Sampling is a pure function (`next_token`) of the weights' identity, all tokens so far and the seed, so a test can compute,
+without this server, which token follows a context, with which log-probability and under which version. Its weights are a
+directory; their identity is the sha256 of `model.safetensors`, or of the path if there is no such file. A directory with a
+`block.json` samples only the tokens of its block (`blocks`): such weights name themselves in every token. One with an
+`illness.json` cannot be loaded (`illness`). With a log (`log`) the log-probabilities are marks that name the sampling.
 
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
-(no token any more), `load_s` (how long a load takes), `fail_load`, `fail_after` (an error event after so many tokens),
-`logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_s` (how long falling asleep
-takes), `wake_s`, `fail_sleep`, `fail_wake`.
+(no more tokens), `load_s` (the duration of a load), `fail_load`, `fail_after` (an error event after so many tokens),
+`logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_s` (the time that falling
+asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
 `hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
-waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs.
-`hold_load` does so for loads: none begins to take weights before it is taken away.
+waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs. `hold_load`
+is a barrier for loads: none begins to take weights before it is removed.
 
-Asleep it samples nothing, refuses what is asked of it (`refused` counts that), and has forgotten its prefix cache; after level 2
-its weights too, so that it samples what no checkpoint would until one is loaded.
+While asleep it samples nothing, refuses requests (`refused` counts them), and has no prefix cache; after level 2 no weights
+either, so that until a load it samples tokens that no checkpoint would.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Weights that make whoever loads them ill: a directory with an `illness.json`, such as `{"loading": "fails"}`.
+"""Weights that break the engine that loads them: a directory with an `illness.json`, such as `{"loading": "fails"}`.
 
-`fails`: an error; `hangs`: the process does nothing any more, as if it were stopped; `dies`: it is killed, as for want of memory.
-The latter two take the whole process, so they are for engines in processes of their own.
+`fails`: an error; `hangs`: the process does nothing any more, as if it were stopped; `dies`: it is killed, as if out of memory.
+The latter two affect the whole process, so they are for engines in processes of their own.
 """
 
 from __future__ import annotations

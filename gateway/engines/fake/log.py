@@ -6,8 +6,8 @@ One line of JSON for each event, written by one system call before the token lea
     {"ask": request's name, "prompt": [ids]}         a request
     [mark, token, request's name]                    a token, sampled by the weights of the last `load`
 
-A token's log-probability is its mark's (`logprob_of`), and no mark is given twice: by it anybody who has the log-probability, as
-32 bits, knows which sampling it was, whatever the request was called and whoever carried it.
+A token's log-probability is its mark's (`logprob_of`), and no mark is used twice. So the log-probability, as 32 bits, identifies
+the sampling, whatever the request was called and whoever carried it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The shared part of the fake engine's APIs: bare ASGI, the faults and the state, and choices that come gathered and
-late."""
+"""The shared part of the fake engine's APIs: bare ASGI, faults and state, and choices that come gathered and late."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SGLang's API before a fake engine, with the behaviours of 0.5.23 over which an adapter can trip (`gateway/engines/sglang.py`
-names them). Where SGLang has a scheduler, this has the fake engine; what stands before the scheduler is `_Server`.
+"""SGLang's API in front of a fake engine, with the behaviours of 0.5.23 that an adapter must handle (`gateway/engines/sglang.py`
+lists them). The fake engine stands for SGLang's scheduler, `_Server` for what is in front of the scheduler.
 """
 
 from __future__ import annotations
