@@ -25,7 +25,7 @@ from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Minibatch
 from trainer.data.packing import MicroBatch, Packer, lay_out
-from trainer.data.tree import row_of_tokens, rows_of
+from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import optim, parallel, pretrained, probe
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
@@ -137,8 +137,11 @@ class Learner:
     def begin(self) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""
         self.discard()
-        tokens, share = self.settings.batch.tokens, self.policy.shares
-        return Batch(self.version, self.algorithm, tokens, self._reference_kl, share=share)
+        settings, share = self.settings, self.policy.shares
+        kl = self._reference_kl
+        return Batch(
+            self.version, self.algorithm, settings.batch.tokens, kl, share=share, credit=settings.credit
+        )
 
     @together
     def take(self, batch: Batch, groups: Sequence[Group]) -> None:
@@ -188,14 +191,18 @@ class Learner:
             return None
         return self._reference.logprobs(micro)
 
-    def _reference_kl(self, episode: Episode) -> float:
-        """The k1 estimate: recorded - reference log-probability, summed over the episode's trained tokens."""
+    def _reference_kl(self, episode: Episode) -> Credit:
+        """The k1 estimate by node: recorded - reference log-probability, summed over the node's trained tokens."""
         assert self._reference is not None
         packer = Packer(self.settings.batch.tokens, share=self._reference.shares)
-        total = 0.0
-        for micro in itertools.chain(packer.add(rows_of([(episode, {})]).rows), packer.flush()):
-            total += float((micro.recorded - self._reference.logprobs(micro).cpu()).double().sum())
-        return total
+        # Stands in place of advantages, so that each token tells its node.
+        own = {node.index: float(node.index) for node in episode.nodes}
+        sums = dict.fromkeys(own, 0.0)
+        for micro in itertools.chain(packer.add(rows_of([(episode, own)]).rows), packer.flush()):
+            gaps = (micro.recorded - self._reference.logprobs(micro).cpu()).double()
+            for node in micro.advantages.unique().long().tolist():
+                sums[node] += float(gaps[micro.advantages == node].sum())
+        return sums
 
     @together
     def step(self, batch: Batch) -> dict[str, float]:

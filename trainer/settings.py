@@ -24,6 +24,7 @@ from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.errors import ConfigError
 from trainer.sections.base import Section
 from trainer.sections.batch import BatchSettings
+from trainer.sections.credit import CreditSettings
 from trainer.sections.model import ModelSettings
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
@@ -61,6 +62,7 @@ class Settings(Section):
     )
     batch: BatchSettings = BatchSettings()
     parallel: ParallelSettings = ParallelSettings()
+    credit: CreditSettings = CreditSettings()
     rollout: RolloutSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     weights: WeightsSettings = WeightsSettings()

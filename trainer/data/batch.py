@@ -18,10 +18,11 @@ from torch import Tensor
 
 from gateway.types import Episode, Group
 from trainer.algorithms import Algorithm
-from trainer.data import tree
+from trainer.data import credit, tree
 from trainer.data.packing import MicroBatch, Packer
-from trainer.data.tree import Row
+from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
+from trainer.sections.credit import CreditSettings
 
 CANDIDATES = 32
 CANDIDATE_TOKENS = 64
@@ -55,12 +56,13 @@ class Batch:
         version: int,
         algorithm: Algorithm,
         tokens: int,
-        kl: Callable[[Episode], float] | None = None,
+        kl: Callable[[Episode], Credit] | None = None,
         *,
         share: bool = True,
+        credit: CreditSettings | None = None,
     ) -> None:
-        """`kl`: an episode's divergence from the reference, which is taken off its reward; called if `reward_kl` is not 0.
-        `share`: whether the attention can compute common prefixes once."""
+        """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
+        not 0. `share`: whether the attention can compute common prefixes once."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
@@ -76,6 +78,8 @@ class Batch:
         """Tokens that went through the model."""
         self.sequences = 0
         """Episodes with at least one trained token."""
+        self.truncated = 0
+        """Episodes with a call that was cut at its token limit."""
         self.masked: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
@@ -83,8 +87,9 @@ class Batch:
         self._kl = kl if algorithm.reward_kl else None
         self._tokens = tokens
         self._share = share
+        self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
-        self._waiting: list[tuple[Group, Tensor]] = []
+        self._waiting: list[tuple[Group, list[Credit]]] = []
         self._ends: list[tuple[int, ...]] = []
         self._sums: dict[str, float] = defaultdict(float)
         self._gap_max = 0.0
@@ -106,25 +111,30 @@ class Batch:
             if group.group_id in self.group_ids:
                 raise FeedBroken(f"group {group.group_id} came twice in buffer {self.version}")
             self.group_ids.add(group.group_id)
-            rewards = torch.tensor([e.reward for e in group.episodes], dtype=torch.float64)
-            self.rewards += rewards.tolist()
-            rewards -= self._penalties(group)
+            self.rewards += [episode.reward for episode in group.episodes]
+            self.truncated += sum(map(credit.has_truncated_call, group.episodes))
+            self._waiting.append((group, self._divergences(group)))
             if self.streams:
-                yield from self._packer.add(self._rows(group, *self._algorithm.advantages([rewards])))
-            else:
-                self._waiting.append((group, rewards))
+                for credited in self._credited():
+                    yield from self._packer.add(self._rows(*credited))
 
     def minibatches(self) -> list[Minibatch]:
         """The rest of the batch, which is whole now, by optimizer step."""
         if self.streams:
             return [Minibatch([*self._packer.flush()], self.normaliser)]
-        advantages = self._algorithm.advantages([rewards for _, rewards in self._waiting])
-        every = [(group, found) for (group, _), found in zip(self._waiting, advantages, strict=True)]
+        every = self._credited()
         count = max(1, min(self._algorithm.minibatches, len(every)))
         cuts = [len(every) * i // count for i in range(count + 1)]
         return [self._minibatch(every[a:b]) for a, b in itertools.pairwise(cuts)]
 
-    def _minibatch(self, groups: Sequence[tuple[Group, Tensor]]) -> Minibatch:
+    def _credited(self) -> list[tuple[Group, list[Credit]]]:
+        """The groups that wait, with the advantages of each episode's nodes; none waits any more."""
+        groups, divergences = zip(*self._waiting, strict=True) if self._waiting else ((), ())
+        self._waiting = []
+        found = credit.advantages(groups, self._algorithm, self._credit, divergences)
+        return list(zip(groups, found, strict=True))
+
+    def _minibatch(self, groups: Sequence[tuple[Group, list[Credit]]]) -> Minibatch:
         tokens, episodes, packer = self.trained, self.sequences, self._new_packer()
         micros = [micro for group, found in groups for micro in packer.add(self._rows(group, found))]
         micros += packer.flush()
@@ -133,31 +143,27 @@ class Batch:
     def _new_packer(self) -> Packer:
         return Packer(self._tokens, share=self._share, whole_episodes=self._algorithm.whole_episodes)
 
-    def _rows(self, group: Group, advantages: Tensor) -> list[Row]:
-        self.equal_groups += int(not bool(advantages.any()))
-        credits = (
-            {node.index: advantage for node in episode.nodes}
-            for episode, advantage in zip(group.episodes, advantages.tolist(), strict=True)
-        )
-        found = tree.rows_of(
-            zip(group.episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean
-        )
+    def _rows(self, group: Group, credits: Sequence[Credit]) -> list[Row]:
+        teaches = any(advantage for given in credits for advantage in given.values())
+        self.equal_groups += int(not teaches)
+        episodes = credit.masked(group, self._credit).episodes
+        found = tree.rows_of(zip(episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean)
         self.masked += found.masked
         self._ends += [tuple(row.ids[-CANDIDATE_TOKENS:].tolist()) for row in found.rows]
-        if not advantages.any() and not self._algorithm.trains_without_advantage:
+        if not teaches and not self._algorithm.trains_without_advantage:
             self.skipped += found.trained
             return []
         self.trained += found.trained
         self.sequences += found.episodes
         return found.rows
 
-    def _penalties(self, group: Group) -> Tensor:
-        """The divergence from the reference, weighted; zeros unless it is taken off the rewards."""
+    def _divergences(self, group: Group) -> list[Credit]:
+        """The divergence of nodes from the reference, for each episode; empty unless it is taken off the rewards."""
         if self._kl is None:
-            return torch.zeros(len(group.episodes), dtype=torch.float64)
-        kls = [self._kl(episode) for episode in group.episodes]
-        self.kls += kls
-        return self._algorithm.reward_kl * torch.tensor(kls, dtype=torch.float64)
+            return [{} for _ in group.episodes]
+        divergences = [self._kl(episode) for episode in group.episodes]
+        self.kls += [sum(divergence.values()) for divergence in divergences]
+        return divergences
 
     def count(self, micro: MicroBatch, logprobs: Tensor, values: Mapping[str, Tensor]) -> None:
         """Counts a micro-batch, for `settle`: what the model says of its tokens, and the algorithm's sums."""
@@ -213,6 +219,7 @@ class Batch:
             "equal_reward_groups": self.equal_groups / max(1, len(self.group_ids)),
             "groups": float(len(self.group_ids)),
             "episodes": float(len(self.rewards)),
+            "truncated_episodes": self.truncated / max(1, len(self.rewards)),
             "trained_tokens": float(self.trained),
             "skipped_tokens": float(self.skipped),
             "computed_tokens": float(self.computed),

@@ -12,6 +12,7 @@ _REMEDIES = {
     "greedy": "agents ask for temperature 0; set temperature = { min = 1.0 } under [sampling] in the gateway's configuration",
     "constrained": "grammars, forced tools, logit_bias, min_tokens or penalties shaped them; leave those out of agents' requests",
     "invalid_logprob": "the engine gave no log-probabilities of them; look at the engine's log",
+    "overlong": 'calls were cut at their token limit, and [credit] truncated is "mask"; raise max_tokens in agents\' requests',
     "late": "they are older than [staleness] eta of the gateway's configuration allows",
     "orphaned": "they were sampled by versions that an older checkpoint has replaced; later batches have none",
 }

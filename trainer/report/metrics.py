@@ -3,7 +3,8 @@
 Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
 buffer; its keys are the names in `trainer.data.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts
 the trained tokens of staleness S, `masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups without
-gradient, because their rewards are equal (`equal_reward_groups` is the groups' share). A figure that is not finite is left out.
+gradient, because their rewards are equal (`equal_reward_groups` is the groups' share). `truncated_episodes` is the share of
+episodes with a call that was cut at its token limit. A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is

@@ -235,7 +235,10 @@ def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
     learner = learner_of(exact_model, tmp_path, "token", 40, 0.0, KL, "k1")
     penalised, sums = [], []
     for group in batch_of():
-        kls = [k1_of(learner, episode) for episode in group.episodes]
+        by_node = [k1_of(learner, episode) for episode in group.episodes]
+        for episode, divergence in zip(group.episodes, by_node, strict=True):
+            assert learner._reference_kl(episode) == pytest.approx(divergence, rel=1e-9, abs=1e-12)
+        kls = [sum(divergence.values()) for divergence in by_node]
         sums += kls
         penalised.append(replace(group, episodes=tuple(
             replace(episode, reward=episode.reward - KL * kl)
@@ -252,9 +255,9 @@ def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
     assert measured["skipped_tokens"] == 0, "equal rewards are not equal any more"
 
 
-def k1_of(learner: Learner, episode: Episode) -> float:
-    """The sum of recorded - reference over what is trained of an episode."""
-    total = 0.0
+def k1_of(learner: Learner, episode: Episode) -> dict[int, float]:
+    """The sum of recorded - reference over what is trained of each node of an episode."""
+    sums = {node.index: 0.0 for node in episode.nodes}
     for node in episode.nodes:
         if node.sampled and not node.mask_reason:
             ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
@@ -265,8 +268,8 @@ def k1_of(learner: Learner, episode: Episode) -> float:
                 )
             logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
             gaps = torch.from_numpy(node.logprobs.astype(np.float64)) - logprobs
-            total += float(gaps[torch.from_numpy(node.flags == 0)].sum())
-    return total
+            sums[node.index] = float(gaps[torch.from_numpy(node.flags == 0)].sum())
+    return sums
 
 
 def trained_tokens(group: Group) -> list[int]:

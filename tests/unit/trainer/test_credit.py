@@ -1,0 +1,332 @@
+"""Advantages of calls, against the formulas written as loops, and against the exact gradient of a small problem."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gateway.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from tests.unit.trainer.trees import prompt, sampled
+from trainer.algorithms import create
+from trainer.algorithms.grpo import GrpoSettings
+from trainer.data import credit
+from trainer.data.batch import Batch
+from trainer.errors import ConfigError
+from trainer.sections.credit import CreditSettings
+from trainer.settings import Settings
+
+NORMALISED = create(GrpoSettings())
+CENTRED = create(GrpoSettings(normalise_std=False))
+
+
+def episode(
+    name: str, own: float, *calls: tuple[float | None, int, str], masks: Sequence[str] = ()
+) -> Episode:
+    """An episode of calls, each (posted, tokens, finish reason), which alternate with prompts; its nodes have indices 0, 1, ...
+
+    Its reward is what was posted on it and on its calls, as the gateway adds it.
+    """
+    nodes: list[Node] = []
+    for i, (posted, tokens, finish) in enumerate(calls):
+        parent = len(nodes) - 1
+        nodes.append(prompt(len(nodes), parent, len(nodes[parent].ids) if nodes else 0, [1, 2]))
+        node = sampled(
+            len(nodes), len(nodes) - 1, 2, [3] * tokens, mask_reason=masks[i] if i < len(masks) else ""
+        )
+        nodes.append(replace(node, reward=posted, finish_reason=finish))
+    return Episode(name, own + sum(posted or 0.0 for posted, _, _ in calls), tuple(nodes))
+
+
+def turns(*posted: float | None) -> Iterator[tuple[float | None, int, str]]:
+    return ((value, 2, "stop") for value in posted)
+
+
+def group(*episodes: Episode) -> Group:
+    return Group("g", "t", 0, episodes)
+
+
+def by_call(members: Group, algorithm: Any = CENTRED, **settings: Any) -> list[list[float]]:
+    """The advantages of each episode's calls, in order."""
+    given = CreditSettings.model_validate({"level": "call", **settings})
+    (found,) = credit.advantages([members], algorithm, given)
+    return [
+        [credits[n.index] for n in credit.calls(e)]
+        for e, credits in zip(members.episodes, found, strict=True)
+    ]
+
+
+# By episode
+
+
+def test_by_default_all_of_an_episode_has_what_the_algorithm_says_of_its_reward() -> None:
+    rng = np.random.default_rng(1)
+    members = [
+        group(*(episode(f"{i}", float(rng.normal()), *turns(0.1, None)) for i in range(5))),
+        group(episode("none", 0.3), *(episode(f"{i}", float(i), *turns(0.7)) for i in range(2))),
+    ]
+    found = credit.advantages(members, NORMALISED, CreditSettings())
+    for one, advantages in zip(members, found, strict=True):
+        rewards = torch.tensor([e.reward for e in one.episodes], dtype=torch.float64)
+        (expected,) = NORMALISED.advantages([rewards])
+        assert advantages == [
+            dict.fromkeys((n.index for n in e.nodes), value)
+            for e, value in zip(one.episodes, expected.tolist(), strict=True)
+        ]
+        assert credit.masked(one, CreditSettings()) is one
+
+
+class WholeBatch:
+    """An algorithm that must see the rewards of all groups at once: centred over the batch."""
+
+    reward_kl = 0.0
+
+    def advantages(self, rewards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [some - torch.cat([*rewards]).mean() for some in rewards]
+
+
+def test_an_algorithm_of_the_whole_batch_is_shown_all_groups() -> None:
+    members = [
+        group(episode("a", 1.0, *turns(0.0)), episode("b", 2.0)),
+        group(episode("c", 6.0, *turns(0.0))),
+    ]
+    found = credit.advantages(members, WholeBatch(), CreditSettings())  # type: ignore[arg-type]
+    assert found == [[{0: -2.0, 1: -2.0}, {}], [{0: 3.0, 1: 3.0}]]
+
+
+# By call
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_returns_of_k_th_calls_are_compared(discount: float, normalise: bool) -> None:
+    """Loops over the formulas: rewards to go, then mean and standard deviation over those episodes that came so far."""
+    rng = np.random.default_rng(7)
+    own = [float(rng.normal()) for _ in range(6)]
+    posted = [
+        [float(rng.normal()) if rng.random() < 0.7 else None for _ in range(rng.integers(0, 5))] for _ in own
+    ]
+    members = group(
+        *(episode(f"{i}", o, *turns(*p)) for i, (o, p) in enumerate(zip(own, posted, strict=True)))
+    )
+    rewards = [[value or 0.0 for value in p] for p in posted]
+    for i, values in enumerate(rewards):
+        if values:
+            values[-1] += own[i]
+    expected: list[list[float]] = []
+    for i, values in enumerate(rewards):
+        expected.append([])
+        for k in range(len(values)):
+            to_go = [
+                sum(discount ** (j - k) * other[j] for j in range(k, len(other)))
+                for other in rewards
+                if len(other) > k
+            ]
+            mine = sum(discount ** (j - k) * values[j] for j in range(k, len(values)))
+            mean = math.fsum(to_go) / len(to_go)
+            spread = math.sqrt(math.fsum((x - mean) ** 2 for x in to_go) / len(to_go)) if normalise else 1.0
+            expected[i].append((mine - mean) / spread if len(to_go) > 1 else 0.0)
+    found = by_call(members, NORMALISED if normalise else CENTRED, discount=discount)
+    assert sorted(map(len, found)) != [0] * 6
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+def test_rewards_that_cancel_but_for_rounding_give_no_advantage() -> None:
+    """The gateway adds rewards as they are posted, not in the order of calls: 0.1 + 0.2 + 0.3 is 0.6000000000000001 or 0.6."""
+    posted = [0.1, 0.2, 0.3]
+    reward = sum(reversed(posted))
+    assert reward != sum(posted)
+    one = episode("a", 0.0, *turns(*posted, 0.0))
+    other = episode("b", 0.0, *turns(0.1, 0.2, 0.2, 0.0, 0.0))
+    found = by_call(group(replace(one, reward=reward), other), NORMALISED)
+    assert found[0] == pytest.approx([1.0, 1.0, 1.0, 0.0], abs=1e-9)
+    assert found[1] == pytest.approx([-1.0, -1.0, -1.0, 0.0, 0.0], abs=1e-9)
+
+
+def test_what_answered_nobody_is_no_call_and_what_was_posted_elsewhere_comes_at_the_end() -> None:
+    """An abandoned turn and a crashed attempt are not counted; a turn of a doubtful version is. A reward on a call to another
+    model is in the episode's sum alone."""
+    one = episode(
+        "a", 0.0, *turns(0.0, 0.0, 1.0, 2.0), masks=[CRASHED_ATTEMPT, ABANDONED, "unconfirmed_version"]
+    )
+    other = replace(episode("b", 0.0, *turns(5.0, 1.0)), reward=16.0)
+    assert by_call(group(one, other)) == [[-6.5, -4.5], [6.5, 4.5]]
+
+
+def test_the_divergence_of_a_call_is_taken_off_its_reward() -> None:
+    """`kl = "k1"`: 0.5 times the divergence of the call and of later ones; of an episode, that of all its nodes."""
+    algorithm = create(GrpoSettings(normalise_std=False, kl="k1", kl_coef=0.5))
+    members = group(episode("a", 0.0, *turns(1.0, 1.0)), episode("b", 0.0, *turns(1.0, 1.0)))
+    divergences = [[{1: 2.0, 3: 4.0}, {1: 0.5}]]
+    # Returns: a has 2 - 3 and 1 - 2, b has 2 - 0.25 and 1.
+    (found,) = credit.advantages([members], algorithm, CreditSettings(level="call"), divergences)
+    assert found == [{1: -1.375, 3: -1.0}, {1: 1.375, 3: 1.0}]
+    (found,) = credit.advantages([members], algorithm, CreditSettings(), divergences)
+    assert found == [dict.fromkeys(range(4), -1.375), dict.fromkeys(range(4), 1.375)]
+
+
+# The bias of baselines by turn
+
+CONTINUES, FIRST = 0.6, 0.3
+"""The policy: after the first call it goes on with this probability; then its second call takes the first of two actions."""
+GOES_ON, STOPS, SECOND = 0.4, 1.0, (2.0, 0.5)
+"""Rewards: of the first call if the episode goes on, of the episode if it stops, and of the second call's two actions."""
+LIVES = {  # what a member does: its probability and the rewards of its calls
+    "stop": (1 - CONTINUES, [STOPS]),
+    "first": (CONTINUES * FIRST, [GOES_ON, SECOND[0]]),
+    "second": (CONTINUES * (1 - FIRST), [GOES_ON, SECOND[1]]),
+}
+
+
+def expected_gradients(advantages_of: Any) -> tuple[float, float]:
+    """The expected gradient of sum over members and calls of advantage x log-probability, by the logits of the two choices.
+
+    Over all groups of three members, each with its probability: no sampling.
+    """
+    total = [0.0, 0.0]
+    for lives in itertools.product(LIVES, repeat=3):
+        chance = math.prod(LIVES[life][0] for life in lives)
+        for life, advantages in zip(lives, advantages_of([LIVES[life][1] for life in lives]), strict=True):
+            total[0] += chance * advantages[0] * ((life != "stop") - CONTINUES)
+            if life != "stop":
+                total[1] += chance * advantages[1] * ((life == "first") - FIRST)
+    return total[0], total[1]
+
+
+def test_a_baseline_for_each_turn_does_not_pay_for_going_on_or_for_stopping() -> None:
+    """Against the derivatives of the expected reward by hand. Of a member's n - 1 others, only those that came so far count.
+
+    If each call's own reward were centred by its turn first and then summed (verl#7244), who goes on would be charged with one
+    more baseline: the test sees that, too.
+    """
+    second = FIRST * SECOND[0] + (1 - FIRST) * SECOND[1]
+    by_continuing = CONTINUES * (1 - CONTINUES) * (GOES_ON + second - STOPS)
+    by_first = FIRST * (1 - FIRST) * (SECOND[0] - SECOND[1])
+    with_baseline = sum(  # of those that come so far, all but one
+        math.comb(3, n) * CONTINUES**n * (1 - CONTINUES) ** (3 - n) * max(0, n - 1) for n in range(4)
+    )
+
+    def ours(rewards: list[list[float]]) -> list[list[float]]:
+        return by_call(group(*(episode(f"{i}", 0.0, *turns(*r)) for i, r in enumerate(rewards))))
+
+    assert expected_gradients(ours) == pytest.approx((2 * by_continuing, with_baseline * by_first), abs=1e-12)
+
+    def centred_first(rewards: list[list[float]]) -> list[list[float]]:
+        means = [float(np.mean([r[k] for r in rewards if len(r) > k] or [0.0])) for k in range(2)]
+        return [
+            [sum(x - m for x, m in list(zip(r, means, strict=False))[k:]) for k in range(len(r))]
+            for r in rewards
+        ]
+
+    wrong, _ = expected_gradients(centred_first)
+    assert wrong < -0.1 < 0.1 < 2 * by_continuing
+
+
+# Truncated and overlong episodes
+
+
+def test_a_truncated_episode_is_masked_whole() -> None:
+    members = group(
+        episode("cut", 1.0, (None, 3, "length"), (0.5, 2, "stop")),
+        episode("whole", 2.0, (None, 3, "stop"), (None, 2, "tool_calls")),
+        episode("crashed", 2.0, (None, 3, "length"), (None, 2, "stop"), masks=[CRASHED_ATTEMPT]),
+        episode("old", 2.0, (None, 3, "")),
+    )
+    masked = credit.masked(members, CreditSettings(truncated="mask"))
+    assert [[n.mask_reason for n in e.nodes if n.sampled] for e in masked.episodes] == [
+        ["overlong", "overlong"], ["", ""], [CRASHED_ATTEMPT, ""], [""],
+    ]  # fmt: skip
+    assert all(n.mask_reason == "" for e in masked.episodes for n in e.nodes if not n.sampled)
+    advantages = [credit.advantages([g], NORMALISED, CreditSettings()) for g in (members, masked)]
+    assert advantages[0] == advantages[1], "its reward still counts in the baseline"
+
+
+def test_by_call_only_the_truncated_call_is_masked() -> None:
+    members = group(episode("cut", 1.0, (None, 3, "length"), (0.5, 2, "stop")))
+    masked = credit.masked(members, CreditSettings(level="call", truncated="mask"))
+    assert [n.mask_reason for n in masked.episodes[0].nodes] == ["", "overlong", "", ""]
+
+
+def test_a_truncated_episode_is_penalised_once_and_a_truncated_call_by_itself() -> None:
+    members = group(
+        episode("cut", 1.0, (None, 3, "length"), (None, 2, "length")),
+        episode("whole", 1.0, *turns(None, None)),
+    )
+    given = CreditSettings(truncated="penalise", penalty=0.5)
+    (found,) = credit.advantages([members], CENTRED, given)
+    assert found == [dict.fromkeys(range(4), -0.25), dict.fromkeys(range(4), 0.25)]
+    assert by_call(members, truncated="penalise", penalty=0.5) == [[-0.5, -0.25], [0.5, 0.25]]
+    assert by_call(members) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "off"),
+    [(0, 0.0), (12, 0.0), (13, 0.25), (14, 0.5), (15, 0.75), (16, 1.0), (17, 1.0), (99, 1.0)],
+)
+def test_dapos_soft_overlong_punishment(tokens: int, off: float) -> None:
+    """L_max 16, L_cache 4: 0 until 12, then ((16 - 4) - tokens) / 4, and -1 above 16."""
+    given = CreditSettings(overlong_buffer=4, overlong_limit=16)
+    assert credit.overlong(tokens, given) == off
+    assert credit.overlong(tokens, replace_settings(given, overlong_penalty=3.0)) == 3 * off
+    assert credit.overlong(tokens, CreditSettings()) == 0.0
+
+
+def replace_settings(settings: CreditSettings, **values: Any) -> CreditSettings:
+    return CreditSettings.model_validate(settings.model_dump() | values)
+
+
+def test_the_length_that_is_punished_is_an_episodes_or_a_calls() -> None:
+    """Without prompts, and without what answered nobody."""
+    members = group(
+        episode(
+            "long", 0.0, (None, 9, "stop"), (None, 6, "stop"), (None, 50, "stop"), masks=["", "", ABANDONED]
+        ),
+        episode("short", 0.0, (None, 6, "stop"), (None, 6, "stop")),
+    )
+    (found,) = credit.advantages([members], CENTRED, CreditSettings(overlong_buffer=4, overlong_limit=16))
+    assert {*found[0].values()} == {-0.375}
+    assert {*found[1].values()} == {0.375}
+    assert by_call(members, overlong_buffer=4, overlong_limit=10) == [[-0.375, 0.0], [0.375, 0.0]]
+
+
+def test_a_batch_trains_calls_by_their_own_advantages_and_counts_what_it_masks() -> None:
+    members = group(
+        episode("a", 0.0, (3.0, 2, "stop"), (1.0, 3, "stop")),
+        episode("b", 0.0, (1.0, 2, "stop"), (2.0, 4, "length")),
+    )
+    batch = Batch(0, CENTRED, 64, credit=CreditSettings(level="call", truncated="mask"))
+    (micro,) = [*batch.take([members]), *(m for mini in batch.minibatches() for m in mini.micros)]
+    # Returns: 4 and 1 of a, 3 and 2 of b, whose second call is masked.
+    assert sorted(micro.advantages.tolist()) == [-0.5] * (2 + 3) + [0.5] * 2
+    measured = batch.measured()
+    assert (measured["masked_tokens/overlong"], measured["trained_tokens"]) == (4, 7)
+    assert (measured["truncated_episodes"], measured["equal_reward_groups"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"discount": 0.9}, "level"),
+        ({"overlong_buffer": 4}, "overlong_limit"),
+        ({"overlong_buffer": 4, "overlong_limit": 3}, "overlong_limit"),
+        ({"truncated": "drop"}, "truncated"),
+        ({"penalty": -1.0}, "penalty"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(values: dict[str, Any], named: str) -> None:
+    base = {
+        "run": {"dir": "d", "steps": 1},
+        "gateway": {"url": "http://x"},
+        "model": {"path": "m"},
+        "optimizer": {"lr": 0},
+    }
+    assert Settings.parse(base).credit == CreditSettings()
+    with pytest.raises(ConfigError, match=named):
+        Settings.parse({**base, "credit": values})

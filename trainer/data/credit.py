@@ -1,0 +1,174 @@
+"""From rewards to advantages: which tokens an episode's reward, and the rewards of its calls, are credited to.
+
+A call is a sampled node of an episode's tree, except for those that answered nobody (`abandoned`) and those of crashed attempts;
+calls are counted in the order in which they ended, over all branches. Invariants:
+- by default each node of an episode has its episode's advantage;
+- an advantage is an algorithm's, of rewards that are comparable: those of a group's episodes, or of their k-th calls;
+- rewards that cancel but for rounding are 0.
+Pure: no I/O, no model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gateway.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from trainer.algorithms import Algorithm
+from trainer.data.tree import Credit
+from trainer.sections.credit import CreditSettings
+
+OVERLONG = "overlong"
+"""The reason for which tokens are masked with `truncated = "mask"`."""
+_EXACT = 1e-12
+"""A sum below this share of its terms' absolute values is 0 but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A reward, and the nodes that its advantage belongs to."""
+
+    episode: int
+    """The episode's place in its group."""
+    nodes: tuple[int, ...]
+    reward: float
+
+
+def advantages(
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    settings: CreditSettings,
+    divergences: Sequence[Sequence[Credit]] | None = None,
+) -> list[list[Credit]]:
+    """Returns the advantages of nodes, by index, for each episode of each group.
+
+    `divergences`: for each episode of each group, the divergence of its nodes from the reference, which is taken off the rewards
+    `algorithm.reward_kl` times. All groups of a batch are needed where the algorithm's scope is the batch.
+    """
+    divergences = divergences or [[{} for _ in group.episodes] for group in groups]
+    compared = [
+        shares(group, given, algorithm.reward_kl, settings)
+        for group, given in zip(groups, divergences, strict=True)
+    ]
+    rewards = [[share.reward for share in some] for sets in compared for some in sets]
+    found = iter(algorithm.advantages([torch.tensor(some, dtype=torch.float64) for some in rewards]))
+    result: list[list[Credit]] = []
+    for group, sets in zip(groups, compared, strict=True):
+        credits: list[dict[int, float]] = [{} for _ in group.episodes]
+        for some in sets:
+            for share, advantage in zip(some, next(found).tolist(), strict=True):
+                credits[share.episode].update(dict.fromkeys(share.nodes, advantage))
+        result.append([*credits])
+    return result
+
+
+def masked(group: Group, settings: CreditSettings) -> Group:
+    """The group with `mask_reason` OVERLONG on nodes that `truncated = "mask"` leaves out of training."""
+    if settings.truncated != "mask":
+        return group
+    return replace(group, episodes=tuple(_masked(episode, settings) for episode in group.episodes))
+
+
+def _masked(episode: Episode, settings: CreditSettings) -> Episode:
+    cut = {node.index for node in calls(episode) if is_truncated(node)}
+    if cut and settings.level == "episode":
+        cut = {node.index for node in episode.nodes if node.sampled}
+    nodes = (
+        replace(node, mask_reason=OVERLONG) if node.index in cut and not node.mask_reason else node
+        for node in episode.nodes
+    )
+    return replace(episode, nodes=tuple(nodes)) if cut else episode
+
+
+def calls(episode: Episode) -> list[Node]:
+    """The nodes that an episode's calls sampled, in the order in which the calls ended."""
+    return [n for n in episode.nodes if n.sampled and n.mask_reason not in (ABANDONED, CRASHED_ATTEMPT)]
+
+
+def has_truncated_call(episode: Episode) -> bool:
+    """True if a call of an episode was cut at its token limit."""
+    return any(map(is_truncated, calls(episode)))
+
+
+def is_truncated(node: Node) -> bool:
+    """True if the call that sampled a node was cut at its token limit."""
+    return node.finish_reason == "length"
+
+
+def shares(
+    group: Group, divergences: Sequence[Credit], reward_kl: float, settings: CreditSettings
+) -> list[list[Share]]:
+    """Returns the sets of rewards that are compared: one set of the episodes, or one of their k-th calls for each k.
+
+    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ...; what an episode was given beside the
+    rewards of its calls is earned by its last call.
+    """
+    pairs = list(enumerate(zip(group.episodes, divergences, strict=True)))
+    if settings.level == "episode":
+        return [[
+            Share(
+                i,
+                tuple(node.index for node in episode.nodes),
+                _of_episode(episode, settings) - reward_kl * sum(divergence.values()),
+            )
+            for i, (episode, divergence) in pairs
+        ]]  # fmt: skip
+    by_turn: defaultdict[int, list[Share]] = defaultdict(list)
+    for i, (episode, divergence) in pairs:
+        nodes = calls(episode)
+        off = [reward_kl * divergence.get(node.index, 0.0) for node in nodes]
+        earned = [r - kl for r, kl in zip(_of_calls(episode, nodes, settings), off, strict=True)]
+        for k, (node, reward) in enumerate(zip(nodes, returns(earned, settings.discount), strict=True)):
+            by_turn[k].append(Share(i, (node.index,), reward))
+    return [*by_turn.values()]
+
+
+def _of_episode(episode: Episode, settings: CreditSettings) -> float:
+    tokens = sum(len(node.ids) for node in calls(episode))
+    return episode.reward - _punishment(tokens, has_truncated_call(episode), settings)
+
+
+def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings) -> list[float]:
+    """The reward of each call; the last has what is the episode's own, too."""
+    posted = [node.reward or 0.0 for node in nodes]
+    if posted:
+        posted[-1] += _sum([episode.reward, *(-value for value in posted)])
+    return [
+        r - _punishment(len(n.ids), is_truncated(n), settings) for n, r in zip(nodes, posted, strict=True)
+    ]
+
+
+def returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """Returns, for each reward, the discounted sum of it and of those after it."""
+    found: list[float] = []
+    total = size = 0.0
+    for reward in reversed(rewards):
+        total, size = reward + discount * total, abs(reward) + discount * size
+        found.append(total if abs(total) > _EXACT * size else 0.0)
+    return found[::-1]
+
+
+def _sum(values: Sequence[float]) -> float:
+    return returns(values, 1.0)[0]
+
+
+def _punishment(tokens: int, truncated: bool, settings: CreditSettings) -> float:
+    """Returns what is taken off the reward of so many tokens."""
+    hard = settings.penalty if truncated and settings.truncated == "penalise" else 0.0
+    return hard + overlong(tokens, settings)
+
+
+def overlong(tokens: int, settings: CreditSettings) -> float:
+    """The soft overlong punishment, as a positive number: 0 up to `overlong_limit - overlong_buffer` tokens, from there on
+    rising linearly to `overlong_penalty` at `overlong_limit`, and constant beyond.
+
+    Source: Yu et al., "DAPO" (arXiv 2503.14476), section 3.4, where it is 1 at most.
+    """
+    buffer = settings.overlong_buffer
+    if not buffer:
+        return 0.0
+    excess = tokens - (settings.overlong_limit - buffer)
+    return settings.overlong_penalty * min(1.0, max(0.0, excess / buffer))
