@@ -87,7 +87,7 @@ class TrainerTable(Sized):
     """`[trainer]`; capacities are what one rank needs. Without the table, nothing is trained here."""
 
     config: Path | None = None
-    """A trainer's TOML file; headgate's trainer is one process, so it has one rank."""
+    """A trainer's TOML file; its `[parallel]` says how the ranks share the work."""
     command: tuple[str, ...] = ()
     """Instead: any program that follows torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...)."""
     ranks: int = Field(1, ge=1, le=4096)
@@ -102,10 +102,6 @@ class TrainerTable(Sized):
     def _one_of_two(self) -> Self:
         if (self.config is None) == (not self.command):
             raise ValueError("exactly one of `config` and `command` is needed")
-        if self.config is not None and self.ranks > 1:
-            raise ValueError(
-                "headgate's trainer is one process (ranks = 1); more ranks are for a `command` of your own that follows torchrun"
-            )
         return self
 
 

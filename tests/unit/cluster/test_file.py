@@ -41,7 +41,6 @@ def load(folder: Path, text: str) -> ClusterFile:
         (RAY + GATEWAY + NODE + '[[groups]]\nname = "a"\ntags = ["x"]', "[[groups]]: a would mean two"),
         (RAY + GATEWAY + '[[groups]]\nname = "a"\ntags = ["x"]\ncount = 3\nmost = 2', "most = 2 is less than count"),
         (GATEWAY + NODE + "spare = true", "[nodes.a] spare: nothing would ever use it without [elastic]"),
-        (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\nranks = 2', "headgate's trainer is one process (ranks = 1)"),
         (GATEWAY + NODE + "[trainer]\nranks = 2", "exactly one of `config` and `command` is needed"),
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\ncommand = ["x"]', "exactly one of `config` and `command`"),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group, TokenFlag
@@ -19,6 +20,7 @@ from tests.harness.plain_model import plain_logprobs
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.errors import CheckpointError, VersionReused
 from trainer.learner import Learner
+from trainer.model import parallel
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
@@ -216,6 +218,37 @@ def test_a_damaged_checkpoint_is_an_error_and_not_a_fresh_start(settings: Settin
     file.write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="v000001"):
         Learner.open(settings)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_format_1_is_gone_on_from(settings: Settings, dtype: Any) -> None:
+    """As builds before wrote them: the weights by name, in the precision of the run, and torch's own optimizer state."""
+    old = model.load(settings.model.path, dtype)
+    adamw = torch.optim.AdamW(old.parameters(), lr=1e-3)
+    old(torch.tensor([[5, 6, 7]])).logits.float().square().mean().backward()
+    adamw.step()
+    directory = settings.run.dir / "checkpoints" / "v000003"
+    directory.mkdir(parents=True)
+    save_model(old, str(directory / "model.safetensors"))
+    torch.save({"optimizer": adamw.state_dict(), "rng": torch.get_rng_state()}, directory / "optimizer.pt")
+    state = {"format": 1, "version": 3, "parent": 2, "step": 3, "probe": None, "every": 1, "groups": ["g"]}
+    (directory / "state.json").write_text(json.dumps(state))
+    wanted = settings.model.model_copy(update={"dtype": dtype})
+    learner = Learner.open(settings.model_copy(update={"model": wanted}))
+    assert (learner.version, learner.parent, learner.steps, learner.groups) == (3, 2, 3, ("g",))
+    found = learner.published()
+    for name, value in old.state_dict().items():
+        assert torch.equal(found[name], value), name
+    moments = learner.optimizer.moments()
+    for name, weight in old.named_parameters():
+        assert moments[name]["step"] == 1
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(parallel.whole(moments[name][key]), adamw.state[weight][key].float()), name
+    assert train(learner)["skipped_steps"] == 0
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    unlike = settings.model_copy(update={"model": settings.model.model_copy(update={"dtype": other})})
+    with pytest.raises(CheckpointError, match=rf"v000003 was trained in {dtype}.*\[model\] dtype"):
+        Learner.open(unlike)
 
 
 def test_old_checkpoints_are_removed(settings: Settings) -> None:
