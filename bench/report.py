@@ -11,13 +11,14 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
+
+from gateway.cli.progress import TerminalBar
 
 _WIDTH = 150
 """Columns of a table where stdout is no terminal."""
@@ -85,30 +86,14 @@ def finish(report: dict[str, Any], out: Path) -> None:
     print(orjson.dumps(report).decode(), flush=True)
 
 
-class Steps:
+class Steps(TerminalBar):
     """Progress through `total` steps: a bar on a terminal, a line a step elsewhere."""
 
     def __init__(self, total: int) -> None:
-        self._console = Console(stderr=True)
+        description = TextColumn("{task.description}", markup=False)
+        super().__init__(BarColumn(), MofNCompleteColumn(), description, total=total)
         self._total = total
         self._done = -1
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-        )
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def begin(self, what: str) -> None:
         """The next step begins, so the one before is done."""

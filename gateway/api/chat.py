@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
-from gateway.api.generation import admitted, count_replies, generate
+from gateway.api.generation import admitted, count_replies, generate, respond
 from gateway.api.stored import KeptChat, body_of
-from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.api.upstream import relay
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
 from gateway.dialects.request import replies_of
@@ -26,15 +25,9 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         count_replies(request.scope, *replies_of(values))
-        episode = await gateway.callers.standalone(caller)
-        return await relay(model, episode, "chat/completions", values)
+        return await relay(gateway, caller, model, "chat/completions", values)
     chat, asked = await offload_read(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)
     plain = ChatAnswer(generation.choices, chat, model.renderer)
     answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain
-    if asked.stream:
-        keep_alive_s = gateway.settings.server.keep_alive_s
-        return EventStream(
-            answer.events, keep_alive_s, openai_failure, generation.choices, generation.headers
-        )
-    return WholeAnswer(answer.whole, generation.choices, generation.headers)
+    return respond(gateway, generation, answer, asked.stream)

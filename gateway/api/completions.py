@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
-from gateway.api.generation import admitted, count_replies, generate
+from gateway.api.generation import admitted, count_replies, generate, respond
 from gateway.api.stored import body_of
-from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.api.upstream import relay
 from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse
 from gateway.dialects.request import replies_of
@@ -26,13 +25,8 @@ async def completions(request: Request, gateway: Gateway) -> Response:
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
         count_replies(request.scope, *replies_of(values))
-        episode = await gateway.callers.standalone(caller)
-        return await relay(model, episode, "completions", values)
+        return await relay(gateway, caller, model, "completions", values)
     completion, asked = await offload_read(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)
-    choices, headers = generation.choices, generation.headers
-    answer = CompletionAnswer(choices, completion, asked, model.renderer)
-    if asked.stream:
-        keep_alive_s = gateway.settings.server.keep_alive_s
-        return EventStream(answer.events, keep_alive_s, openai_failure, choices, headers)
-    return WholeAnswer(answer.whole, choices, headers)
+    answer = CompletionAnswer(generation.choices, completion, asked, model.renderer)
+    return respond(gateway, generation, answer, asked.stream)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.types import Scope
 
 from gateway.api.context import Services, credentials, json_object
 from gateway.api.sampling import sampling_of, tools_of
 from gateway.api.scope import EPISODE, keep_ticket, ticket_of
+from gateway.api.stream import KEEP_ALIVE, Answer, EventStream, Failure, WholeAnswer, openai_failure
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message, replies_of
 from gateway.episodes.callers import Caller
@@ -95,6 +96,23 @@ def _expect_again(gateway: Services, caller: Caller, sent: RequestKey, choices: 
     key = replace(sent, episode_id=caller.episode.id)
     for index in range(choices):
         gateway.replies.refused(key.choice(index))
+
+
+def respond(
+    gateway: Services,
+    generation: Generation,
+    answer: Answer,
+    stream: bool | None,
+    failure: Failure = openai_failure,
+    headers: Mapping[str, str] | None = None,
+    keep_alive: bytes = KEEP_ALIVE,
+) -> Response:
+    """The response with a dialect's answer, as server-sent events or whole. `headers`: beside the generation's."""
+    headers = {**generation.headers, **(headers or {})}
+    if not stream:
+        return WholeAnswer(answer.whole, generation.choices, headers)
+    keep_alive_s = gateway.settings.server.keep_alive_s
+    return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
 
 
 async def generate(

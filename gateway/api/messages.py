@@ -9,10 +9,9 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object
 from gateway.api.errors import anthropic_error_body
-from gateway.api.generation import admitted, generate, identify
+from gateway.api.generation import admitted, generate, identify, respond
 from gateway.api.responses import prompt_tokens
 from gateway.api.stored import body_of
-from gateway.api.stream import EventStream, WholeAnswer
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
@@ -33,12 +32,8 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     model = _model(gateway, caller, values["model"])
     message, asked = await offload_read(body, lambda: parse(values))
     generation = await generate(request, gateway, caller, model, asked, body)
-    choices, headers = generation.choices, generation.headers
-    answer = MessagesAnswer(choices, message)
-    if asked.stream:
-        keep_alive_s = gateway.settings.server.keep_alive_s
-        return EventStream(answer.events, keep_alive_s, _failure, choices, headers, PING)
-    return WholeAnswer(answer.whole, choices, headers)
+    answer = MessagesAnswer(generation.choices, message)
+    return respond(gateway, generation, answer, asked.stream, _failure, keep_alive=PING)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))

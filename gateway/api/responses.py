@@ -14,9 +14,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object, json_object
-from gateway.api.generation import Generation, admitted, generate, identify, tools_of
+from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
-from gateway.api.stream import EventStream, WholeAnswer
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
@@ -47,8 +46,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if isinstance(model, Upstream):
-        episode = await gateway.callers.standalone(caller)
-        return await relay(model, episode, "responses", values)
+        return await relay(gateway, caller, model, "responses", values)
     asked = await offload_read(body, lambda: dialect.parse(values))
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
@@ -60,11 +58,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     generation = await generate(request, gateway, caller, model, whole, body)
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
-    headers = {**generation.headers, **_left_out(gateway, toolbox)}
-    if asked.stream:
-        keep_alive_s = gateway.settings.server.keep_alive_s
-        return EventStream(answer.events, keep_alive_s, answer.failure, generation.choices, headers)
-    return WholeAnswer(answer.whole, generation.choices, headers)
+    return respond(gateway, generation, answer, asked.stream, answer.failure, _left_out(gateway, toolbox))
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))

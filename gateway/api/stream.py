@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from fastapi import Response
@@ -56,6 +56,14 @@ class WholeAnswer(Response):
             await made(scope, receive, send)
 
         await _until_gone(answer, receive, self._choices)
+
+
+class Answer(Protocol):
+    """A dialect's answer to a request."""
+
+    async def whole(self) -> dict[str, Any]: ...
+
+    def events(self) -> AsyncIterator[bytes]: ...
 
 
 class EventStream(Response):

@@ -19,9 +19,11 @@ import httpx
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.context import Services
 from gateway.api.generation import EPISODE_HEADER
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.dialects.responses_answer import error_event
+from gateway.episodes.callers import Caller
 from gateway.episodes.episodes import OpenEpisode
 from gateway.errors import GatewayError
 from gateway.rollout.upstream import Upstream, UpstreamCall
@@ -39,8 +41,11 @@ _RESPONDED_OR_DONE = re.compile(rb"^(?:" + _ENDING + rb"|data: ?\[DONE\])", re.M
 """`[DONE]` says nothing there, but clients stop reading at it."""
 
 
-async def relay(model: Upstream, episode: OpenEpisode, path: str, asked: dict[str, Any]) -> Response:
+async def relay(
+    gateway: Services, caller: Caller, model: Upstream, path: str, asked: dict[str, Any]
+) -> Response:
     """The upstream's own answer."""
+    episode = await gateway.callers.standalone(caller)
     call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, asked, time.time())
 
     async def answer() -> Response:

@@ -9,7 +9,14 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -113,14 +120,14 @@ class EpisodeProgress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class GroupProgress:
-    """Shows how many groups of an export are written, on a terminal."""
+class TerminalBar:
+    """A progress bar on standard error; shows nothing where that is no terminal."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("groups"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("groups", total=None)
+    def __init__(self, *columns: ProgressColumn, total: int | None = None) -> None:
+        self._console = Console(stderr=True)
+        shown = (*columns, TimeElapsedColumn())
+        self._bar = Progress(*shown, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -130,6 +137,13 @@ class GroupProgress:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+class GroupProgress(TerminalBar):
+    """Shows how many groups of an export are written."""
+
+    def __init__(self) -> None:
+        super().__init__(TextColumn("groups"), BarColumn(), MofNCompleteColumn())
 
     def show(self, done: int, total: int) -> None:
         """Shows how many of all groups are written."""

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from scheduler.policies.routing import CALL_TOKENS
+from scheduler.policies.routing import cached_key
 from scheduler.policies.throughput import EngineModel
 
 Rule = Literal["cached", "gain"]
@@ -181,7 +181,7 @@ class Choice:
         Among equals the older version: the newer engine may have calls that no other may.
         """
         if self.rule == "cached":
-            return (engine.running * CALL_TOKENS - cached, -cached, 0, engine.name)
+            return (*cached_key(engine.running, cached), 0, engine.name)
         return self.key_at(engine, engine.steps_s(length), length, expected, cached, weight)
 
     def key_at(

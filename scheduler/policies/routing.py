@@ -26,13 +26,18 @@ class EngineLoad:
     """Tokens of the call's prompt that the engine is believed to have cached."""
 
 
-def choose(engines: Sequence[EngineLoad], avoid: frozenset[str] = frozenset()) -> str | None:
-    """The engine for a call; None if there is none. `avoid` is avoided while there is another.
+def cached_key(running: int, cached: int) -> tuple[int, int]:
+    """Orders engines for a call, the best first: by load less the cached tokens; among equals the one with more cached."""
+    return running * CALL_TOKENS - cached, -cached
 
-    Among equals the one with more of the prompt cached, then the first by name: the choice depends on the arguments alone.
+
+def choose(engines: Sequence[EngineLoad], avoid: frozenset[str] = frozenset()) -> str | None:
+    """The engine for a call; None if there is none. Engines in `avoid` are used only if there is no other.
+
+    Among equals the first by name, so the choice depends on the arguments alone.
     """
     wanted = [engine for engine in engines if engine.name not in avoid] or list(engines)
     if not wanted:
         return None
-    best = min(wanted, key=lambda e: (e.running * CALL_TOKENS - e.cached, -e.cached, e.name))
+    best = min(wanted, key=lambda e: (*cached_key(e.running, e.cached), e.name))
     return best.name

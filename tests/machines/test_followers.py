@@ -221,7 +221,7 @@ def test_who_asks_a_process_that_becomes_the_coordinator_is_told_so() -> None:
 
 
 async def _nothing(_placement: ControlPlacement) -> None:
-    """Stands for `ControlPlacement.look`."""
+    """Stands for `ControlPlacement.read_loads`."""
 
 
 @contextmanager
