@@ -1,7 +1,7 @@
-"""Keys: how they are kept, looked up and compared.
+"""Keys: how they are stored, looked up and compared.
 
-Keys are long and random, so a plain digest hides them well enough. Invariant: what is compared are digests of one length, in
-constant time, and with every key there is, so that the time tells nothing of any.
+Keys are long and random, so a plain digest hides them well enough. Invariant: digests of one length are compared, in constant
+time and with every key, so that the time reveals nothing about any key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The format of the gateway's log lines. No line ever contains text from a client, an engine or an upstream.
+"""The format of the gateway's log lines. No line contains text from a client, an engine or an upstream.
 
-Messages of exceptions that are not ours may quote the value that they stumbled upon, or a whole row of the database: a line tells
-their type and where they were raised, and no more. Errors of ours (`gateway/errors.py`) and of the operating system say what
-happened without quoting anybody.
+Messages of other libraries' exceptions may quote values, or a whole row of the database, so a line has only their type and where
+they were raised. Our errors (`gateway/errors.py`) and the operating system's do not quote anybody, so their messages are logged.
 """
 
 from __future__ import annotations

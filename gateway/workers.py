@@ -1,10 +1,9 @@
-"""`gateway serve --workers N`: one process that starts the others, and starts them anew when they end.
+"""`gateway serve --workers N`: one process that starts the others and restarts them when they end.
 
-Owns the worker processes, each a whole gateway with a port of its own for the other ones, and the engines, unless these are
-external: an engine outlives the worker that decides about it. Which worker decides is the workers' own affair. Invariants: every
-child dies with this process; SIGTERM ends the workers first, and only then the engines; a child that ends, or that answers no
-more, is started again, a little later each time; but a worker that fails before any worker was ever up ends everything, for so
-will the next.
+Owns the worker processes, each a complete gateway with its own port for the others, and the engines, unless these are external:
+an engine outlives the worker that controls it. The workers elect their coordinator themselves. Invariants: every child dies with
+this process; SIGTERM ends the workers first, then the engines; a child that ends or no longer answers is restarted, with growing
+pauses; but if a worker fails before any worker was ever up, everything ends, because the next one would fail too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Child processes that answer in lines: one JSON object in, one JSON object out.
 
-Owns one operating-system process at a time. Invariants: it leads a process group of its own, and `end` leaves nothing of the
-group behind; an answer is never taken for that of another question, because a process that failed to answer one is ended; what
-is kept of its error output is bounded.
+Owns one operating-system process at a time. Invariants: it leads its own process group, and `end` leaves nothing of the group
+behind; an answer never counts for another question, because a process that failed to answer is ended; its kept error output is
+bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A process, or a few that only make sense together, that is to be there always.
+"""Supervises a process, or several that only work together: restarts them whenever they end.
 
-Owns what it has started: cancelling `run` ends all of it in order. A process that ends, or says nothing for too long, is started
-anew, after a pause that a policy of restarts names. Ranks live and die together, as torchrun has it.
+Owns what it has started: cancelling `run` ends all of it in order. A process that ends, or is silent for too long, is restarted
+after a pause that a restart policy decides. Ranks live and die together, as with torchrun.
 """
 
 from __future__ import annotations

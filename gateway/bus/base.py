@@ -1,9 +1,10 @@
-"""The seam between gateway processes for what is hot: who is alive, what runs, wake-ups, snapshots. Committed facts are in SQL.
+"""The interface to the bus between gateway processes: who is alive, which calls run, wake-ups, snapshots. SQL has everything
+committed.
 
-Everything here may be lost at any moment, and then nothing that was committed or acknowledged is. Invariants that a bus keeps:
-- each operation happens at once or not at all, in one order for all processes;
-- a log has one owner and one epoch; only they write it, and `take` gives it to one new owner, of a process that is not alive;
-- the body of a log is what its owner wrote, in its order, up to some moment: nothing twice, and nothing left out in between;
+The bus may lose all of its data at any moment without loss of anything committed or acknowledged. Invariants that a bus keeps:
+- each operation is atomic, and all processes see the operations in one order;
+- a log has one owner and one epoch; only the owner writes it, and `take` gives the log of a dead process to one new owner;
+- the body of a log is a prefix of what its owner wrote: nothing twice, and nothing left out in between;
 - every operation but `listen` raises BusAway within `[bus] timeout_s` if the bus cannot be reached; it may have been done.
 """
 
@@ -93,8 +94,8 @@ class Bus(Protocol):
         ...
 
     async def take(self, log: Log, process: Process) -> bool:
-        """Makes a process the owner, in the next epoch, and announces it; if the log is still as it was found and its owner
-        is not alive."""
+        """Makes a process the owner in the next epoch and announces it, if the log has not changed since and its
+        owner is dead."""
         ...
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
@@ -110,8 +111,8 @@ class Bus(Protocol):
         ...
 
     def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """(topic, message), for ever. Each topic comes once at the start and after every gap, empty: something may have been
-        missed."""
+        """Yields (topic, message), for ever. Each topic comes once, empty, at the start and after every gap, because messages may
+        have been missed."""
         ...
 
     async def close(self) -> None:

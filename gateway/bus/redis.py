@@ -1,7 +1,7 @@
 """A bus in a Redis server.
 
-Owns the connections, and the knowledge that the server is away: after a failure every operation fails at once for a while, so
-that an outage costs its callers nothing; one warning tells of it, and one line of its end.
+Owns the connections, and knows when the server is away: after a failure every operation fails at once for a while, so that
+callers do not wait during an outage. One warning reports the outage, one line its end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Admission of episodes: each joins its model's ledger, or waits until a slot may be free. Owns the queues of those that
-wait, first come, first served. A refusal that ends a request is stored; waiting is not."""
+"""Admission of episodes: each joins its model's ledger, or waits until a slot may be free. Owns the queues of waiting episodes,
+first come, first served. A refusal that ends a request is stored; a wait is not.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +79,10 @@ class Admission:
         await self._enter(enter(), row)
 
     async def join(self, event: Join, row: dict[str, Any], wait_s: float, entered: Entered) -> None:
-        """Stores the episode `row`, and its version in it, once the ledger admits it. `entered` hears of the commit, whether the
-        caller still waits for it or not.
+        """Stores the episode `row`, with its version, once the ledger admits it. `entered` is called with the commit, even if the
+        caller no longer waits.
 
-        Raises Busy if there is no slot within `wait_s`, Conflict if the group takes no more.
+        Raises Busy if there is no slot within `wait_s`, Conflict if the group takes no more members.
         """
         until = time.monotonic() + min(wait_s, self._max_wait_s)
         model = row["model"]

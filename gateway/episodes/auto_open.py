@@ -1,13 +1,13 @@
-"""Episodes that calls open under an agent's key, and how a call that is sent again finds the one that it opened.
+"""Opens episodes for calls under an agent's key, and finds the episode that a repeated call opened.
 
-Owns what is underway, and which refusals are still to be answered by a retry. Two equal calls open two episodes, for each is a
-sample of its own. A call that says it is a retry, and which of several it repeats (its idempotency key), finds the episode that
-this key opened. One that says only that it is a retry is told by what became of the equal calls before it, in this order:
+Owns the openings in progress, and the refusals that a retry may still follow. Two equal calls open two episodes, because each is
+a sample of its own. A retry with an idempotency key finds the episode that the key opened. A retry without a key is matched by
+the outcome of earlier identical calls, in this order:
 
-1. an episode whose first reply lost its client: that client is back;
-2. an equal call was refused: this is that one, and it opens an episode;
-3. an episode whose first reply was given of late, and that nobody has gone on with: its client says that it did not get it;
-4. several of them: nobody can tell; it opens an episode, with a notice.
+1. an episode whose first reply lost its client: the client is back;
+2. an equal call that was refused: this is its retry, and it opens an episode;
+3. an episode whose first reply was given recently and not continued: its client did not get it;
+4. if there are several, none can be chosen: the call opens an episode, with a notice.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class AutoOpen:
         *,
         trains: bool,
     ) -> OpenEpisode:
-        """Opens an episode for a call; `trains`: the call is about the agent's own model.
+        """Opens an episode for a call; `trains`: the call is to the agent's own model.
 
-        Raises Busy if the agent has too many, or if there is no slot for a training episode in time.
+        Raises Busy if the agent has too many episodes, or if there is no slot for a training episode in time.
         """
         place = agent, sent.name if sent is not None else secrets.token_hex(16)
         done = asyncio.get_running_loop().create_future()

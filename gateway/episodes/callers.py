@@ -1,9 +1,9 @@
-"""Finds the episode that a request belongs to.
+"""Finds the caller of a request and the episode that it belongs to.
 
-Owns nothing but the agents' keys; `episodes` has the episodes. Invariants: a key reaches its own episodes and no other
-one, which does not exist for it, however a request names it (URL, header, or an answer that it continues); an episode's key
-reaches that episode alone; an agent's key (`[agents]`) those that its calls opened and those that were opened for it; a request
-that names none belongs to the episode whose conversation it goes on with, or opens one.
+Owns only the agents' keys; `episodes` has the episodes. Invariants: a key reaches its own episodes only, and others do not exist
+for it, however a request names them (URL, header, or an answer that it continues); an episode's key reaches that episode; an
+agent's key (`[agents]`) reaches the episodes that its calls opened and those that were opened for it; a request that names no
+episode belongs to the one whose conversation it continues, or opens one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Callers:
         return self._auto_open.waiting
 
     async def identify(self, key: str, named: str) -> Caller:
-        """The holder of a key, and the episode that the request names, if it names one.
+        """The owner of a key, and the episode that the request names, if any.
 
         Raises NotAuthenticated, NotFound if the named episode is not the key's, or Conflict if its run is over.
         """
@@ -96,10 +96,10 @@ class Callers:
         sent: RequestKey | None = None,
         model: str = "",
     ) -> OpenEpisode:
-        """The episode that a conversation belongs to; it is opened if there is none.
+        """The episode of a conversation; opened if there is none.
 
-        `sent`: by what the request is known again, of whatever episode. `model`: the one that it is about, if not the caller's.
-        Raises Conflict if the caller's episode is over, and what `AutoOpen.open` raises.
+        `sent`: identifies the request and its retries, in any episode. `model`: the requested model, if not the caller's. Raises
+        Conflict if the caller's episode is over, and what `AutoOpen.open` raises.
         """
         if caller.episode is not None:
             return await self.still_open(caller.episode)
@@ -114,9 +114,9 @@ class Callers:
         return await self._episodes.named(episode.id)
 
     async def standalone(self, caller: Caller) -> OpenEpisode:
-        """The episode of a call whose conversation is not known here, such as one with an upstream model.
+        """The episode of a call whose conversation is not known here, such as a call to an upstream model.
 
-        Where the caller names none it has an episode of its own, which is not trained.
+        If the caller names none, the call gets an episode of its own, which is not trained.
         """
         if caller.episode is not None:
             return await self.still_open(caller.episode)

@@ -1,9 +1,9 @@
-"""Leads episodes to their end: their calls are stopped, a reward is computed if none was posted, and the end is committed.
+"""Closes episodes: stops their calls, has a missing reward computed, and commits the end.
 
-Owns the episodes whose run is over, until their end is committed, and for each a task that leads it from phase to phase
-(`ending`) and does again what failed. Who asks for an end may stop waiting for it; that stops nothing. Invariants: an episode
-ends once, in one transaction with its effect on the ledger; one that is being graded keeps its slot; it is rewarded only if the
-ledger takes the reward, for what is rewarded is what a trainer gets.
+Owns the episodes whose run is over until their end is committed, and for each a task that does the work of each phase
+(`closing_state`) and repeats it if it fails. A caller that stops waiting does not stop the task. Invariants: an episode ends
+once, in one transaction with its effect on the ledger; one that is being graded keeps its slot; an episode counts as rewarded
+only if the ledger takes the reward, because that decides what a trainer gets.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Closing:
         return self._grading.grades(live.model)
 
     async def end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
-        """Ends an open episode; when this returns, that is committed. Without an outcome: that it is being graded, or is closed.
+        """Ends an open episode; returns once that is committed. Without an outcome: once it is committed that it is being graded,
+        or closed.
 
-        Raises what went wrong; the end is tried again all the same.
+        Raises what went wrong; the end is tried again nevertheless.
         """
         live.ending = live.ending.end(outcome)
         asked = self._asked[live.id] = asyncio.get_running_loop().create_future()

@@ -1,12 +1,12 @@
-"""The end of an episode, as a state machine. Pure: the driver (`endings`) does a phase's work and retries it.
+r"""The end of an episode as a state machine. Pure: the driver (`closing`) does a phase's work and retries it.
 
     open --> stopping --> finishing --> grading --> closing --> closed
-                   \\________________________________/
+                   \________________________________/
 
-Its run is over once it is stopping. While `finishing` its ledger is told that it is being graded; `closing` stores the end, in
-one transaction with its effect on the ledger. Every phase but `open` and `closed` has work that leads to the next one, and work
-that fails is done again, so that no episode stays half-way. The ledger may give an episode up at any moment: then its end is
-stored without an effect on the ledger, which has had it.
+The run is over from `stopping` on. In `finishing` the ledger is told that the episode is being graded; `closing` stores the end,
+in one transaction with its effect on the ledger. Every phase but `open` and `closed` has work that leads to the next one, and
+failed work is repeated, so no episode stays half-way. If the ledger drops the episode meanwhile, its end is stored without
+another effect on the ledger.
 """
 
 from __future__ import annotations

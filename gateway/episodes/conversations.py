@@ -1,9 +1,8 @@
 """Finds the open episode that a conversation belongs to, from its messages.
 
-Owns nothing: what was replied is in the store, by the digest of the conversation that ends with it. Invariants: a conversation is
-matched by a reply that a model here sampled, the longest one that its messages begin with, and by nothing else; a reply of a
-closed episode or of another agent's is none; where several episodes match equally long and the ids of tool calls do not tell them
-apart, none is chosen.
+Owns nothing: the store has every reply, by the digest of the conversation that ends with it. Invariants: the match is the longest
+reply, sampled by a model here, with which a prefix of the messages ends; replies of closed episodes and of other agents do not
+match; if several episodes match equally long and tool call ids do not distinguish them, none is chosen.
 """
 
 from __future__ import annotations

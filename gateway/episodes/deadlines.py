@@ -1,6 +1,6 @@
-"""Groups that nobody ends: those whose missing members never come, and the last ones of a batch that is stuck.
+"""Deadlines of groups: those whose missing members never come, and the last groups of a stuck batch.
 
-Owns since when each of them was seen; it is lost with the process, so after a restart the deadlines start anew.
+Owns the moments at which each was first seen. They are lost with the process, so the deadlines start anew after a restart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Episodes: opened, rewarded, graded, abandoned, timed out.
 
-Owns every open episode in memory; the store has them all. An episode is open; or its run is over and its reward is being computed
-(state `grading`); or it is closed. Invariants: an episode's run ends once (`endings`), and then it starts no call, and calls that
-still run in it are stopped; its final reward, as the ledger, the store and the feed have it, is what was posted on it or computed
-for it, plus what was posted on its calls.
+Owns every open episode in memory; the store has all of them. An episode is open, or its run is over and its reward is being
+computed (state `grading`), or it is closed. Invariants: an episode's run ends once (`closing`); then it starts no call, and its
+running calls are stopped. Its final reward, the same in ledger, store and feed, is the posted or computed one plus the rewards of
+its calls.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Episodes:
     async def load(self) -> None:
         """Takes over the episodes that were not closed when the gateway stopped.
 
-        The deadlines of open ones start anew, and so does the grading of those that were being graded.
+        The deadlines of open ones start anew, and so does the grading of the others.
         """
         now = time.monotonic()
         await self._database.submit(tallies.recount)
@@ -114,9 +114,9 @@ class Episodes:
         return len(self._live)
 
     async def open(self, asked: EpisodeAsked, wait_s: float, key: str = "") -> EpisodeOpened:
-        """Opens an episode of a trained model once its ledger has a slot. `key`: its own, if it is not to be random.
+        """Opens an episode of a trained model once its ledger has a slot. `key`: its key, if not a random one.
 
-        Raises Busy after `wait_s`, Conflict if the group takes no more.
+        Raises Busy after `wait_s`, Conflict if the group takes no more members.
         """
         self._database.check()
         key = "" if asked.opening else key or f"hg-{secrets.token_urlsafe(24)}"
@@ -142,7 +142,7 @@ class Episodes:
             self._abort(live.id, given_up)
 
     async def open_once(self, key: str, asked: EpisodeAsked, wait_s: float) -> EpisodeOpened:
-        """Opens an episode under a key that the request itself gives (`key_of`): sent again, it is answered with the same
+        """Opens an episode under a key that is derived from the request (`key_of`), so that a repeated request gets the same
         episode.
 
         That may be closed by now. Raises Conflict if the key opened an episode of another task, group, mode, model or agent.
@@ -213,11 +213,11 @@ class Episodes:
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
     ) -> str:
-        """Stores a reward; a final one closes the episode, with what was posted on its calls added. Raises NotFound or Conflict.
+        """Stores a reward; a final one closes the episode, with the rewards of its calls added. Raises NotFound or Conflict.
 
-        Answers `rewarded` if the episode is trained, else why not (`eval`: it is an evaluation episode; or why the ledger did not
-        take the reward); nothing if the reward is not final. The same final reward again is the same request sent twice, and
-        is answered as the first was.
+        Returns `rewarded` if the episode is trained, else the reason (`eval`: it is an evaluation episode; or the ledger's
+        reason); empty if the reward is not final. The same final reward again counts as a repeated request and gets the same
+        answer.
         """
         if final and await self._was_rewarded(episode_id, reward):
             return await self._use(episode_id)
@@ -246,7 +246,7 @@ class Episodes:
         await stored
 
     async def restart(self, episode_id: str) -> None:
-        """The agent of an open episode crashed and is started again: nothing that it did so far is trained, or rewarded.
+        """Restarts an open episode after its agent crashed: nothing so far is trained or rewarded.
 
         Raises NotFound, or Conflict if the episode's run is over.
         """
@@ -260,8 +260,8 @@ class Episodes:
     async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
         """Ends an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
 
-        Answers its state, and once it is closed the reason, reward and components. Without a grader of its model the reward is
-        what was posted so far. An episode that is over already is no error. Raises NotFound, or Conflict if nothing rewards it.
+        Returns its state, and once it is closed the reason, reward and components. If its model has no grader, the reward is what
+        was posted so far. Finishing again is no error. Raises NotFound, or Conflict if nothing rewards the episode.
         """
         if live := self._live.get(episode_id):
             await self._finish(live)

@@ -1,7 +1,7 @@
-"""Old episodes are deleted: by the coordinator from time to time, by `gateway prune`, or one because somebody asks for it.
+"""Deletes old episodes: by the coordinator from time to time, by `gateway prune`, or one on request.
 
-What may be deleted is the store's to know (gateway/store/retention.py); here is when, and how fast. Invariant: between two
-transactions as much time passes as the last one took, so that half of the writer's time at least is left to calls.
+The store decides which may be deleted (gateway/store/retention.py); this module decides when and how fast. Invariant: between two
+transactions as much time passes as the last one took, so at least half of the writer's time is left to calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Graders: what computes a reward when an episode is closed without one.
+"""Graders: they compute a reward when an episode is closed without one.
 
     [graders.right]
     function = "my_package.graders:right"     # imported by worker processes, in the folder in which the gateway is started
@@ -9,16 +9,16 @@
     weight = 0.1
     models = ["actor"]
 
-A grader is a Python function, run in worker processes (`function`), or a URL (`url`). Either is given the episode (`subject`):
+A grader is a Python function, run in worker processes (`function`), or a URL (`url`). Either gets the episode (`episode_view`):
 
     {"episode_id", "task_id", "group_id", "model",
      "metadata":   what the episode was opened with,
      "calls":      [{"call_id", "model", "asked", "finish_reason", "reward"}, ...]   every call, oldest first; `asked` has the
                    parameters, and `reward` is what was posted on the call (or null),
      "turns":      [{"call_id", "prompt_text", "text"}, ...]   what the episode's model was given and sampled, oldest first,
-                   marks of the template included; abandoned turns apart,
+                   marks of the template included, abandoned turns left out,
      "final_text": the text of the last turn; empty if there is none}
 
 and answers a number: a function returns it, a URL answers `{"reward": number}`. The episode's reward is the sum of the answers
-times their weights, plus what was posted on its calls. `grading` owns the graders, and tries again what failed.
+times their weights, plus what was posted on its calls. `grading` owns the graders and repeats failed requests.
 """

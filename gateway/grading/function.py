@@ -1,7 +1,7 @@
 """A Python function as a grader, in worker processes.
 
-Owns the processes. Invariants: a worker grades one episode at a time; one that took too long, died or spoke out of turn is
-replaced at the next episode, and its answer is never taken for another's.
+Owns the processes. Invariants: a worker grades one episode at a time; one that took too long, died or wrote anything unexpected
+is replaced at the next episode, so an answer never counts for another episode.
 """
 
 from __future__ import annotations

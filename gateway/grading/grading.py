@@ -1,6 +1,7 @@
-"""Every grader of the configuration, and how often each is asked.
+"""All graders of the configuration, with their retries.
 
-Owns the graders. Invariant: a grade is of all graders of the model or of none: a sum with a part missing would lie.
+Owns the graders. Invariant: a grade has the answers of all of the model's graders, or there is none: a partial sum would be
+wrong.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Finds the text that a template appends to a reply when the conversation goes on, without rendering the conversation again.
+"""Finds the tokens that a template appends to a reply when the conversation continues, without rendering the conversation again.
 
-Two ways to the same answer, both `Bridge`: `TemplateBridge` asks any jinja template, `LibraryBridge` the `renderers` library. The
-answer is the ids after the recorded ones, or None where the template would have written the recorded ones differently (dropped
-thinking, system messages that move, results that are merged): then the call is a branch.
+Two implementations of `Bridge`: `TemplateBridge` asks any jinja template, `LibraryBridge` the `renderers` library. The result is
+the ids after the recorded ones, or None if the template would have written the recorded ones differently (dropped thinking,
+system messages that move, merged tool results): then the call is a branch.
 
-Why this is exact: a template is asked to render short conversations (witnesses) whose last reply is made of words that occur
-nowhere else, followed by the real new messages. If that text begins with the witness's own prompt and the reply as a model says
-it, then the template only appended; what follows the reply is the answer, and it must be the same after every witness, so
-that it cannot depend on how long the conversation is, on its system message, or on earlier tool calls. The answer begins
-with the token that closes a turn, a token of its own in the vocabulary, so encoding it alone is encoding it in its place.
+Why this is exact: the template renders short conversations (witnesses) whose last reply consists of words that occur nowhere
+else, followed by the real new messages. If that text begins with the witness's own prompt and the reply as a model writes it,
+then the template only appended, and the rest of the text is the result. It must be the same after every witness, so it cannot
+depend on the conversation's length, its system message, or earlier tool calls. The result begins with the token that closes a
+turn, a single token of the vocabulary, so it can be encoded on its own.
 """
 
 from __future__ import annotations
@@ -204,9 +204,9 @@ def closed_by(role: str) -> list[Message]:
 class LibraryBridge:
     """The bridge of a family that the `renderers` library knows by name.
 
-    The library is trusted with a make of conversation (the roles that come after the reply, how the reply thought, whether it was
-    closed, whether there are tools) only after it was seen to append there what its own full rendering has: once for each
-    make. It is shown the sampled turn and the last tokens of the prompt.
+    The library is trusted with a kind of conversation (the roles after the reply, its thinking, whether it was closed, whether
+    there are tools) only after its bridge matched its own full rendering once for that kind. It gets the sampled turn and the
+    last tokens of the prompt.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Jinja templates that guard the control tokens that they write themselves. Pure computation.
+"""Jinja templates that guard the control tokens which they write themselves. Pure computation.
 
-What a template is given stays as it is, so whatever it asks about a text, strips from it or splits it by comes out as ever. Its
-own literals are marked (`ControlTokens.mark`), but for those that it compares with or searches for.
+The template's inputs are unchanged, so that it inspects, strips and splits texts as usual. Only its own literals are marked
+(`ControlTokens.mark`), except those that it compares with or searches for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Long work on text, beside the event loop.
+"""Runs long work on text in threads, beside the event loop.
 
-Owns the threads for it, which are few: tokenizing leaves the lock of Python, but what surrounds it does not, and every thread
-that wants the lock makes the event loop wait for its turn. Reading requests has threads of its own, so that a request is not read
-only after others are rendered.
+Owns the threads, which are few: tokenizing releases Python's lock, but the code around it does not, and every thread that wants
+the lock delays the event loop. Reading requests has threads of its own, so that it does not wait for rendering.
 """
 
 from __future__ import annotations

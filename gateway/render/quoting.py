@@ -1,7 +1,7 @@
-"""Messages for renderers that mix what they write with what they are given, before they encode it. Pure computation.
+"""Messages for renderers that mix their own text with their input before they encode it. Pure computation.
 
-What spells a control token is cut (`ControlTokens.cut_up`) wherever it came from outside, and the tokenizer takes the cuts out. A
-renderer that searches a text for `</think>`, or asks what it begins with, must be answered as if there were no cuts.
+Text from outside that spells a control token is cut (`ControlTokens.cut_up`), and the tokenizer removes the cuts. Operations of
+the renderer on such text, such as a search for `</think>`, must behave as if there were no cuts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Large JSON values that other threads need not wait for while they are written.
+"""Large JSON values that let other threads run while they are serialized.
 
-Python's JSON writer is one call in C, and for megabytes nothing else runs until it returns. It asks containers that are no plain
-`dict` and `list` for what they hold, and before their answer, which is Python code, the interpreter lets other threads run. So
-whoever writes such a value, be it a template or a library, need not know of it.
+Python's JSON writer is one call in C; for megabytes nothing else runs until it returns. It calls back into Python for containers
+that are no plain `dict` or `list`, and at such a call the interpreter lets other threads run. So these containers need no
+cooperation from whoever serializes them, be it a template or a library.
 """
 
 from __future__ import annotations

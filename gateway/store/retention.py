@@ -97,9 +97,9 @@ Place = tuple[float, str]
 def sweep(
     connection: Connection, ages: Ages, after: Place | None, *, dry: bool
 ) -> tuple[Swept, Place | None]:
-    """Deletes some of what is too old, the oldest first. Answers what, and where to go on; None: that was all.
+    """Deletes some of what is too old, the oldest first. Returns the deleted and where to continue; None: that was all.
 
-    `dry`: deletes nothing, and answers the same.
+    `dry`: deletes nothing and returns the same.
     """
     if ages.newest is None:
         return Swept(), None

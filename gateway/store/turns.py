@@ -77,10 +77,10 @@ def insert_turn(
 
 
 def _guard(connection: Connection, call: dict[str, Any], arrived: float) -> None:
-    """Whoever changes what is asked here, locks the row of the episode before.
+    """Raises Conflict if the turn may not be recorded. Whoever changes the answer locks the row of the episode first.
 
-    Ages are compared, that of the retry by the database's clock and that of the call by this process's, since the clocks of hosts
-    differ. The retry's is measured first: on its way it grows no older, so in doubt the call is refused.
+    Compares ages, because the clocks of hosts differ: the retry's by the database's clock, the call's by this process's. The
+    retry's is measured first and may only be too low by then, so in doubt the call is refused.
     """
     episode_id, call_id = call["episode_id"], call["id"]
     state = connection.scalar(
@@ -101,9 +101,9 @@ def _guard(connection: Connection, call: dict[str, Any], arrived: float) -> None
 
 
 def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
-    """Makes a call the one that answers a request again: no call of before will be recorded as its answer any more.
+    """Makes a call the new answer to a request: no earlier call will be recorded as its answer.
 
-    False, and nothing is changed: the request has been answered. `name`: see `NAME`.
+    False, and nothing changes, if the request has been answered. `name`: see `NAME`.
     """
     connection.scalar(select(EpisodeRow.id).where(EpisodeRow.id == episode_id).with_for_update())
     if answers(connection, episode_id, name):
@@ -204,9 +204,10 @@ def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
 
 
 def forsake(connection: Connection, episode_id: str) -> bool:
-    """Everything in an open episode is of an attempt that crashed: no token of it is trained, and no request repeats its calls.
+    """Marks everything in an open episode as of a crashed attempt: none of its tokens is trained, and no request repeats its
+    calls.
 
-    False, and nothing is changed: the episode is not open.
+    False, and nothing changes, if the episode is not open.
     """
     own = select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update()
     if connection.scalar(own) != "open":

@@ -1,8 +1,8 @@
 """Limits of one key: calls at once, tokens per minute, and open episodes (`[limits]`).
 
-Owns the usage of every key in this process; another gateway process counts for itself. Invariants: a request is counted from
-before anything is rendered until its answer is over, however that ends, and never twice: as one call until it is read, then as
-many as it has replies; tokens are drawn once, when a reply is over; who is refused has taken nothing, of whichever limit.
+Owns the usage of every key in this process; each gateway process counts for itself. Invariants: a request counts from before it
+is rendered until its answer has ended, however it ends: as one call until its body is read, then as many as it has replies;
+tokens are drawn once, at the end of a reply; a refused request uses up nothing of any limit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ticket:
     def widen(self, replies: int, param: str) -> None:
         """Counts a request as one call for each reply. Raises Busy, and BadRequest for more than may ever run at once.
 
-        `param`: what asks for them.
+        `param`: the parameter that requests them.
         """
         if self._calls:
             self._limits.reserve(self._holders, replies - self._calls, replies, param)

@@ -1,9 +1,9 @@
-"""Projects: tenants, each of them a set of models and a key that reaches nothing else.
+"""Projects: tenants, each with a set of models and an admin key that reaches only these.
 
-Owns nothing but the keys of the admin API. Invariants: a trained model is in one project at most, and what belongs to
-it (episodes, groups, batches, leases, versions, engines) is that project's; a frozen or upstream model that no project names is
-there for everybody, and one that several name is for them alone; in an episode no model can be called that its project does not
-reach, and for it such a model does not exist. Without projects every model is within everybody's reach.
+Owns only the keys of the admin API. Invariants: a trained model is in at most one project, and everything of it (episodes,
+groups, batches, leases, versions, engines) is that project's; a frozen or upstream model that no project names is available to
+all, one that several projects name is available to these; an episode can call only models that its project reaches, and other
+models do not exist for it. Without projects everybody reaches every model.
 """
 
 from __future__ import annotations
