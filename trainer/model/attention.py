@@ -7,11 +7,12 @@ attention by span, which is also the float64 reference. Owns the entry `NAME` of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -83,21 +84,45 @@ class Forest:
         return create_block_mask(sees, None, None, n, n, device=str(positions.device))
 
 
+class Exchange(Protocol):
+    """The ranks that share one micro-batch (`trainer.model.parallel`): each has a run of its tokens, and between `to_heads` and
+    `to_tokens` all tokens of some heads. Each function is collective, and has a gradient.
+
+    Source: Jacobs et al., "DeepSpeed Ulysses" (2023).
+    """
+
+    rank: int
+    size: int
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """(1, heads, own tokens, width) to (1, own heads, tokens, width)."""
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """(1, own heads, tokens, width) to (1, heads, own tokens, width)."""
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, from which all go on alike: the gradient of each is that of its own part."""
+
+
 class Holder:
     """The forest of the micro-batch that is at work in a model; each of the model's modules has it as `spans`.
 
     An attribute, and not a context variable, for layers are run again by autograd's own threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: Exchange | None = None) -> None:
         self.forest: Forest | None = None
+        self.exchange = exchange
 
 
-def install(model: Any) -> Holder:
-    """Makes a model attend by spans. A forward pass needs a forest in the holder, `attention_mask=None` and one row."""
+def install(model: Any, exchange: Exchange | None = None) -> Holder:
+    """Makes a model attend by spans. A forward pass needs a forest in the holder, `attention_mask=None` and one row.
+
+    With an exchange, a pass is given this rank's run of the tokens alone.
+    """
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _no_mask)
-    holder = Holder()
+    holder = Holder(exchange)
     for module in model.modules():
         module.spans = holder
     model.set_attn_implementation(NAME)
@@ -124,8 +149,22 @@ def _attention(
     """The interface of transformers: (1, heads, tokens, size) in, (1, tokens, heads, size) out."""
     forest = module.spans.forest
     assert forest is not None
+    exchange = module.spans.exchange
+    if exchange is not None:
+        if s_aux is not None:
+            s_aux = s_aux.chunk(exchange.size)[exchange.rank]
+        key, value = (_for_each_rank(x, exchange.size) for x in (key, value))
+        query, key, value = (exchange.to_heads(x) for x in (query, key, value))
     found = attend(forest, query, key, value, scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    if exchange is not None:
+        found = exchange.to_tokens(found)
     return found.transpose(1, 2), None
+
+
+def _for_each_rank(x: Tensor, ranks: int) -> Tensor:
+    """Keys or values with a multiple of `ranks` heads: fewer are repeated, as grouped queries do anyway."""
+    heads = x.shape[1]
+    return x.repeat_interleave(math.lcm(heads, ranks) // heads, 1)
 
 
 def attend(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from trainer.data.packing import MicroBatch, lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
 from trainer.model import attention, head
+from trainer.model.attention import Exchange
 
 Attention = Literal["spans", "rows"]
 _TOKENS = 16
@@ -28,14 +30,18 @@ _TOLERANCE = 1e-3
 class Policy(nn.Module):
     """A model with its attention over spans (`"spans"`), or its own attention on one row after another (`"rows"`)."""
 
-    def __init__(self, model: Any, way: Attention = "spans") -> None:
+    def __init__(self, model: Any, way: Attention = "spans", exchange: Exchange | None = None) -> None:
+        """`exchange`: the ranks that share each micro-batch, which has to be by spans. Raises ConfigError."""
         super().__init__()
         self.model = model
         self.way: Attention = way
         self._head = head.head_of(model)
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._own = model.config._attn_implementation
-        self._holder = attention.install(model) if way == "spans" else None
+        self._exchange = exchange
+        if exchange is not None:
+            self._check_exchange(exchange)
+        self._holder = attention.install(model, exchange) if way == "spans" else None
 
     @property
     def shares(self) -> bool:
@@ -66,16 +72,47 @@ class Policy(nn.Module):
 
         Within `at_work`, if a backward pass follows.
         """
-        hidden = self._hidden(micro)[micro.context]
+        if self._exchange is None:
+            return self._said(self._hidden(micro), micro, slice(None), 0, with_entropy, entropy_grad)
+        micro = _padded(micro, self._exchange.size)
+        own = len(micro) // self._exchange.size
+        start = own * self._exchange.rank
+        mine = ((micro.context >= start) & (micro.context < start + own)).nonzero()[:, 0]
+        hidden = self._decode(micro.ids[start : start + own], micro.positions[start : start + own])
+        parts = self._said(hidden, micro, mine, start, with_entropy, entropy_grad)
+        every = (part.new_zeros(len(micro.at)).index_put((mine,), part) for part in parts)
+        logprobs, entropy = (self._exchange.total(part) for part in every)
+        return logprobs, entropy
+
+    def _said(
+        self,
+        hidden: Tensor,
+        micro: MicroBatch,
+        which: Tensor | slice,
+        start: int,
+        with_entropy: bool,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of some trained tokens; `hidden` begins with token `start`."""
         return head.token_logprobs(
             self._head,
-            hidden,
-            micro.ids[micro.at],
-            micro.temperature,
+            hidden[micro.context[which] - start],
+            micro.ids[micro.at[which]],
+            micro.temperature[which],
             self._vocabulary,
             with_entropy=with_entropy,
             entropy_grad=entropy_grad,
         )
+
+    def _check_exchange(self, exchange: Exchange) -> None:
+        heads = self.model.config.get_text_config().num_attention_heads
+        if self.way != "spans" or heads % exchange.size:
+            why = (
+                f"its {heads} attention heads cannot be shared by so many"
+                if self.shares
+                else 'it needs attention = "spans"'
+            )
+            raise ConfigError(f"[parallel] context = {exchange.size}: {why}")
 
     @contextmanager
     def at_work(self, micro: MicroBatch) -> Iterator[None]:
@@ -83,6 +120,8 @@ class Policy(nn.Module):
         if self._holder is None:
             yield
             return
+        if self._exchange is not None:
+            micro = _padded(micro, self._exchange.size)
         self._holder.forest = attention.Forest(micro.positions, micro.ends)
         try:
             yield
@@ -150,6 +189,18 @@ class Policy(nn.Module):
         return ConfigError(
             f"[model] path: {name} does not work with the trainer's attention and head: {why}; {way}"
         )
+
+
+def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
+    """A micro-batch whose tokens are a multiple of `ranks`; those that are added see nothing and are seen by none."""
+    more = -len(micro) % ranks
+    zeros, ends = micro.ids.new_zeros(more), len(micro) + 1 + torch.arange(more, device=micro.ends.device)
+    return replace(
+        micro,
+        ids=torch.cat([micro.ids, zeros]),
+        positions=torch.cat([micro.positions, zeros]),
+        ends=torch.cat([micro.ends, ends]),
+    )
 
 
 def _tolerance(model: Any) -> float:
