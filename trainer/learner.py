@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
-from trainer.data.batch import Batch, Minibatch
+from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import optim, parallel, pretrained, probe
@@ -61,7 +61,7 @@ class Learner:
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self.model, settings.optimizer)
         self._round: list[MicroBatch] = []
-        """Micro-batches that wait until there is one for each rank."""
+        """Micro-batches that wait until there is one for each share of the ranks."""
         self._reference: Policy | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
             self._reference = self._load(settings.model.dtype)
@@ -71,7 +71,7 @@ class Learner:
     def _load(self, dtype: pretrained.Dtype) -> Policy:
         """The initial weights."""
         wanted = self.settings.model
-        return Policy(pretrained.load(wanted.path, dtype, self.device), wanted.attention)
+        return Policy(pretrained.load(wanted.path, dtype, self.device), wanted.attention, self.ranks.exchange)
 
     @property
     def model(self) -> Any:
@@ -148,8 +148,8 @@ class Learner:
         """Forward and backward over what is full with `groups`: adds to the gradient of the loss's *sum*. Raises FeedBroken."""
         for micro in batch.take(groups):
             self._round.append(micro)
-            if len(self._round) == self.ranks.size:
-                own = self._round[self.ranks.rank]
+            if len(self._round) == self.ranks.shares:
+                own = self._round[self.ranks.share]
                 self._round.clear()
                 self._accumulate(batch, own)
 
@@ -240,7 +240,7 @@ class Learner:
         for done, minibatch in enumerate(minibatches):
             for micro, old in zip(shares[done], proximal[done], strict=True):
                 self._accumulate(batch, micro, old)
-            batch.settle(self.ranks.of_all)
+            batch.settle(self._counts_of_all)
             norm = parallel.divide_and_clip(
                 self.model, minibatch.normaliser, self.settings.optimizer.grad_clip
             )
@@ -253,9 +253,13 @@ class Learner:
     def _share(self, minibatch: Minibatch) -> list[MicroBatch]:
         """This rank's micro-batches of those that are left: as many as every other rank has, the last maybe an empty one."""
         left, self._round = [*self._round, *minibatch.micros], []
-        size, nothing = self.ranks.size, lay_out([row_of_tokens((0, 0), trained_from=2)])
-        left += [nothing] * (-len(left) % size)
-        return left[self.ranks.rank :: size]
+        shares, nothing = self.ranks.shares, lay_out([row_of_tokens((0, 0), trained_from=2)])
+        left += [nothing] * (-len(left) % shares)
+        return left[self.ranks.share :: shares]
+
+    def _counts_of_all(self, own: Counts) -> list[Counts]:
+        """What the ranks counted, each micro-batch once."""
+        return self.ranks.of_all(own if self.ranks.counts else Counts())
 
     def _proximal(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
         """What the weights at the beginning of the batch say of each micro-batch's tokens; None where there is one step."""

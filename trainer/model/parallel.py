@@ -8,11 +8,13 @@ followed by a pass with old weights. Every function that says so is collective: 
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,6 +82,29 @@ class Ranks:
                 module.set_force_sum_reduction_for_comms(True)
 
     @property
+    def shares(self) -> int:
+        """Micro-batches that are computed at a time: `[parallel] context` ranks compute each together."""
+        return self.size // self._settings.context
+
+    @property
+    def share(self) -> int:
+        """The number of the micro-batch, of those, on which this rank computes."""
+        return self.rank // self._settings.context
+
+    @property
+    def counts(self) -> bool:
+        """True for the rank that counts the figures of its share: they are alike on the ranks that compute it together."""
+        return self.rank % self._settings.context == 0
+
+    @cached_property
+    def exchange(self) -> ContextExchange | None:
+        """The ranks that compute a micro-batch together; None without any. The first use is collective."""
+        if self._settings.context == 1:
+            return None
+        group, _ = dist.new_subgroups(self._settings.context)
+        return ContextExchange(group)
+
+    @property
     def mesh(self) -> DeviceMesh:
         """The ranks by `replicate` and `shard`. The first use is collective."""
         if self._mesh is None:
@@ -134,6 +159,61 @@ class Ranks:
         self._mesh = self._talk = self._orders = None
 
 
+class ContextExchange:
+    """`trainer.model.attention.Exchange` over a process group: every function is collective, and so is its gradient."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """(1, heads, own tokens, width) to (1, own heads, tokens, width)."""
+        found: Tensor = _Swap.apply(x, 1, 2, self._group)
+        return found
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """(1, own heads, tokens, width) to (1, heads, own tokens, width)."""
+        found: Tensor = _Swap.apply(x, 2, 1, self._group)
+        return found
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the ranks; its gradient is each rank's own."""
+        found: Tensor = _Total.apply(x, self._group)
+        return found
+
+
+class _Swap(torch.autograd.Function):
+    """Cuts a tensor along one dimension, one piece for each rank, and joins what it gets of them along another."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, cut: int, join: int, group: Any) -> Tensor:
+        context.said = cut, join, group
+        sent = torch.stack(x.chunk(dist.get_world_size(group), cut))
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent, group=group)
+        return torch.cat([*got], join)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        cut, join, group = context.said
+        return _Swap.apply(gradient, join, cut, group), None, None, None
+
+
+class _Total(torch.autograd.Function):
+    """A sum over ranks that all go on with alike, so that the gradient of each rank's part is that of the sum."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, group: Any) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
 def join(settings: ParallelSettings, device: str) -> Ranks:
     """This process among those that torchrun's environment tells of; the only one without it. Collective.
 
@@ -163,11 +243,14 @@ def check(settings: ParallelSettings, size: int) -> None:
         wanted = f"[parallel] shard = {shard} times replicate = {settings.replicate} needs {exact} ranks"
     elif size % settings.replicate:
         wanted = f"[parallel] replicate = {settings.replicate} needs a multiple of as many ranks"
+    elif size % settings.context:
+        wanted = f"[parallel] context = {settings.context} needs a multiple of as many ranks"
     else:
         return
+    least = exact or math.lcm(settings.replicate, settings.context)
     raise ConfigError(
-        f"{wanted}, but {size} run: start them with torchrun --nproc-per-node {exact or settings.replicate} -m trainer.cli"
-        " run CONFIG, or with [trainer] ranks of a cluster's file"
+        f"{wanted}, but {size} run: start them with torchrun --nproc-per-node {least} -m trainer.cli run CONFIG, or with"
+        " [trainer] ranks of a cluster's file"
     )
 
 

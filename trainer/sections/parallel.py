@@ -20,7 +20,8 @@ class ParallelSettings(Section):
     """Copies of that: on several nodes, `shard` within a node and `replicate` between them keeps the weights' traffic off the
     slower network (HSDP)."""
     context: int = Field(1, ge=1, le=RANKS)
-    """Ranks that share one sequence. Refused above 1: there is no such support yet."""
+    """Of those ranks, so many compute each micro-batch together (Ulysses): each has a run of its tokens and, in attention, all
+    tokens of some heads. For sequences whose activations fit on no device; the attention heads are a multiple of it."""
     tensor: int = Field(1, ge=1, le=RANKS)
     """Ranks that share each matrix product. Refused above 1: there is no such support yet."""
     timeout_s: Seconds = 600.0
@@ -28,10 +29,8 @@ class ParallelSettings(Section):
 
     @model_validator(mode="after")
     def _is_supported(self) -> Self:
-        for name, instead in (
-            ("context", "a longer sequence fits with activation checkpointing, or more ranks in `shard`"),
-            ("tensor", "weights that do not fit on a device are spread by `shard`"),
-        ):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: this trainer cannot do that; {instead}")
+        if self.tensor > 1:
+            raise ValueError(
+                f"tensor = {self.tensor}: this trainer cannot do that; weights that do not fit on a device are spread by `shard`"
+            )
         return self

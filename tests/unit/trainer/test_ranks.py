@@ -49,7 +49,9 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def settings_of(model: Path, work: Path, algorithm: dict[str, Any], dtype: str = "float32") -> Settings:
+def settings_of(
+    model: Path, work: Path, algorithm: dict[str, Any], dtype: str = "float32", context: int = 1
+) -> Settings:
     return Settings.parse({
         "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
         "gateway": {"url": "http://127.0.0.1:1"},
@@ -57,7 +59,7 @@ def settings_of(model: Path, work: Path, algorithm: dict[str, Any], dtype: str =
         "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
         "algorithm": algorithm,
         "batch": {"tokens": 40},
-        "parallel": {"timeout_s": 60},
+        "parallel": {"timeout_s": 60, "context": context},
     })  # fmt: skip
 
 
@@ -121,11 +123,14 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("ranks", "context"), [(2, 1), (3, 1), (2, 2), (4, 2)])
 def test_several_ranks_learn_what_one_learns(
-    exact_model: Path, tmp_path: Path, algorithm: str, ranks: int
+    exact_model: Path, tmp_path: Path, algorithm: str, ranks: int, context: int
 ) -> None:
-    settings = [settings_of(exact_model, tmp_path / str(n), ALGORITHMS[algorithm]) for n in (1, ranks)]
+    settings = [
+        settings_of(exact_model, tmp_path / str(n), ALGORITHMS[algorithm], context=shared)
+        for n, shared in ((1, 1), (ranks, context))
+    ]
     ((expected, one),) = on_ranks(1, learn, settings[0], torch.float64, STEPS)
     (curve, several), *others = on_ranks(ranks, learn, settings[1], torch.float64, STEPS)
     assert others == [None] * (ranks - 1)
