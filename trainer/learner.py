@@ -3,7 +3,7 @@
 Owns the weights that are being trained. Every method blocks and is called by one thread at a time; nothing here knows the
 gateway. A batch is begun (`begin`), its groups are taken as they come, each micro-batch adding its gradient at once, and `step`
 divides the whole by the normaliser, which is not known before. Of several ranks (`orders`), all hold the same batch and cut it
-alike, and each computes every so-manieth micro-batch; a gradient is the sum over the ranks.
+alike, and each computes every n-th micro-batch; a gradient is the sum over the ranks.
 Invariants: the version grows by one with each step, also one that is skipped, and otherwise only by `renumber`; `parent` is the
 version whose weights this one was made of; gradients are zero between batches, and outside of one; the gradient of a batch
 depends, to the bit, on the sequence of its groups and not on the portions in which they came.
