@@ -1,9 +1,8 @@
-"""Limits of one key: calls at once, and tokens in a minute.
+"""Limits of one key: calls at once, and tokens per minute. Pure: the caller has the clock.
 
-A minute's tokens are a bucket that fills evenly. How many tokens a call will take is not known before it is rendered and sampled,
-so a call begins while there is anything in the bucket, and what it took is drawn afterwards: the level may fall below zero, and
-whoever comes then waits until the debt is paid. So a key takes at most a minute's tokens, and what its calls at once take, beyond
-an even flow. Nothing here reads a clock: the caller says when.
+The tokens are a bucket that fills evenly. A call's tokens are unknown before it is rendered and sampled, so a call may begin
+while the bucket is not empty, and its tokens are drawn afterwards. The level may fall below zero; later calls then wait until it
+is positive. So a key exceeds an even flow by at most a minute's tokens and those of its concurrent calls.
 """
 
 from __future__ import annotations

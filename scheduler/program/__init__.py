@@ -1,7 +1,7 @@
-"""The control program as reactors: of each model the life of its engines, the updates of their weights and the placement of its
+"""The control program as reactors: for each model the life of its engines, the updates of their weights and the placement of its
 calls; and the lending of nodes.
 
-`build` makes the program from settings in JSON form, so that a recording can be replayed by itself.
+`build` makes the program from settings in JSON form, so that a recording alone can be replayed.
 """
 
 from __future__ import annotations

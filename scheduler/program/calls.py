@@ -1,6 +1,6 @@
-"""Events of calls from outside, and the control program's placements.
+"""Events about calls from outside, and the control program's placements.
 
-Events are arrivals, ends and one snapshot a second of every engine; never tokens.
+Events are arrivals, ends, and one snapshot of every engine per second; never tokens.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """The life of a model's engines: launched, lost, restarted, given up, put to sleep, removed.
 
-Owns which engines there are and how often each was restarted. An engine that is up belongs to the weight update (`update.py`),
-which says what it runs. Invariants:
+Owns the list of engines and the counts of their restarts. An engine that is up belongs to the weight update (`update.py`), which
+decides its version. Invariants:
 - an engine is launched only after its last process was stopped;
-- an engine that fails more than `max_restarts` times within the window is given up: nobody waits for it any more. It is tried
-  again after a while, and when the next version is published;
-- an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line does not become
-  right;
-- an engine that is not wanted awake (`lending.py`) sleeps, or has no process, within `sleep_s` and `stop_s`: one that does not go
-  to sleep is stopped. It is neither launched, woken nor given up before it is wanted again;
-- no version on trial (`trial.py`) costs an engine one of its restarts, and engines leave one that is found to be bad;
-- an engine that is removed is forgotten within `drain_s` and `stop_s`, and only then can another have its name.
+- an engine that fails more than `max_restarts` times within the window is given up, and nothing waits for it. It is tried again
+  after a while, and when the next version is published;
+- an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line stays wrong;
+- an engine that is not wanted awake (`lending.py`) is asleep, or has no process, within `sleep_s` and `stop_s`: one that does not
+  fall asleep is stopped. It is not launched, woken or given up before it is wanted again;
+- failures of a version on trial (`trial.py`) do not count as restarts, and engines leave a version that is found to be bad;
+- a removed engine is forgotten within `drain_s` and `stop_s`; only then can another engine have its name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Lends nodes to rollout and gives them back to their trainers (policy: `scheduler.policies.lending`).
 
 Owns every node's role. Invariants:
-- a node has one role at a time: its engines are wanted awake only while it is not claimed, and a claim that is answered (role
-  `train`) is taken back by a release, or by the trainer's silence of `claim_s`, alone;
-- a claim is answered within `deadline_s`: an engine that has not fallen asleep by then is not waited for (the fleet kills it);
-- a node whose tags let a trainer have it is taken for claimed until its trainer has spoken, or `claim_s` has passed: whoever
-  decides here may have been started anew while a trainer computes;
+- a node has one role at a time: its engines are wanted awake only while it is not claimed; an answered claim (role `train`) ends
+  only by a release, or when the trainer is silent for `claim_s`;
+- a claim is answered within `deadline_s`; engines that are not asleep by then are not waited for (the fleet kills them);
+- a node whose tags allow a trainer counts as claimed until its trainer has spoken, or `claim_s` has passed, because this program
+  may have restarted while the trainer computes;
 - a node that is `near` is not lent, and stays so until it is lent or claimed, or its trainer waits for another batch.
 """
 

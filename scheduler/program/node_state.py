@@ -1,7 +1,7 @@
-"""The state that lending decides on: nodes, the engines that live on them, and the batches that their trainers wait for.
+"""The state that lending decides on: nodes, their engines, and the batches that their trainers wait for.
 
-Invariants: an engine is in `Node.engines` of the node that it names, and of no other; `Engine.node` is empty if it lives on none,
-or was heard of before it was hosted.
+Invariants: an engine is in the `Node.engines` of the node that it names, and of no other; `Engine.node` is empty if it lives on
+no node, or was heard of before its node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Events of nodes from outside, and the decisions which of them are lent. Frozen values with a JSON form.
+"""Events about nodes from outside, and the decisions to lend them. Frozen values with a JSON form.
 
 A node is a machine, or a part of one, with tags. Tagged `rollout`, its engines sample; tagged `train`, a trainer works on it;
-tagged both, its engines sample while the trainer has no use for it (SeamlessFlow, arXiv 2508.11553).
+with both tags, its engines sample while the trainer does not need it (SeamlessFlow, arXiv 2508.11553).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RoleIs:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The wish that an engine is awake, or asleep."""
+    """The command that an engine be awake, or asleep."""
 
     engine: str
     awake: bool

@@ -1,14 +1,14 @@
 """Places calls, has engines pull weights, and moves calls: StaleFlow's coordinator, for one model.
 
-Owns what waits and what runs where, by the events alone (`calls.py`): speculative state, as what was decided counts before any
-engine shows it. The policies decide: `placement`, `sync`, `migration`, `tails`. Invariants:
+Owns the waiting calls and the engine of each running call, from events alone (`calls.py`). This state is speculative: a decision
+counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`, `tails`. Invariants:
 - a call is placed on no engine whose version is below its V;
-- a call that arrived is placed once, unless it leaves before; then nothing more is said about it until it arrives anew;
-- a call waits only while no open engine has room for it, or for one that arrived before it and must be trained sooner;
+- a call that arrived is placed once, unless it leaves first; then nothing is said about it until it arrives again;
+- a call waits only while no open engine has room for it, or for an earlier call that must be trained sooner;
 - while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
-- no call is moved at a moment at which an engine was told to pull.
+- no call is moved at the moment at which an engine is told to pull.
 
-Every event costs the logarithm of the number of engines and calls; a snapshot, once a second, their number.
+Every event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
 """
 
 from __future__ import annotations

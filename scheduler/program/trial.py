@@ -1,12 +1,13 @@
-"""Decides whether a version is at fault, or the engine that fails with it (docs/decisions, "A bad version"). Pure; used by the
-fleet alone.
+"""Decides whether a version is at fault, or the engine that fails with it (docs/decisions, "A bad version"). Pure; only the fleet
+uses it.
 
 A published version is on trial until the first engine has opened with it. Meanwhile:
-- an engine that fails with it is started anew with it: reloads go wrong that starts do not, and processes are killed by chance;
-- an engine that fails with it once more, in a process that was started with it, goes back to the version that was live, and until
-  that is known to go well or not, no other engine is sent on its way;
-- the version is bad once such an engine is open at the version that was live;
-- an engine that fails with the version that was live, too, is itself at fault. So are all, where all do: then nothing is known.
+- an engine that fails with it is restarted with it, because reloads can fail where starts do not, and processes are killed by
+  chance;
+- an engine that fails with it again, in a process that was started with it, goes back to the live version; until the outcome is
+  known, no other engine begins the update;
+- the version is bad once such an engine is open at the live version;
+- an engine that also fails with the live version is itself at fault. If all engines do, the trial decides nothing.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@
 - the weights of an engine change only between a step that ended or froze every request and the step that opens it;
 - an engine is opened only after its probe, by the version that it was probed for;
 - rolling: at most one engine is on its way at a time, counting one that is being restarted;
-- pull: a version is live as soon as one engine runs it; the others go on under the version that they have, and each leaves it
-  when it is told to pull (`placement.py`), for the newest version that there is then. One engine is on its way in any case;
-- versions are taken in the order in which they were published, each to its end; one that is older than the last fails at once,
-  and one that failed is live after all when an engine comes back with it;
-- no engine leaves for a version that an engine's own process failed with, unless that engine is at fault (`trial.py`); the update
-  to a version that is found to be bad is over, and whoever is on its way there is handed to the fleet;
-- every step has a deadline; an engine that misses one, or fails, is handed to the fleet;
-- an engine that sleeps is not waited for; a version is live without any engine if some sleep and none has failed with it.
+- pull: a version is live as soon as one engine runs it. The others continue under their versions until they are told to pull
+  (`placement.py`), and then take the newest. One engine is always on its way;
+- versions are taken in the order in which they were published, each to its end. One that is older than the last fails at once; a
+  failed one becomes live after all if an engine comes back with it;
+- after an engine's own process failed with a version, no other engine leaves for it, unless that engine is at fault (`trial.py`).
+  If the version is bad, its update ends, and engines on their way to it go to the fleet;
+- every step has a deadline; an engine that misses one, or fails, goes to the fleet;
+- sleeping engines are not waited for: a version is live without any engine if some sleep and none has failed with it.
 """
 
 from __future__ import annotations
