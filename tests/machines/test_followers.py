@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from gateway.control.placement import ControlPlacement
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Unavailable
@@ -131,28 +133,23 @@ def coordinator_next(machine: LinkMachine) -> Process:
     return process
 
 
-def test_calls_of_a_follower_that_becomes_the_coordinator_end_with_their_episode() -> None:
+@pytest.mark.parametrize("ended_without_it", [False, True])
+def test_calls_of_a_follower_that_becomes_the_coordinator_end_with_their_episode(
+    ended_without_it: bool,
+) -> None:
+    """Also where the episode ended while the follower had no link."""
     with links("abort") as machine:
         machine.call(1, 150, False, True)
         machine.advance(0.5)
+        if ended_without_it:
+            alone(machine)
+            machine.end_episode(0)
+            machine.advance(1.0)
         process = coordinator_next(machine)
         (work,) = process.works
-        assert not work.recorded
-        machine.end_episode(0)
-        machine.advance(2.0)
-        assert work.recorded
-        assert len(work.call.turn.ids) < 100
-
-
-def test_an_episode_that_ended_without_a_follower_ends_there_when_it_becomes_the_coordinator() -> None:
-    with links("abort") as machine:
-        machine.call(1, 150, False, True)
-        machine.advance(0.5)
-        alone(machine)
-        machine.end_episode(0)
-        machine.advance(1.0)
-        process = coordinator_next(machine)
-        (work,) = process.works
+        if not ended_without_it:
+            assert not work.recorded
+            machine.end_episode(0)
         machine.advance(2.0)
         assert work.recorded
         assert len(work.call.turn.ids) < 100
