@@ -26,7 +26,7 @@ from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import optim, parallel, pretrained, probe
+from trainer.model import activations, optim, parallel, pretrained, probe
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
 from trainer.orders import together
@@ -56,6 +56,7 @@ class Learner:
         """The newest checkpoint; None before the first."""
         self.policy = self._load("float32")
         self.policy.check()
+        activations.checkpoint_layers(self.policy.layers, settings.model.activation_checkpointing)
         compute = pretrained.DTYPES[settings.model.dtype]
         ranks.shard(self.policy, self.policy.layers, None if compute == torch.float32 else compute)
         self.algorithm: Algorithm = create(settings.algorithm)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from trainer.sections.base import Section
 
@@ -17,3 +19,6 @@ class ModelSettings(Section):
     attention: Literal["spans", "rows"] = "spans"
     """`spans`: packed without padding, a prefix that rows share computed once. `rows`: every row apart, by the model's own
     attention; slower, for architectures that do not attend by spans, which the start says."""
+    activation_checkpointing: Annotated[int, Field(ge=0)] = 0
+    """Layers that compute their activations again in the backward pass instead of keeping them: 0 none, 1 all (least memory,
+    about a third more computation), k every k-th."""

@@ -1,0 +1,116 @@
+"""Activation checkpointing against the same passes without it: gradients, what is kept, and how often layers run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.unit.trainer.trees import group
+from trainer.data.packing import lay_out
+from trainer.data.tree import row_of_tokens
+from trainer.errors import ConfigError
+from trainer.learner import Learner
+from trainer.model.activations import checkpoint_layers
+from trainer.model.policy import Policy
+from trainer.settings import Settings
+
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+}  # fmt: skip
+ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    """A learner sets the threads and determinism of the whole process."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def policy_of(name: str) -> Policy:
+    """A tiny random model; Gemma 2 slides its window in every other layer."""
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(name, **SIZES, **({"sliding_window": 5} if name == "gemma2" else {}))
+    return Policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+def gradients(policy: Policy) -> tuple[list[Tensor], int, list[int]]:
+    """The gradients, the bytes kept between the passes beside the weights, and how often each layer's MLP ran."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    kept: dict[int, Tensor] = {}
+    runs = [0] * len(policy.layers)
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def count(index: int) -> Any:
+        def ran(*_: Any) -> None:
+            runs[index] += 1
+
+        return ran
+
+    for index, layer in enumerate(policy.layers):
+        mlp: Any = layer.mlp
+        # Before and not after: the second pass stops inside of it, once it has what the gradient needs.
+        mlp.register_forward_pre_hook(count(index))
+    micro = lay_out([row_of_tokens(row) for row in ROWS])
+    with policy.at_work(micro):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = policy(micro)[0].pow(2).sum()
+        size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        loss.backward()
+    return [p.grad for p in policy.parameters() if p.grad is not None], size, runs
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_layers_that_are_computed_again_have_the_same_gradients_and_keep_less(name: str) -> None:
+    plain, all_kept, once = gradients(policy_of(name))
+    assert once == [1, 1, 1, 1]
+    sizes = {}
+    for every, wanted in {1: [2, 2, 2, 2], 2: [2, 1, 2, 1], 3: [2, 1, 1, 2]}.items():
+        policy = policy_of(name)
+        checkpoint_layers(policy.layers, every)
+        found, sizes[every], runs = gradients(policy)
+        assert runs == wanted
+        assert len(found) == len(plain) and all(map(torch.equal, found, plain))
+    assert sizes[1] < sizes[2] < all_kept and sizes[1] < all_kept / 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_learner_learns_the_same_with_less_kept(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+    """bf16 shards the model, whose weights must be whole again when a layer is computed again."""
+    found = []
+    for every in (0, 1):
+        settings = Settings.parse({
+            "run": {"dir": tmp_path / str(every), "steps": 1, "threads": 1},
+            "gateway": {"url": "http://127.0.0.1:1"},
+            "model": {"path": tiny_model, "dtype": dtype, "activation_checkpointing": every},
+            "optimizer": {"lr": 0.01},
+        })  # fmt: skip
+        learner = Learner.open(settings)
+        learner.train([group("g", [1.0, 0.0])])
+        found.append(learner.published())
+        learner.ranks.leave()
+    plain, again = found
+    initial = load_file(tiny_model / "model.safetensors")
+    assert any(not torch.equal(plain[name], value.to(plain[name].dtype)) for name, value in initial.items())
+    assert plain.keys() == again.keys() and all(torch.equal(plain[name], again[name]) for name in plain)
+
+
+def test_an_architecture_without_layers_is_refused() -> None:
+    layers: list[nn.Module] = []
+    checkpoint_layers(layers, 0)
+    with pytest.raises(ConfigError, match=r"\[model\] activation_checkpointing = 2"):
+        checkpoint_layers(layers, 2)
