@@ -154,9 +154,8 @@ class Learner:
                 self._round.clear()
                 self._accumulate(batch, own)
 
-    @together
     def discard(self) -> None:
-        """Forgets the gradient, and what waits for its round."""
+        """Forgets the gradient, and what waits for its round; the other ranks do so when the next batch begins."""
         self._round.clear()
         self.optimizer.zero_grad()
 

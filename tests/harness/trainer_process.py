@@ -12,7 +12,7 @@ import inspect
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,15 +55,25 @@ REPLAY = {
 """Points that a process passes only if there are versions after its checkpoint."""
 
 
-def start(config: Path, log: Path, point: Point | None) -> multiprocessing.process.BaseProcess:
+RANKS = {
+    "writing shards": Point("trainer.state.checkpoint:parallel", "write", "before"),
+    "gathered": Point("trainer.learner:Learner", "published", "after"),
+}
+"""Points that every rank passes, beside those of the learner in `POINTS`."""
+
+
+def start(
+    config: Path, log: Path, point: Point | None, environ: Mapping[str, str] | None = None
+) -> multiprocessing.process.BaseProcess:
     """`trainer run CONFIG`, its output at the end of `log`. Blocks until the process runs."""
-    process = forks().Process(target=_main, args=(config, log, point), daemon=True)
+    process = forks().Process(target=_main, args=(config, log, point, environ or {}), daemon=True)
     process.start()
     return process
 
 
-def _main(config: Path, log: Path, point: Point | None) -> None:
+def _main(config: Path, log: Path, point: Point | None, environ: Mapping[str, str]) -> None:
     say_to(log)
+    os.environ.update(environ)
     print(f"-- {point}")
     from trainer.cli import app
 

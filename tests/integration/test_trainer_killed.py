@@ -19,10 +19,12 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.models import logprobs
-from tests.harness.trainer_process import POINTS, REPLAY, Point, start
+from tests.harness.ranks import environment, on_ranks
+from tests.harness.trainer_process import POINTS, RANKS, REPLAY, Point, start
 from tests.harness.waiting import until
 from tests.unit.trainer.rollouts import episodes
 from trainer.learner import Learner
+from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
 
@@ -210,3 +212,82 @@ def check_weights(
     assert final.keys() == parameters.keys()
     for name, value in final.items():
         assert torch.equal(value, parameters[name]), name
+
+
+VICTIMS = (
+    (0, "some groups accumulated"),
+    (1, "some groups accumulated"),
+    (1, "gradient whole"),
+    (0, "stepped"),
+    (1, "writing shards"),
+    (0, "checkpoint aside"),
+    (1, "gathered"),
+    (0, "published"),
+)
+"""Ranks and where they die, one for each life of a run on two."""
+
+
+async def run_two(config: Path, victim: int | None = None, point: Point | None = None) -> list[int | None]:
+    """One life of a run on two ranks: how each ended, of itself but for the victim."""
+    port = free_port()
+    ranks = [
+        await asyncio.to_thread(
+            start,
+            config,
+            config.with_suffix(f".{rank}.log"),
+            point if rank == victim else None,
+            environment(rank, 2, port),
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in ranks:
+            await asyncio.to_thread(process.join, LIMIT_S)
+        return [process.exitcode for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def straight_on_two(settings: Settings, work: Path, batches: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Files and probe of every version of an uninterrupted run on the recorded batches."""
+    learner = Learner.open(settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})}))
+    if not learner.ranks.leads:
+        follow(learner)
+        return []
+    written, found = WeightsDirectory(work, settings.model.path), []
+    for version, batch in enumerate(batches, start=1):
+        learner.train(batch)
+        path = written.write(version, version - 1, learner.model, learner.probe, learner.published())
+        manifest = json.loads((path / "manifest.json").read_text())
+        found.append((manifest["files"], manifest["probe"]))
+    dismiss(learner)
+    return found
+
+
+async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_run_learns(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    steps = len(VICTIMS) + 2
+    async with world(tiny_model, tmp_path) as (gateway, engine):
+        config = tmp_path / "trainer.toml"
+        names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": 1}
+        config.write_text(TRAINER.format(**names))
+        for victim, name in VICTIMS:
+            ended = await run_two(config, victim, {**POINTS, **RANKS}[name])
+            said = config.with_suffix(f".{1 - victim}.log").read_text()
+            assert ended[victim] == -signal.SIGKILL, f"{name}: {said[-3000:]}"
+            assert ended[1 - victim] == 1, f"{name}: {said[-3000:]}"
+            assert f"RankLost: rank {1 - victim} lost another rank in step" in said.rpartition("-- ")[2], name
+        assert await run_two(config) == [0, 0], config.with_suffix(".0.log").read_text()[-3000:]
+        status = await gateway.admin.status()
+        assert (status["version"], status["consumed"], status["orphaned_versions"]) == (steps, steps, [])
+        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+    trained = [group.group_id for batch in batches for group in batch]
+    assert len(trained) == len(set(trained)) == steps * BATCH
+    straight, _ = await asyncio.to_thread(
+        on_ranks, 2, straight_on_two, Settings.load(config), tmp_path / "straight", batches
+    )
+    for version, expected in enumerate(straight, start=1):
+        noted = json.loads(engine.given[f"v{version:06d}"])
+        assert (noted["files"], noted["probe"]) == expected, version
