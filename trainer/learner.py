@@ -166,9 +166,9 @@ class Learner:
         reference = self._reference_logprobs(micro)
         with self.policy.at_work(micro):
             logprobs, entropy = self.policy(micro, entropy_grad=self.algorithm.needs_entropy)
-            if not len(micro.at):
-                # A pass for the other ranks' sake.
-                logprobs.sum().backward()
+            if not micro.episodes[0]:
+                # A pass for the other ranks' sake: through every weight that theirs use, with a gradient of 0.
+                (0.0 * logprobs.sum()).backward()
                 return
             loss = self.algorithm.loss(
                 TokenBatch(
@@ -253,7 +253,7 @@ class Learner:
     def _share(self, minibatch: Minibatch) -> list[MicroBatch]:
         """This rank's micro-batches of those that are left: as many as every other rank has, the last maybe an empty one."""
         left, self._round = [*self._round, *minibatch.micros], []
-        shares, nothing = self.ranks.shares, lay_out([row_of_tokens((0, 0), trained_from=2)])
+        shares, nothing = self.ranks.shares, lay_out([row_of_tokens((0, 0))], share=self.policy.shares)
         left += [nothing] * (-len(left) % shares)
         return left[self.ranks.share :: shares]
 

@@ -80,6 +80,8 @@ class Ranks:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+                # One rank's pass may leave weights out, such as the head's in an empty one, or an expert's.
+                module.set_reduce_scatter_unused_params(True)
 
     @property
     def shares(self) -> int:
