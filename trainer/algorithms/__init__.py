@@ -7,10 +7,24 @@ from typing import Any
 import torch
 
 from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, TokenBatch
-from trainer.algorithms.grpo import Grpo, GrpoSettings
+from trainer.algorithms.cispo import CispoSettings, cispo
+from trainer.algorithms.dapo import DapoSettings, dapo
+from trainer.algorithms.dr_grpo import DrGrpoSettings, dr_grpo
+from trainer.algorithms.grpo import GrpoSettings, grpo
+from trainer.algorithms.gspo import GspoSettings, gspo
+from trainer.algorithms.ppo import PpoSettings, ppo
+from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings, reinforce_plus_plus
+from trainer.algorithms.rloo import RlooSettings, rloo
 
 REGISTRY: dict[str, tuple[type[AlgorithmSettings], Any]] = {
-    "grpo": (GrpoSettings, Grpo),
+    "cispo": (CispoSettings, cispo),
+    "dapo": (DapoSettings, dapo),
+    "dr_grpo": (DrGrpoSettings, dr_grpo),
+    "grpo": (GrpoSettings, grpo),
+    "gspo": (GspoSettings, gspo),
+    "ppo": (PpoSettings, ppo),
+    "reinforce++": (ReinforcePlusPlusSettings, reinforce_plus_plus),
+    "rloo": (RlooSettings, rloo),
 }
 """The value of `[algorithm] type`: the settings' type, and what is called with them to make the algorithm."""
 
@@ -25,4 +39,5 @@ def create(settings: AlgorithmSettings) -> Algorithm:
 
 def learns_from_one(algorithm: Algorithm) -> bool:
     """Returns whether an episode alone in its group teaches anything; it does not where a group's episodes are compared."""
-    return bool(algorithm.advantages([torch.ones(1, dtype=torch.float64)])[0].any())
+    rewards = torch.eye(2, dtype=torch.float64)[0]
+    return any(bool(advantages.any()) for advantages in algorithm.advantages(rewards.split(1)))

@@ -1,29 +1,48 @@
-"""Importance correction: what to do about tokens that the policy being trained would have sampled differently.
+"""Ratios of two policies: how much likelier one makes what the other sampled, by token and by episode.
 
 The sampler and the trainer differ twice over: by staleness (the sampler's weights are older) and by arithmetic (another
-engine, other kernels, other dtypes). Both are one ratio, trainer over sampler, per token. Pure tensor maths.
+engine, other kernels, other dtypes). Both are one ratio, trainer over sampler. Pure tensor maths.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-
-def importance_ratio(logprobs: Tensor, recorded: Tensor) -> Tensor:
-    """exp(trainer - recorded) per token, detached; any shape, in nats.
-
-    The exponent is clamped to +-20, far outside of what any cap lets through, so that no ratio is infinite.
-    """
-    return (logprobs.detach() - recorded).clamp(-20.0, 20.0).exp()
+LIMIT = 20.0
+"""Bound of a log-ratio: far outside of what any correction lets through, and small enough that no ratio is infinite."""
 
 
-def truncated_importance_weight(ratio: Tensor, cap: float, floor: float = 0.0) -> Tensor:
-    """The ratio between `floor` and `cap`: truncated importance sampling; 0 and infinity are no bounds.
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """The log-ratios of the trained tokens of a micro-batch, and ratios made of them; all of shape (trained,), no gradient."""
 
-    Source: Ionides, "Truncated Importance Sampling" (2008); per token between an inference engine and a trainer: Yao et al.,
-    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025).
-    """
-    return ratio.clamp(floor, cap)
+    logs: Tensor
+    """log-probability under the policy that is trained - that under the policy that sampled; float32 or float64, nats."""
+    sequences: Tensor
+    """int64: the token's episode, from 0 to `episodes` - 1."""
+    episodes: int
+
+    def by_token(self) -> Tensor:
+        """The ratio of each token."""
+        return self.logs.clamp(-LIMIT, LIMIT).exp()
+
+    def by_sequence(self) -> Tensor:
+        """The ratio of the token's whole episode: the product over its trained tokens."""
+        return self._sums().clamp(-LIMIT, LIMIT).exp()[self.sequences].to(self.logs.dtype)
+
+    def geometric(self) -> Tensor:
+        """The geometric mean of the ratios of the token's episode, which does not grow or vanish with its length."""
+        counts = torch.bincount(self.sequences, minlength=self.episodes).clamp(min=1)
+        means = (self._sums() / counts).clamp(-LIMIT, LIMIT)
+        return means.exp()[self.sequences].to(self.logs.dtype)
+
+    def _sums(self) -> Tensor:
+        """The sum of the log-ratios of each episode, shape (episodes,), float64."""
+        logs = self.logs.double()
+        return logs.new_zeros(self.episodes).index_add(0, self.sequences, logs)
 
 
 def outside_trust_region(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gateway.types import Episode, Group, Node, TokenFlag
 from tests.harness.plain_model import plain_logits
 from tests.unit.trainer.trees import prompt, sampled
+from trainer.algorithms import create
+from trainer.algorithms.ppo import PpoSettings
 from trainer.errors import FeedBroken
 from trainer.learner import Learner
 from trainer.settings import Settings
@@ -358,3 +361,54 @@ def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, t
     assert all(map(torch.equal, learner.model.parameters(), before))
     assert all(np.isfinite(value) for value in measured.values())
     assert (measured["trained_tokens"], measured["groups"], measured["loss"]) == (0, 0, 0)
+
+
+def test_minibatches_are_steps_of_their_own_around_the_weights_at_the_batchs_beginning(
+    exact_model: Path, tmp_path: Path
+) -> None:
+    learner = learner_of(exact_model, tmp_path, "token", 40, 0.0, 0.0)
+    learner.algorithm = create(PpoSettings(minibatches=2, importance_cap=float("inf")))
+    groups, seen = batch_of()[:3], []
+    initial = copy.deepcopy(learner.model)
+    (adamw,) = learner.optimizer.parts
+    adamw.register_step_pre_hook(
+        lambda *_: seen.append(
+            (copy.deepcopy(learner.model), [p.grad.clone() for p in learner.model.parameters()])
+        )
+    )
+    batch = learner.begin()
+    for group in groups:
+        learner.take(batch, [group])
+        assert all(p.grad is None for p in learner.model.parameters()), "nothing streams"
+    learner.step(batch)
+    assert learner.version == 1
+    assert len(seen) == 2
+    for (weights, gradient), part in zip(seen, (groups[:1], groups[1:]), strict=True):
+        expected = torch.autograd.grad(decoupled_loss(weights, initial, part), list(weights.parameters()))
+        for ours, theirs in zip(gradient, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def decoupled_loss(weights: Any, initial: Any, groups: Sequence[Group]) -> Tensor:
+    """AReaL's objective by plain autograd: pi_prox / pi_behav times PPO's surrogate around the initial weights."""
+    terms = []
+    for group in groups:
+        rewards = np.array([e.reward for e in group.episodes])
+        for episode, reward in zip(group.episodes, rewards, strict=True):
+            advantage = float((reward - rewards.mean()) / rewards.std())
+            for node in episode.nodes:
+                if node.sampled and not node.mask_reason:
+                    new, proximal = (logprobs_of(model, episode, node) for model in (weights, initial))
+                    stale = (proximal - torch.from_numpy(node.logprobs.astype(np.float64))).exp().detach()
+                    moved = (new - proximal.detach()).exp()
+                    bounded = moved.clamp(0.8, 1.2)
+                    loss = -stale * torch.minimum(moved * advantage, bounded * advantage)
+                    terms.append(loss[torch.from_numpy(node.flags == 0)])
+    return torch.cat(terms).sum() / len(torch.cat(terms))
+
+
+def logprobs_of(model: Any, episode: Episode, node: Node) -> Tensor:
+    ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
+    rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
+    every = (plain_logits(model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
+    return every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithms import TokenBatch, learns_from_one
-from trainer.algorithms.grpo import Grpo, GrpoSettings
+from trainer.algorithms import TokenBatch, create, learns_from_one
+from trainer.algorithms.grpo import GrpoSettings, grpo
+from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 
 
 def test_advantages_are_centred_and_scaled() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     std = math.sqrt((0.25 * 4) / 5)
     expected = torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(Grpo(GrpoSettings()).advantages([rewards])[0], expected / std)
-    centred = Grpo(GrpoSettings(normalise_std=False)).advantages([rewards])[0]
+    torch.testing.assert_close(grpo(GrpoSettings()).advantages([rewards])[0], expected / std)
+    centred = grpo(GrpoSettings(normalise_std=False)).advantages([rewards])[0]
     torch.testing.assert_close(centred, expected)
 
 
 @pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [1.0], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3, 0.3]])
 def test_a_group_with_equal_rewards_teaches_nothing(rewards: list[float]) -> None:
-    advantages = Grpo(GrpoSettings()).advantages([torch.tensor(rewards, dtype=torch.float64)])[0]
+    advantages = grpo(GrpoSettings()).advantages([torch.tensor(rewards, dtype=torch.float64)])[0]
     assert advantages.tolist() == [0.0] * len(rewards)
 
 
 def test_an_episode_alone_in_its_group_teaches_only_algorithms_that_do_not_compare() -> None:
-    class Plain(Grpo):
-        def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
-            return [*rewards]
-
-    assert not learns_from_one(Grpo(GrpoSettings()))
-    assert learns_from_one(Plain(GrpoSettings()))
+    assert not learns_from_one(grpo(GrpoSettings()))
+    assert learns_from_one(create(ReinforcePlusPlusSettings()))
 
 
 def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor) -> TokenBatch:
@@ -59,7 +55,7 @@ def test_gradient_is_weight_times_advantage_and_zero_outside_the_clip() -> None:
     settings = GrpoSettings(clip_low=0.2, clip_high=0.28, importance_cap=2.0)
     batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages)
     batch = TokenBatch(**{n: getattr(batch, n) for n in batch.__slots__ if n != "reference"})
-    loss = Grpo(settings).loss(batch)
+    loss = grpo(settings).loss(batch)
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     expected = torch.tensor([-1.0, 0.0, 1.5, -0.5, 0.0, 2.0], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
@@ -71,7 +67,7 @@ def test_importance_weights_have_a_floor_too_where_the_clip_leaves_a_gradient() 
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
     logprobs = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
     batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages)
-    loss = Grpo(GrpoSettings(importance_floor=0.5)).loss(replace(batch, reference=None))
+    loss = grpo(GrpoSettings(importance_floor=0.5)).loss(replace(batch, reference=None))
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     expected = torch.tensor([-0.5, 0.0, -0.9, 2.0], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
@@ -81,7 +77,7 @@ def test_importance_weights_have_a_floor_too_where_the_clip_leaves_a_gradient() 
 def test_the_kl_term_pulls_in_proportion_to_the_gap_however_great_it_is(gap: float) -> None:
     logprobs = torch.tensor([-1.0], requires_grad=True)
     batch = token_batch(logprobs, logprobs.detach(), torch.zeros(1))
-    loss = Grpo(GrpoSettings(kl_coef=0.1)).loss(replace(batch, reference=logprobs.detach() - gap))
+    loss = grpo(GrpoSettings(kl_coef=0.1)).loss(replace(batch, reference=logprobs.detach() - gap))
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     assert float(gradient) == pytest.approx(0.1 * gap, rel=1e-5)
 
@@ -95,7 +91,7 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
     recorded = -torch.rand(rows, length, dtype=torch.float64) * 3
     advantages = torch.randn(rows, 1, dtype=torch.float64).expand(rows, length)
     train = torch.rand(rows, length) < 0.6
-    algorithm = Grpo(GrpoSettings(kl_coef=0.05, entropy_coef=0.01))
+    algorithm = grpo(GrpoSettings(kl_coef=0.05, entropy_coef=0.01))
 
     def total(part: slice) -> Tensor:
         scaled = (features[part] @ weight).log_softmax(-1)
@@ -124,5 +120,5 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch() -> None:
 def test_an_entropy_without_a_bonus_is_not_part_of_the_loss() -> None:
     logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     batch = token_batch(logprobs, logprobs.detach(), torch.ones(1, dtype=torch.float64))
-    loss = Grpo(GrpoSettings()).loss(replace(batch, entropy=torch.full((1,), math.nan)))
+    loss = grpo(GrpoSettings()).loss(replace(batch, entropy=torch.full((1,), math.nan)))
     assert float(loss.total.detach()) == 1.0

@@ -43,7 +43,7 @@ def test_defaults() -> None:
         ("[batch]\ntoken = 1", "batch.token"),
         ("[surprise]", "surprise"),
         ("[algorithm]\ntype = 'grpo'\nclip = 0.1", "clip"),
-        ("[algorithm]\ntype = 'unknown'", "none of grpo"),
+        ("[algorithm]\ntype = 'unknown'", "none of cispo, dapo, dr_grpo, grpo"),
         ("[algorithm]\nkl_coef = -1", "kl_coef"),
         ("[weights]\nkeep = 1", "weights.keep"),
         ("[rollout]\nagent = 'no function'\ntasks = 'x'", "rollout.agent"),

@@ -1,0 +1,255 @@
+"""Each algorithm and correction against its paper's formula, written as loops over episodes and tokens, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.algorithms import REGISTRY, Algorithm, TokenBatch, create
+
+LENGTHS = (7, 1, 4, 6, 3)
+ADVANTAGES = (1.2, 0.7, -0.4, -1.1, 0.9)
+UNBOUNDED = math.inf
+Episodes = list[Tensor]
+
+
+def algorithm_of(**settings: Any) -> Algorithm:
+    return create(REGISTRY[settings["type"]][0].model_validate(settings))
+
+
+def samples() -> tuple[Episodes, Episodes, Episodes]:
+    """Log-probabilities by episode: under the trained, the proximal and the sampling weights."""
+    generator = torch.Generator().manual_seed(11)
+
+    def noise(n: int, scale: float) -> Tensor:
+        return scale * torch.randn(n, dtype=torch.float64, generator=generator)
+
+    recorded = [-1.5 + noise(n, 0.3) for n in LENGTHS]
+    proximal = [r + noise(len(r), 0.25) for r in recorded]
+    trained = [(p + noise(len(p), 0.15)).requires_grad_() for p in proximal]
+    return trained, proximal, recorded
+
+
+def gradient_of(algorithm: Algorithm, with_proximal: bool = False, split: int | None = None) -> list[Tensor]:
+    """What the learner would be given: the gradient of the sum over micro-batches, over the normaliser."""
+    trained, proximal, recorded = samples()
+    order = range(len(LENGTHS))
+    parts = [list(order)] if split is None else [list(order[:split]), list(order[split:])]
+    for part in parts:
+        counts = torch.tensor([LENGTHS[i] for i in part])
+        weights = 1 / counts.double() if algorithm.sequence_mean else torch.ones(len(part))
+        loss = algorithm.loss(
+            TokenBatch(
+                logprobs=torch.cat([trained[i] for i in part]),
+                entropy=torch.zeros(int(counts.sum())),
+                recorded=torch.cat([recorded[i] for i in part]),
+                advantages=torch.tensor([ADVANTAGES[i] for i in part], dtype=torch.float64).repeat_interleave(
+                    counts
+                ),
+                weights=weights.double().repeat_interleave(counts),
+                sequences=torch.arange(len(part)).repeat_interleave(counts),
+                episodes=len(part),
+                proximal=torch.cat([proximal[i] for i in part]) if with_proximal else None,
+            )
+        )
+        loss.total.backward()
+    divisor = algorithm.normaliser(sum(LENGTHS), len(LENGTHS))
+    return [t.grad / divisor for t in trained if t.grad is not None]
+
+
+def clip(ratio: Tensor, low: float, high: float) -> Tensor:
+    return ratio.clamp(1 - low, 1 + high)
+
+
+def surrogate(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    """PPO's min(r A, clip(r) A)."""
+    return torch.minimum(ratio * advantage, clip(ratio, low, high) * advantage)
+
+
+def dapo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """DAPO, equation 8."""
+    total = torch.zeros((), dtype=torch.float64)
+    for n, o, a in zip(new, old, ADVANTAGES, strict=True):
+        for j in range(len(n)):
+            total = total + surrogate((n[j] - o[j]).exp(), a, 0.2, 0.28)
+    return total / sum(LENGTHS)
+
+
+def grpo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """DeepSeekMath, equation 3, without its KL term."""
+    each = [
+        torch.stack([surrogate((n[j] - o[j]).exp(), a, 0.2, 0.2) for j in range(len(n))]).mean()
+        for n, o, a in zip(new, old, ADVANTAGES, strict=True)
+    ]
+    return torch.stack(each).mean()
+
+
+def dr_grpo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """Dr. GRPO: the sum over an episode's tokens over a constant."""
+    each = [
+        torch.stack([surrogate((n[j] - o[j]).exp(), a, 0.2, 0.2) for j in range(len(n))]).sum() / 9
+        for n, o, a in zip(new, old, ADVANTAGES, strict=True)
+    ]
+    return torch.stack(each).mean()
+
+
+def rloo_objective(new: Episodes, _: Episodes, __: Episodes) -> Tensor:
+    """RLOO: the episode is one action."""
+    return torch.stack([a * n.sum() for n, a in zip(new, ADVANTAGES, strict=True)]).mean()
+
+
+def gspo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """GSPO, equations 5 and 7."""
+    each = [
+        surrogate(((n - o).sum() / len(n)).exp(), a, 0.005, 0.005)
+        for n, o, a in zip(new, old, ADVANTAGES, strict=True)
+    ]
+    return torch.stack(each).mean()
+
+
+def cispo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """MiniMax-M1, equations 4 and 5."""
+    total = torch.zeros((), dtype=torch.float64)
+    for n, o, a in zip(new, old, ADVANTAGES, strict=True):
+        for j in range(len(n)):
+            total = total + min(math.exp(float((n[j] - o[j]).detach())), 1.3) * a * n[j]
+    return total / sum(LENGTHS)
+
+
+def decoupled_objective(new: Episodes, proximal: Episodes, old: Episodes) -> Tensor:
+    """AReaL, equation 5: pi_prox / pi_behav times PPO's surrogate around the proximal policy."""
+    total = torch.zeros((), dtype=torch.float64)
+    for n, p, o, a in zip(new, proximal, old, ADVANTAGES, strict=True):
+        for j in range(len(n)):
+            total = total + (p[j] - o[j]).exp() * surrogate((n[j] - p[j]).exp(), a, 0.1, 0.1)
+    return total / sum(LENGTHS)
+
+
+OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episodes], Tensor]]] = {
+    "dapo": ({"type": "dapo", "importance_cap": UNBOUNDED}, dapo_objective),
+    "reinforce++": ({"type": "reinforce++", "importance_cap": UNBOUNDED, "clip_high": 0.28}, dapo_objective),
+    "grpo": (
+        {"type": "grpo", "importance_cap": UNBOUNDED, "clip_high": 0.2, "normaliser": "sequence"},
+        grpo_objective,
+    ),
+    "dr_grpo": ({"type": "dr_grpo", "importance_cap": UNBOUNDED, "length": 9}, dr_grpo_objective),
+    "rloo": ({"type": "rloo", "correction": "none"}, rloo_objective),
+    "gspo": ({"type": "gspo", "clip_low": 0.005, "clip_high": 0.005}, gspo_objective),
+    "cispo": ({"type": "cispo", "importance_cap": 1.3}, cispo_objective),
+    "ppo": (
+        {"type": "ppo", "importance_cap": UNBOUNDED, "clip_low": 0.1, "clip_high": 0.1},
+        decoupled_objective,
+    ),
+}
+
+
+def test_every_algorithm_has_its_formula_here() -> None:
+    assert OBJECTIVES.keys() == REGISTRY.keys()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_is_that_of_the_papers_objective(name: str) -> None:
+    settings, objective = OBJECTIVES[name]
+    trained, proximal, recorded = samples()
+    expected = torch.autograd.grad(-objective(trained, proximal, recorded), trained)
+    found = gradient_of(algorithm_of(**settings), with_proximal=name == "ppo")
+    assert any(bool((e == 0).any()) for e in expected) or name in ("rloo", "cispo"), "something is clipped"
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradients_of_micro_batches_add_up(name: str) -> None:
+    algorithm = algorithm_of(**OBJECTIVES[name][0])
+    whole, parts = gradient_of(algorithm), gradient_of(algorithm, split=2)
+    for ours, theirs in zip(parts, whole, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def product(new: Tensor, old: Tensor) -> float:
+    return math.exp(sum(float(a - b) for a, b in zip(new, old, strict=True)))
+
+
+CORRECTED: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, int], float]]] = {
+    "none": ({"correction": "none"}, lambda n, o, j: 1.0),
+    "tis_token": (
+        {"importance_floor": 0.9, "importance_cap": 1.1},
+        lambda n, o, j: min(max(math.exp(float(n[j] - o[j])), 0.9), 1.1),
+    ),
+    "tis_sequence": (
+        {"correction": "tis_sequence", "importance_floor": 0.9, "importance_cap": 1.5},
+        lambda n, o, j: min(max(product(n, o), 0.9), 1.5),
+    ),
+    "icepop": (
+        {"correction": "icepop", "importance_floor": 0.8, "importance_cap": 1.2},
+        lambda n, o, j: r if 0.8 <= (r := math.exp(float(n[j] - o[j]))) <= 1.2 else 0.0,
+    ),
+    "mask_token": (
+        {"correction": "none", "mask_token": [0.8, 1.2]},
+        lambda n, o, j: float(0.8 <= math.exp(float(n[j] - o[j])) <= 1.2),
+    ),
+    "mask_sequence": (
+        {"correction": "none", "mask_sequence": [0.7, 1.4]},
+        lambda n, o, j: float(0.7 <= product(n, o) <= 1.4),
+    ),
+    "mask_geometric": (
+        {"correction": "none", "mask_geometric": [0.9, 1.1]},
+        lambda n, o, j: float(0.9 <= product(n, o) ** (1 / len(n)) <= 1.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_a_correction_weighs_each_token_as_its_formula_says(name: str) -> None:
+    settings, weight = CORRECTED[name]
+    trained, _, recorded = samples()
+    expected = [
+        torch.tensor([-weight(n, o, j) * a / len(LENGTHS) for j in range(len(n))], dtype=torch.float64)
+        for n, o, a in zip([t.detach() for t in trained], recorded, ADVANTAGES, strict=True)
+    ]
+    found = gradient_of(algorithm_of(type="rloo", **settings))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    if name != "none":
+        plain = gradient_of(algorithm_of(type="rloo", correction="none"))
+        assert not all(map(torch.equal, found, plain)), "it acts"
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_what_needs_whole_episodes_says_so(name: str) -> None:
+    whole = name in ("tis_sequence", "mask_sequence", "mask_geometric")
+    assert algorithm_of(type="dapo", **CORRECTED[name][0]).whole_episodes == whole
+    assert algorithm_of(type="gspo").whole_episodes
+
+
+REWARDS = ((1.0, 0.0, 0.5, 0.5), (2.0, -1.0), (0.3, 0.1 + 0.2), (4.0,))
+
+
+def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    if name == "reinforce++":
+        every = [reward for group in groups for reward in group]
+        return [[(r - fmean(every)) / pstdev(every) for r in group] for group in groups]
+    if name == "rloo":
+        return [
+            [r - fmean([*group[:i], *group[i + 1 :]]) if len(group) > 1 else 0.0 for i, r in enumerate(group)]
+            for group in groups
+        ]
+    scales = [1.0 if name == "dr_grpo" or pstdev(group) < 1e-9 else pstdev(group) for group in groups]
+    return [[(r - fmean(group)) / s for r in group] for group, s in zip(groups, scales, strict=True)]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_advantages_are_those_of_the_paper(name: str) -> None:
+    algorithm = algorithm_of(**OBJECTIVES[name][0])
+    found = algorithm.advantages([torch.tensor(group, dtype=torch.float64) for group in REWARDS])
+    for ours, theirs in zip(found, by_hand(name, REWARDS), strict=True):
+        assert ours.tolist() == pytest.approx(theirs, abs=1e-12)
+    if name != "reinforce++":
+        assert found[2].tolist() == [0.0, 0.0], "rounding is no advantage"
+    assert algorithm.scope == ("batch" if name == "reinforce++" else "group")

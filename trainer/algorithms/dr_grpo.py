@@ -1,0 +1,35 @@
+"""Dr. GRPO: GRPO without its two biases, the division by the standard deviation and the one by the episode's length.
+
+Source: Liu et al., "Understanding R1-Zero-Like Training: A Critical Perspective" (2025).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.algorithms.baselines import group_mean
+from trainer.algorithms.policy_gradient import ClippedSettings, PolicyGradient, clipped, corrects_sequences
+
+
+class DrGrpoSettings(ClippedSettings):
+    """`[algorithm]` with `type = "dr_grpo"`."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+    length: int = Field(ge=1, le=2**24)
+    """The number by which the sum over an episode's tokens is divided, whatever its length: the most tokens that an episode may
+    sample. It scales the gradient alone."""
+
+
+def dr_grpo(settings: DrGrpoSettings) -> PolicyGradient:
+    """reward - mean of the group; each episode's sum over a constant."""
+    return PolicyGradient(
+        settings,
+        baseline=partial(group_mean, normalise_std=False),
+        importance=clipped(settings),
+        average="constant",
+        length=settings.length,
+        sequence_ratios=corrects_sequences(settings),
+    )

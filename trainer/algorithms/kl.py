@@ -1,0 +1,27 @@
+"""Estimates of the KL divergence between two policies, by token. Pure tensor maths.
+
+Source: Schulman, "Approximating KL Divergence" (2020).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+LIMIT = 20.0
+"""Bound of the exponent, so that no estimate is infinite."""
+
+
+def k3(sampler: Tensor, other: Tensor) -> Tensor:
+    """The k3 estimate of KL(sampler || other), any shape, nats: never negative, unbiased for tokens of `sampler`."""
+    gap = (other - sampler).clamp(-LIMIT, LIMIT)
+    return gap.exp() - gap - 1.0
+
+
+def weighted_k3(logprobs: Tensor, reference: Tensor, weight: Tensor) -> Tensor:
+    """k3 of KL(logprobs || reference) times the importance weight, with the gradient weight * (logprobs - reference).
+
+    The ratio is part of the gradient (TRL: `use_bias_correction_kl`), for the tokens are not the trained policy's. Written out,
+    for autograd would add exp(reference - logprobs) to its own negative, which cancels badly where the two differ much.
+    """
+    value = logprobs.detach()
+    return weight * (k3(value, reference) + (value - reference) * (logprobs - value))

@@ -1,0 +1,54 @@
+"""PPO's clipped objective with several optimizer steps on one batch, and the group as the baseline in place of a critic.
+
+Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); Hilton et al., "Batch size-invariance for policy
+optimization" (2021) for the decoupled objective; Fu et al., "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for
+Language Reasoning" (2025) for its use where samples are stale.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.algorithms.base import TokenBatch
+from trainer.algorithms.baselines import group_mean
+from trainer.algorithms.policy_gradient import (
+    ClippedSettings,
+    Importance,
+    PolicyGradient,
+    corrected,
+    corrects_sequences,
+    sampler_ratios,
+)
+from trainer.corrections.ratio import Ratios, outside_trust_region
+
+
+class PpoSettings(ClippedSettings):
+    """`[algorithm]` with `type = "ppo"`."""
+
+    type: Literal["ppo"] = "ppo"
+    normalise_std: bool = True
+    """Divide a group's advantages by the standard deviation of its rewards."""
+    minibatches: int = Field(4, ge=1, le=64)
+    """Parts into which the groups of a batch are cut, each of them one optimizer step. The clip bounds how far the steps before
+    have moved the policy, so with 1 it does nothing."""
+
+
+def ppo(settings: PpoSettings) -> PolicyGradient:
+    """Staleness is corrected by the importance weight, proximal over sampler; the clip is of the ratio trained over proximal."""
+
+    def importance(batch: TokenBatch) -> Importance:
+        proximal = batch.logprobs if batch.proximal is None else batch.proximal
+        moved = Ratios((batch.logprobs - proximal).detach(), batch.sequences, batch.episodes).by_token()
+        outside = outside_trust_region(moved, batch.advantages, settings.clip_low, settings.clip_high)
+        return Importance(corrected(sampler_ratios(batch), settings) * moved, outside)
+
+    return PolicyGradient(
+        settings,
+        baseline=partial(group_mean, normalise_std=settings.normalise_std),
+        importance=importance,
+        minibatches=settings.minibatches,
+        sequence_ratios=corrects_sequences(settings),
+    )
