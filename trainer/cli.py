@@ -1,4 +1,4 @@
-"""`trainer run | eval | warmstart`. Heavy imports are inside the commands, so that `--help` is instant."""
+"""`trainer run | eval | export | warmstart`. Heavy imports are inside the commands, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -24,8 +24,18 @@ _EXTRA = ("tensorboard", "torch", "transformers")
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="A setting in the place of the file's, such as optimizer.lr=1e-6; may be repeated.",
+    ),
+]
+
+
 @app.command("run")
-def run_command(config: Config) -> None:
+def run_command(config: Config, changes: Changes = None) -> None:
     """Train: lease batches, update the model, publish the weights; stop with ctrl-c or a kill, go on with the same command.
 
     Forward and backward begin with a batch's first groups, before it is whole. A start goes on from the newest checkpoint under
@@ -40,7 +50,7 @@ def run_command(config: Config) -> None:
         from trainer.model.parallel import own_rank
         from trainer.settings import Settings
 
-        settings = Settings.load(config)
+        settings = Settings.load(config, changes or ())
         if own_rank() == 0:
             _main(run(settings))
         else:
@@ -54,13 +64,32 @@ def eval_command(
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Also write the result and every outcome here.")
     ] = None,
+    changes: Changes = None,
 ) -> None:
     """Run `[rollout] agent` once per task, outside of training; the last line of output is one JSON object."""
     with _plain_errors():
         from trainer.commands.evaluate import evaluate
         from trainer.settings import Settings
 
-        _main(evaluate(Settings.load(config), tasks, json_out))
+        _main(evaluate(Settings.load(config, changes or ()), tasks, json_out))
+
+
+@app.command("export")
+def export_command(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Where the directory goes; it must not exist.", file_okay=False)],
+    version: Annotated[
+        int | None, typer.Option(min=0, help="A checkpoint's version; the newest, if none is named.")
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Write a checkpoint's weights as a Hugging Face directory, tokenizer included, which transformers and vLLM load."""
+    with _plain_errors():
+        from trainer.commands.export import export
+        from trainer.settings import Settings
+
+        exported = export(Settings.load(config, changes or ()), out, version)
+        typer.echo(f"{out}: version {exported}; serve it with: vllm serve {out}")
 
 
 @app.command("warmstart")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,23 @@ def _algorithm(value: Any) -> AlgorithmSettings:
         raise ValueError("; ".join(complaints(error, kind))) from error
 
 
+def _set(values: dict[str, Any], change: str) -> None:
+    """Puts `table.key=value` into a file's values; what is no TOML value is a string. Raises ConfigError."""
+    name, equals, text = change.partition("=")
+    *tables, key = (part.strip() for part in name.split("."))
+    if not equals or not tables or not all((*tables, key)):
+        raise ConfigError(f"--set {change}: table.key=value is needed, such as optimizer.lr=1e-6")
+    table = values
+    for part in tables:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {change}: {part} is no table")
+    try:
+        table[key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[key] = text.strip()
+
+
 class Settings(Section):
     """The whole file."""
 
@@ -68,13 +86,15 @@ class Settings(Section):
     weights: WeightsSettings = WeightsSettings()
 
     @classmethod
-    def load(cls, path: Path) -> Settings:
-        """Reads a TOML file. Raises ConfigError."""
+    def load(cls, path: Path, changes: Sequence[str] = ()) -> Settings:
+        """Reads a TOML file; `changes` are `table.key=value` in the place of what it says. Raises ConfigError."""
         try:
             values = tomllib.loads(path.read_text())
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
-        return cls.parse(values, str(path))
+        for change in changes:
+            _set(values, change)
+        return cls.parse(values, " ".join([str(path), *(f"--set {change}" for change in changes)]))
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "settings") -> Settings:

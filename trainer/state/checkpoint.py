@@ -188,13 +188,13 @@ def _said(state: dict[str, Any]) -> CheckpointMeta:
 
 def newest(directory: Path) -> Path | None:
     """The checkpoint of the highest version, or None."""
-    return max(_all(directory), key=version_of, default=None)
+    return max(all_of(directory), key=version_of, default=None)
 
 
 def prune(directory: Path, keep: int) -> None:
     """Removes all but the newest `keep` checkpoints."""
     sweep(directory)
-    for old in sorted(_all(directory), key=version_of)[:-keep]:
+    for old in sorted(all_of(directory), key=version_of)[:-keep]:
         remove(old)
 
 
@@ -211,7 +211,8 @@ def version_of(directory: Path) -> int:
     return int(match[1])
 
 
-def _all(directory: Path) -> list[Path]:
+def all_of(directory: Path) -> list[Path]:
+    """The checkpoints of a folder, in no order."""
     if not directory.is_dir():
         return []
     return [d for d in directory.iterdir() if _NAME.fullmatch(d.name) and d.is_dir()]

@@ -99,3 +99,37 @@ def test_a_model_that_is_none_is_said_by_its_setting(
     result = CliRunner().invoke(app, ["run", str(config)])
     assert result.exit_code == 2, result.output
     assert f"[model] path = '{model}'" in result.output and said in result.output
+
+
+def test_settings_of_the_command_line_stand_in_the_place_of_the_files(tmp_path: Path) -> None:
+    config = tmp_path / "trainer.toml"
+    config.write_text(MINIMAL)
+    changes = [
+        "optimizer.lr=1e-6",
+        "run.dir=runs/y",
+        "algorithm.mask_token=[0.5, 2.0]",
+        "gateway.nodes=['a']",
+    ]
+    settings = Settings.load(config, changes)
+    assert (settings.optimizer.lr, settings.run.dir, settings.run.steps) == (1e-6, Path("runs/y"), 3)
+    assert isinstance(settings.algorithm, GrpoSettings)
+    assert (settings.algorithm.mask_token, settings.gateway.nodes) == ((0.5, 2.0), ("a",))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("optimizer.epss=1", "did you mean `eps`?"),
+        ("optimizer.lr=fast", "optimizer.lr: Input should be a valid number"),
+        ("lr=1", "--set lr=1: table.key=value is needed"),
+        ("optimizer.lr", "--set optimizer.lr: table.key=value is needed"),
+        ("run.steps.more=1", "steps is no table"),
+    ],
+)
+def test_a_wrong_setting_of_the_command_line_is_named(tmp_path: Path, change: str, said: str) -> None:
+    config = tmp_path / "trainer.toml"
+    config.write_text(MINIMAL)
+    result = CliRunner().invoke(app, ["run", str(config), "--set", change])
+    assert result.exit_code == 2
+    assert said in result.output
+    assert change in result.output, "the file alone does not say it"

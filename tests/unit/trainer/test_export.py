@@ -1,0 +1,71 @@
+"""`trainer export`: a directory that transformers loads by itself, with the weights of the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from tests.unit.trainer.trees import group
+from trainer.cli import app
+from trainer.learner import Learner
+from trainer.settings import Settings
+
+CONFIG = """
+[run]
+dir = "{work}/run"
+steps = 3
+device = "cpu"
+[gateway]
+url = "http://127.0.0.1:1"
+[model]
+path = "{model}"
+[optimizer]
+lr = 1e-2
+"""
+
+
+@pytest.fixture
+def config(tiny_model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "trainer.toml"
+    path.write_text(CONFIG.format(work=tmp_path, model=tiny_model))
+    return path
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["export", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_an_export_is_the_checkpoint_as_transformers_reads_it(config: Path, tmp_path: Path) -> None:
+    learner = Learner.open(Settings.load(config))
+    weights = []
+    for version in range(2):
+        learner.train([group(f"g{version}", [1.0, 0.0, 0.5], version=version)])
+        learner.save_checkpoint()
+        weights.append({name: value.clone() for name, value in learner.model.state_dict().items()})
+    for arguments, expected in (([], weights[1]), (["--version", 1], weights[0])):
+        out = tmp_path / f"out{len(arguments)}"
+        code, said = invoke(config, "--out", out, *arguments)
+        assert code == 0, said
+        found = AutoModelForCausalLM.from_pretrained(out).state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        assert "headgate" not in (out / "config.json").read_text(), "nothing of ours is needed to load it"
+        assert AutoTokenizer.from_pretrained(out)("hello")["input_ids"]
+    assert not torch.equal(*(w["model.embed_tokens.weight"] for w in weights))
+
+
+def test_what_cannot_be_exported_is_said(config: Path, tmp_path: Path) -> None:
+    assert invoke(config, "--out", tmp_path)[0] == 2
+    code, said = invoke(config, "--out", tmp_path / "out")
+    assert (code, "there is no checkpoint" in said) == (1, True)
+    learner = Learner.open(Settings.load(config))
+    learner.train([group("g", [1.0, 0.0])])
+    learner.save_checkpoint()
+    code, said = invoke(config, "--out", tmp_path / "out", "--version", 7)
+    assert (code, "no checkpoint of version 7; there are: 1" in said) == (1, True)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,33 @@
+"""`trainer export`: the weights of a checkpoint as a Hugging Face directory, with the tokenizer's files of the initial one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.errors import CheckpointError, ConfigError
+from trainer.learner import Learner
+from trainer.model import pretrained
+from trainer.settings import Settings
+from trainer.state import checkpoint
+from trainer.state.directory import Aside
+
+
+def export(settings: Settings, out: Path, version: int | None = None) -> int:
+    """Writes `out`, whole or not at all, in the precision in which versions are published; returns the version.
+
+    `version`: that checkpoint's; None: the newest's. Raises CheckpointError without one, and ConfigError if `out` exists.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists; an export overwrites nothing")
+    directory = settings.run.dir / "checkpoints"
+    kept = sorted(checkpoint.version_of(path) for path in checkpoint.all_of(directory))
+    if not kept or (version is not None and version not in kept):
+        which = f"checkpoint of version {version}" if kept else "checkpoint"
+        there = f"; there are: {', '.join(map(str, kept))}" if kept else ""
+        raise CheckpointError(f"{directory}: there is no {which}{there}")
+    learner = Learner.open(settings)
+    if version is not None and version != learner.version:
+        learner.restore(directory / checkpoint.name_of(version))
+    with Aside(out) as aside:
+        pretrained.save(learner.model, aside, settings.model.path, learner.published())
+    return learner.version
