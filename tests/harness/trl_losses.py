@@ -1,4 +1,4 @@
-"""Losses of TRL's GRPOTrainer, and their gradients, on fixed tensors: what ours are compared with.
+"""Losses of TRL's GRPOTrainer and RLOOTrainer, and their gradients, on fixed tensors: what ours are compared with.
 
 It runs in an environment that has TRL, and writes the record that tests/unit/trainer/test_trl.py reads:
 
@@ -30,8 +30,11 @@ CASES: dict[str, dict[str, Any]] = {
     "delta": {"loss_type": "dapo", "delta": 1.6},
     "kl": {"loss_type": "dapo", "beta": 0.3},
     "kl_corrected": {"loss_type": "dapo", "beta": 0.3, "use_bias_correction_kl": True},
+    "decoupled": {"loss_type": "dapo", "epsilon": 0.1, "epsilon_high": 0.15, "cap": 1.2},
+    "rloo": {"loss_type": "rloo", "epsilon": 1.0, "epsilon_high": 1e9},
 }
-"""Names of cases and the values of GRPOConfig in which they differ from `_trainer`'s."""
+"""Names of cases and the values of GRPOConfig (for `rloo`, of RLOOConfig) in which they differ from `_trainer`'s. `cap` is
+`vllm_importance_sampling_clip_max`: with it, `recorded` is the sampler's and `proximal` is what the ratio is taken to."""
 
 
 def _tensors() -> dict[str, Any]:
@@ -47,6 +50,7 @@ def _tensors() -> dict[str, Any]:
         "reference": recorded + 0.3 * torch.randn(EPISODES, LENGTH, dtype=torch.float64),
         "mask": (torch.arange(LENGTH)[None] < lengths[:, None]).to(torch.float64),
         "advantages": torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, -0.3], dtype=torch.float64),
+        "proximal": recorded + 0.3 * torch.randn(EPISODES, LENGTH, dtype=torch.float64),
     }
 
 
@@ -58,8 +62,9 @@ def _trainer(
     beta: float = 0.0,
     delta: float | None = None,
     use_bias_correction_kl: bool = False,
+    cap: float | None = None,
 ) -> Any:
-    """The part of a GRPOTrainer that its loss reads."""
+    """The part of a GRPOTrainer or RLOOTrainer that its loss reads."""
     from collections import defaultdict
 
     def alone(value: Any, reduction: str = "") -> Any:
@@ -68,8 +73,8 @@ def _trainer(
     return SimpleNamespace(
         aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
         importance_sampling_level=importance_sampling_level, beta=beta, loss_type=loss_type,
-        epsilon_low=epsilon, epsilon_high=epsilon_high, use_vllm=False, max_completion_length=LENGTH,
-        vllm_importance_sampling_correction=False, current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+        epsilon_low=epsilon, epsilon_high=epsilon_high, use_vllm=cap is not None, max_completion_length=LENGTH,
+        vllm_importance_sampling_correction=cap is not None, current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
         args=SimpleNamespace(delta=delta, use_bias_correction_kl=use_bias_correction_kl, steps_per_generation=1),
         model=SimpleNamespace(training=True), accelerator=SimpleNamespace(num_processes=1, gather=alone, reduce=alone),
         _metrics=defaultdict(lambda: defaultdict(list)),
@@ -81,8 +86,11 @@ def measure() -> dict[str, Any]:
     import torch
     import trl
     from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.rloo_trainer import RLOOTrainer
 
     given = _tensors()
+    # TRL makes this while it samples; cut from above, its mode is token_truncate.
+    ratio = (given["proximal"] - given["recorded"]).exp()
     ids = torch.zeros(EPISODES, LENGTH, dtype=torch.int64)
     found: dict[str, Any] = {}
     for name, case in CASES.items():
@@ -90,10 +98,14 @@ def measure() -> dict[str, Any]:
         trainer = _trainer(**case)
         said = (logprobs, torch.zeros_like(logprobs), None)
         trainer._get_per_token_logps_and_entropies = lambda *_, said=said, **__: said
-        loss = GRPOTrainer._compute_loss(trainer, None, {
+        compute = RLOOTrainer._compute_loss if name == "rloo" else GRPOTrainer._compute_loss
+        capped = "cap" in case
+        loss = compute(trainer, None, {
             "prompt_ids": ids[:, :1], "prompt_mask": torch.ones_like(ids[:, :1]),
             "completion_ids": ids, "completion_mask": given["mask"],
-            "advantages": given["advantages"], "old_per_token_logps": given["recorded"],
+            "advantages": given["advantages"], "old_per_token_logps": given["proximal" if capped else "recorded"],
+            "importance_sampling_ratio": ratio.clamp(max=case["cap"]) if capped else None,
+            "old_logps": (given["recorded"] * given["mask"]).sum(1),
             "ref_per_token_logps": given["reference"], "num_items_in_batch": given["mask"].sum(),
         })  # fmt: skip
         loss.backward()

@@ -253,3 +253,37 @@ def test_advantages_are_those_of_the_paper(name: str) -> None:
     if name != "reinforce++":
         assert found[2].tolist() == [0.0, 0.0], "rounding is no advantage"
     assert algorithm.scope == ("batch" if name == "reinforce++" else "group")
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_constant_added_to_all_rewards_changes_no_advantage(name: str) -> None:
+    algorithm = algorithm_of(**OBJECTIVES[name][0])
+    groups = [torch.tensor(group, dtype=torch.float64) for group in REWARDS]
+    shifted = algorithm.advantages([group + 8.0 for group in groups])
+    for ours, theirs in zip(shifted, algorithm.advantages(groups), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_group_baseline_is_taken_off_before_the_batch_is_normalised() -> None:
+    found = algorithm_of(type="reinforce++", group_baseline=True).advantages(
+        [torch.tensor(group, dtype=torch.float64) for group in REWARDS]
+    )
+    centred = [[r - fmean(group) for r in group] for group in REWARDS]
+    deviation = pstdev([value for group in centred for value in group])
+    for ours, theirs in zip(found, centred, strict=True):
+        assert ours.tolist() == pytest.approx([value / deviation for value in theirs], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_a_correction_changes_nothing_where_the_trained_policy_sampled(name: str) -> None:
+    settings, _ = CORRECTED[name]
+    logprobs = -torch.rand(sum(LENGTHS), dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    sequences = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[sequences]
+    trained = logprobs.clone().requires_grad_()
+    batch = TokenBatch(
+        logprobs=trained, entropy=torch.zeros_like(logprobs), recorded=logprobs, advantages=advantages,
+        weights=torch.ones_like(logprobs), sequences=sequences, episodes=len(LENGTHS),
+    )  # fmt: skip
+    (gradient,) = torch.autograd.grad(algorithm_of(type="dapo", **settings).loss(batch).total, trained)
+    assert torch.equal(gradient, -advantages)

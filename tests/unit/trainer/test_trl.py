@@ -1,4 +1,7 @@
-"""Gradients of our losses against those of TRL's GRPOTrainer on the same tensors (`tests/harness/trl_losses.py` records them)."""
+"""Gradients of our losses against those of TRL's GRPOTrainer and RLOOTrainer on the same tensors.
+
+`tests/harness/trl_losses.py` records them.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ UNBOUNDED = float("inf")
         ("cispo", {"type": "cispo", "importance_cap": 1.5}),
         ("gspo", {"type": "gspo", "clip_low": 0.05, "clip_high": 0.08}),
         ("kl_corrected", {"type": "grpo", "kl_coef": 0.3, "kl": "k3"}),
+        ("decoupled", {"type": "ppo", "importance_cap": 1.2, "clip_low": 0.1, "clip_high": 0.15}),
+        ("rloo", {"type": "rloo", "correction": "tis_sequence"}),
     ],
 )
 def test_our_gradients_are_those_of_trl(case: str, ours: dict[str, Any]) -> None:
@@ -46,6 +51,7 @@ def test_our_gradients_are_those_of_trl(case: str, ours: dict[str, Any]) -> None
             sequences=sequences,
             episodes=len(mask),
             reference=tensors["reference"][train] if algorithm.needs_reference else None,
+            proximal=tensors["proximal"][train] if algorithm.minibatches > 1 else None,
         )
     )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
