@@ -14,7 +14,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
@@ -72,6 +72,12 @@ demo-seeds: setup engine ## the demo for three seeds, and a control run with fro
 
 demo-tools: setup engine ## train an agent of the openai-agents SDK to use its tool to the end
 	$(BIN)/python -m examples.tools_demo.run
+
+demo-frozen-lake: setup engine ## train an agent to cross gymnasium's FrozenLake, one tool call a step
+	$(BIN)/python -m examples.frozen_lake.run
+
+report-algorithms: setup ## algorithms side by side on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
+	$(BIN)/python -m examples.frozen_lake.algorithms
 
 report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each
 	$(BIN)/python -m scheduler.simulate.report

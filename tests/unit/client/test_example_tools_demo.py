@@ -10,6 +10,7 @@ import pytest
 
 from examples.demo.report import abandoned_requests, components, failed_requests
 from examples.demo.run import SUMS, Demo, Job
+from examples.frozen_lake.run import LAKE
 from examples.tools_demo import tasks, teacher
 from examples.tools_demo.run import SHOP
 from trainer.settings import Settings
@@ -61,7 +62,7 @@ def test_the_teacher_is_as_careless_as_it_says() -> None:
     assert all(items[0] == "milk" and len(items) in (2, 4) for items in asked)
 
 
-@pytest.mark.parametrize("job", [SUMS, SHOP], ids=lambda job: job.package)
+@pytest.mark.parametrize("job", [SUMS, SHOP, LAKE], ids=lambda job: job.package)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_run_has_its_own_folder_port_and_seed(job: Job, frozen: bool, tmp_path: Path) -> None:
     Demo(tmp_path, 7, frozen, job, port=4711).configure()

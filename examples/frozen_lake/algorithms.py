@@ -1,0 +1,169 @@
+"""Algorithms side by side on the lakes: the same model, maps, steps and seeds, without an engine, so that runs can be repeated.
+
+    python -m examples.frozen_lake.algorithms              # what `make report-algorithms` does
+    python -m examples.frozen_lake.algorithms --algorithms grpo,rloo --seeds 1 --steps 6 --plot runs/algorithms.png
+
+Each step samples a batch with the newest weights and trains on it with the trainer's own learner. A run that is in the folder
+is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from examples.demo.report import smoothed
+from examples.frozen_lake import tasks
+from examples.frozen_lake.walks import Walker
+from gateway.types import Group
+from trainer.commands.warmstart import Recipe, warm_start
+from trainer.learner import Learner, prepare_torch
+from trainer.model import parallel
+from trainer.settings import Settings
+
+ALGORITHMS = ("grpo", "rloo", "reinforce++")
+SEEDS = (1, 2, 3)
+STEPS = 24
+MAPS, MEMBERS = 16, 8
+"""Maps of a batch, and walks on each."""
+HELDOUT, EVALUATION_SEED = 200, 99
+LR = 5e-4
+
+
+def train(
+    model: Path, algorithm: str, seed: int, steps: int, lr: float, progress: Progress
+) -> dict[str, Any]:
+    """One run: the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
+    learner = _learner(model, algorithm, seed, steps, lr)
+    walker = Walker(model, seed)
+    maps = tasks.tasks("train", seed)
+    before, rewards = heldout_reward(walker), []
+    bar = progress.add_task("", total=steps)
+    for _ in range(steps):
+        groups = sample(walker, list(itertools.islice(maps, MAPS)), learner.version)
+        rewards.append(learner.train(groups)["reward_mean"])
+        walker.take(learner.model)
+        progress.update(bar, advance=1, description=f"{algorithm}, seed {seed}: reward {rewards[-1]:.2f}")
+    progress.remove_task(bar)
+    after = heldout_reward(walker)
+    return {
+        "algorithm": algorithm,
+        "seed": seed,
+        "lr": lr,
+        "before": before,
+        "after": after,
+        "rewards": rewards,
+    }
+
+
+def _learner(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> Learner:
+    settings = Settings.parse({
+        "run": {"dir": model.parent / "run", "steps": steps, "seed": seed, "device": "cpu", "threads": 1},
+        "gateway": {"url": "http://127.0.0.1:8000"},
+        "model": {"path": model},
+        "algorithm": {"type": algorithm},
+        "optimizer": {"lr": lr, "warmup_steps": 5, "betas": [0.9, 0.99]},
+    })  # fmt: skip
+    prepare_torch(settings)
+    return Learner(settings, parallel.join(settings.parallel, "cpu"))
+
+
+def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> list[Group]:
+    """`MEMBERS` walks on each map, as groups."""
+    walks = iter(walker.walk([lake["map"] for lake in lakes for _ in range(MEMBERS)]))
+    groups = []
+    for lake in lakes:
+        name = lake["task_id"]
+        episodes = (
+            walk.episode(f"{name}-{i}", version) for i, walk in enumerate(itertools.islice(walks, MEMBERS))
+        )
+        groups.append(Group(name, name, version, tuple(episodes)))
+    return groups
+
+
+def heldout_reward(walker: Walker) -> float:
+    """The mean reward of greedy walks on the held-out maps."""
+    lakes = [task["map"] for task in itertools.islice(tasks.tasks("heldout", EVALUATION_SEED), HELDOUT)]
+    return sum(walk.crossing.reward for walk in walker.walk(lakes, greedy=True)) / HELDOUT
+
+
+def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """The training batches' rewards by step, a colour for each algorithm and a line for each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    for place, name in enumerate(dict.fromkeys(run["algorithm"] for run in runs)):
+        for number, run in enumerate(run for run in runs if run["algorithm"] == name):
+            curve = smoothed(run["rewards"])
+            axes.plot(
+                range(1, len(curve) + 1), curve, color=f"C{place}", alpha=0.8, label=None if number else name
+            )
+    axes.set(xlabel="step", ylabel="mean reward, smoothed", ylim=(0, 1.05))
+    axes.set_title("FrozenLake through tool calls: algorithms side by side")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def show(runs: Sequence[dict[str, Any]], console: Console) -> None:
+    """The table."""
+    table = Table(title=f"{HELDOUT} held-out maps, greedy: mean reward")
+    for column in ("algorithm", "seed", "before", "after", "rise"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    for run in runs:
+        figures = (run["before"], run["after"], run["after"] - run["before"])
+        table.add_row(run["algorithm"], str(run["seed"]), *(f"{figure:.3f}" for figure in figures))
+    console.print(table)
+
+
+def main() -> None:
+    """Runs what is missing in the folder, then reports all that was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="with commas")
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="with commas")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
+    parser.add_argument("--lr", type=float, default=LR, help="0 is the control: it trains nothing")
+    parser.add_argument("--dir", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/algorithms.png"))
+    options = parser.parse_args()
+    console, runs = Console(), []
+    with Progress(console=Console(stderr=True)) as progress:
+        recipe = Recipe.load(Path(__file__).with_name("warmstart.toml"))
+        warm_start(recipe, options.dir / "model", progress=progress)
+        for name, seed in itertools.product(
+            options.algorithms.split(","), map(int, options.seeds.split(","))
+        ):
+            done = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
+            if not done.exists():
+                found = train(options.dir / "model", name, seed, options.steps, options.lr, progress)
+                done.write_text(json.dumps(found) + "\n")
+            runs.append(json.loads(done.read_text()))
+    plot(options.plot, runs)
+    show(runs, console)
+    console.print(f"Look next at {options.plot}", soft_wrap=True)
+    rises = {
+        name: sum(run["after"] - run["before"] for run in group) / len(group)
+        for name in options.algorithms.split(",")
+        if (group := [run for run in runs if run["algorithm"] == name])
+    }
+    console.file.write(json.dumps({"report": "algorithms", "rise_mean": rises, "runs": runs}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

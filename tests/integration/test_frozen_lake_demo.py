@@ -1,0 +1,131 @@
+"""The demo on a lake through the gateway: one unbroken path an episode, and the tokens that the warm start learns from."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from examples.frozen_lake import tasks, teacher
+from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
+from gateway.client.agents import Task
+from tests.harness.records import nodes_of, path_to
+from tests.harness.scripted import scripted_gateway
+from trainer.commands.warmstart import Recipe, warm_start
+from trainer.data.conversations import Rows, spoken
+
+AGENT = "examples.frozen_lake.agent:solve"
+LAKE = {"task_id": "lake", "map": ["SFFH", "HFHF", "FFHF", "HFFG"]}
+ACROSS = ["right", "down", "down", "down", "right", "right"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model in small, with the tokenizer that the demo has."""
+    root = tmp_path_factory.mktemp("frozen lake")
+    recipe = Recipe.load(Path(tasks.__file__).with_name("warmstart.toml"))
+    small = {"steps": 1, "rows": 2, "layers": 1, "hidden": 32, "intermediate": 32, "threads": 1}
+    warm_start(recipe.model_copy(update=small), root / "model", cache=root / "cache")
+    return root / "model"
+
+
+def call(direction: str) -> str:
+    """What a model says to go somewhere."""
+    return f'<tool_call>\n{{"name": "move", "arguments": {{"direction": "{direction}"}}}}\n</tool_call>'
+
+
+async def episode(gateway: Any, engine: Any, task: dict[str, Any], replies: list[str]) -> EpisodeOutcome:
+    """One episode in which the model says `replies`, all of them."""
+    engine.replies.extend(replies)
+    runner = EpisodeRunner(gateway.admin, load_agent(AGENT), mode="eval")
+    [outcome] = await runner.run([Task(task["task_id"], task)])
+    assert not engine.replies
+    assert outcome.error is None
+    return outcome
+
+
+async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_records(
+    model: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    rows, rng = Rows(tokenizer), random.Random(3)
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        for task in islice(tasks.tasks("train", 1), 6):
+            example = teacher.conversation(task["map"], rng)
+            ids, said = rows.row(example)
+
+            spoke = [
+                spoken(m).removesuffix("<|im_end|>") for m in example["messages"] if m["role"] == "assistant"
+            ]
+            outcome = await episode(gateway, engine, task, spoke)
+
+            assert outcome.components == {"steps": len(spoke)}
+            assert outcome.episode_id is not None
+            nodes = await nodes_of(gateway, outcome.episode_id)
+            turns = [node for node in nodes if node["sampled"]]
+            assert path_to(nodes, turns[-1]) + turns[-1]["ids"] == ids
+            sampled = [False] * len(ids)
+            for turn in turns:
+                start = len(path_to(nodes, turn))
+                sampled[start : start + len(turn["ids"])] = [True] * len(turn["ids"])
+            assert sampled == said
+            # A step is the call's two marks, what is between them, and the end: the demo's figures rest on it.
+            assert {len(turn["ids"]) for turn in turns} == {4}
+
+
+async def test_a_crossing_is_one_path_whose_tool_results_are_not_trained(model: Path, tmp_path: Path) -> None:
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        outcome = await episode(gateway, engine, LAKE, [call(way) for way in ACROSS])
+
+        assert (outcome.reward, outcome.components) == (1.0, {"steps": 6.0})
+        assert outcome.episode_id is not None
+        nodes = await nodes_of(gateway, outcome.episode_id)
+        assert [node["parent"] for node in nodes] == [-1, *range(len(nodes) - 1)]
+        assert [bool(node["sampled"]) for node in nodes] == [False, True] * 6
+        views = [node["text"] for node in nodes[::2]]
+        around = [
+            "left: edge, down: hole, right: ice, up: edge",
+            "left: ice, down: ice, right: ice, up: edge",
+            "left: hole, down: ice, right: hole, up: ice",
+            "left: ice, down: ice, right: hole, up: ice",
+            "left: hole, down: edge, right: ice, up: ice",
+            "left: ice, down: edge, right: goal, up: hole",
+        ]
+        assert all(seen in text for seen, text in zip(around, views, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("replies", "steps"),
+    [
+        ([call("down")], 1),
+        (["I would rather stay."], 0),
+        ([call("right"), "Here I stay."], 1),
+        ([call("left")] * 10, 10),
+        ([call("south"), call("down")], 2),
+        (['<tool_call>\n{"name": "move", "arguments": {}}\n</tool_call>', call("down")], 2),
+        (['<tool_call>\n{"name": "swim", "arguments": []}\n</tool_call>', call("down")], 2),
+        (["<tool_call>\nnothing\n</tool_call>"], 0),
+    ],
+    ids=[
+        "hole",
+        "no call",
+        "stops",
+        "runs out of steps",
+        "no direction",
+        "no argument",
+        "no object",
+        "no JSON",
+    ],
+)
+async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
+    model: Path, tmp_path: Path, replies: list[str], steps: int
+) -> None:
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        outcome = await episode(gateway, engine, LAKE, replies)
+        assert (outcome.reward, outcome.components) == (0.0, {"steps": float(steps)})
+        assert json.dumps(engine.requests[0]["token_ids"])
