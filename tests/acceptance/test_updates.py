@@ -134,7 +134,7 @@ async def test_streams_cross_three_updates_and_every_token_has_the_version_that_
 
 async def sampled_by(gateway: RunningGateway) -> int:
     """Tokens that the engine has sampled since its start."""
-    load = await gateway.slot.engine.look()
+    load = await gateway.slot.engine.read_load()
     return 0 if load is None else load.sampled
 
 
