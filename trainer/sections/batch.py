@@ -11,4 +11,4 @@ class BatchSettings(Section):
     """`[batch]`: how a batch is cut for the device."""
 
     tokens: int = Field(8192, ge=16, le=2**24)
-    """Tokens of a micro-batch, padding included. Training on a batch begins once its first groups fill one."""
+    """Tokens of a micro-batch, those of a shared prefix once. Training on a batch begins once its first groups fill one."""
