@@ -38,9 +38,7 @@ from gateway.types import (
 
 _PART = 65_536
 """Ids that are converted at once."""
-_TRIES = 256
-"""How often a turn is recorded anew after another process was faster. Each time, a turn of the episode was recorded there, so it
-takes as many calls of one episode that end at once elsewhere to use them up."""
+_TRIES = 16
 LOGPROBS_MODE = "processed_logprobs"
 _EMPTY_IDS: Int32Array = np.empty(0, np.int32)
 _EMPTY_LOGPROBS: Float32Array = np.empty(0, np.float32)
