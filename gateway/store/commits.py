@@ -27,7 +27,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.errors import Unavailable
 from gateway.store import coordination
-from gateway.store.connections import delays, is_again, is_away, is_broken, is_failed, is_full, refusal
+from gateway.store.connections import (
+    begin_writing,
+    delays,
+    is_again,
+    is_away,
+    is_broken,
+    is_failed,
+    is_full,
+    refusal,
+)
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +173,7 @@ class Committer:
             if self._connection is None:
                 self._connection = self._engine.connect()
             with self._connection.begin():
+                begin_writing(self._connection)
                 coordination.begin(self._connection)
                 if self._marks and not self._mark(self._connection, unanswered):
                     assert unanswered is not None

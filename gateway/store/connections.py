@@ -83,6 +83,16 @@ def begin_reading(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")
 
 
+def begin_writing(connection: Connection) -> None:
+    """All that is written from now on stands or falls with the transaction.
+
+    Python's driver begins one at the first changed row alone: a savepoint before it would be a transaction of its own, committed
+    when it is released. SQLite is locked at once, for a transaction that reads first could not write after another one's commit.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
 def driver(url: str) -> URL:
     """Python's own SQLite, also where a configuration names a wrapper around it; and psycopg, however PostgreSQL is named.
 

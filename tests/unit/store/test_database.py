@@ -14,6 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from gateway.errors import Unavailable
 from gateway.sections import StoreSettings
 from gateway.store import ledger as statements
+from gateway.store.commits import Committer
+from gateway.store.connections import connect
 from gateway.store.database import Database
 
 
@@ -71,6 +73,25 @@ async def test_an_error_that_is_not_the_databases_fails_alone_too(database: Data
     with pytest.raises(KeyError, match="a bug"):
         await bad
     await good
+    assert await database.read(numbers) == [1]
+
+
+async def test_a_savepoint_is_taken_back_with_the_transaction(database: Database, store_url: str) -> None:
+    found: list[list[int]] = []
+
+    def nested(connection: Connection) -> None:
+        found.append(numbers(connection))
+        with connection.begin_nested():
+            statements.insert_event(connection, "m", {"number": 1}, [])
+
+    engine = connect(store_url, 1)
+    committer = Committer(engine)
+    (_, good), (_, bad) = committer.commit([nested, fail])
+    committer.close()
+    engine.dispose()
+    assert good is None
+    assert isinstance(bad, IntegrityError)
+    assert found == [[], []], "it runs again, and what it wrote at first is gone"
     assert await database.read(numbers) == [1]
 
 
