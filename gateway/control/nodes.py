@@ -40,7 +40,7 @@ class Node:
     """Its trainer may claim it before its batch is whole."""
     holder: str = ""
     """The model whose trainer has claimed it."""
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=lambda: time.monotonic())
     seconds: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
 
     def is_now(self, told: RoleIs) -> None:

@@ -76,7 +76,7 @@ class TurnDetails:
     finish_reason: str = "stop"
     mask_reason: str = ""
     request_key: str = ""
-    arrived: float = field(default_factory=time.monotonic, compare=False)
+    arrived: float = field(default_factory=lambda: time.monotonic(), compare=False)
     """The moment at which this process got the call, by its monotonic clock."""
     seconds: float | None = field(default=None, compare=False)
     """The time from `received_at` until the reply was whole; None: until it is recorded."""
