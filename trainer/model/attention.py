@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -155,7 +155,7 @@ def _attention(
             s_aux = s_aux.chunk(exchange.size)[exchange.rank]
         key, value = (_for_each_rank(x, exchange.size) for x in (key, value))
         query, key, value = (exchange.to_heads(x) for x in (query, key, value))
-    found = attend(forest, query, key, value, scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    found = attend(forest, query, key, value, Scoring(scaling, sliding_window, softcap, s_aux))
     if exchange is not None:
         found = exchange.to_tokens(found)
     return found.transpose(1, 2), None
@@ -167,90 +167,72 @@ def _for_each_rank(x: Tensor, ranks: int) -> Tensor:
     return x.repeat_interleave(math.lcm(heads, ranks) // heads, 1)
 
 
-def attend(
-    forest: Forest,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer makes weights of queries and keys, beside who sees whom."""
+
+    scale: float | None = None
+    """The factor of scores; None: one over the root of the head's size."""
+    window: int | None = None
+    """How far back a token sees, itself included."""
+    softcap: float | None = None
+    """Scores are bounded by softcap * tanh(score / softcap)."""
+    sinks: Tensor | None = None
+    """(heads,): scores to which nothing belongs."""
+
+
+def attend(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """Attention of every token to those that it sees, shape (1, heads, tokens, size).
 
-    `key` and `value` may have fewer heads (grouped queries). `softcap` bounds scores by softcap * tanh(score / softcap); `sinks`,
-    of shape (heads,), are scores to which nothing belongs.
+    `key` and `value` may have fewer heads (grouped queries).
     """
-    if query.is_cuda and sinks is None:
-        return by_flex(forest, query, key, value, scale, window=window, softcap=softcap)
-    return by_span(forest, query, key, value, scale, window=window, softcap=softcap, sinks=sinks)
+    if query.is_cuda and scoring.sinks is None:
+        return by_flex(forest, query, key, value, scoring)
+    return by_span(forest, query, key, value, scoring)
 
 
-def by_flex(
-    forest: Forest,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """`attend` by FlexAttention; on the CPU without gradient and uncompiled."""
+def by_flex(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    """`attend` by FlexAttention, without sinks; on the CPU without gradient and uncompiled."""
+    softcap = scoring.softcap
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
         return score if softcap is None else softcap * torch.tanh(score / softcap)
 
     kernel: Any = _compiled() if query.is_cuda else flex_attention
-    mask = forest.block_mask(window)
     found: Tensor = kernel(
         query,
         key,
         value,
         score_mod=capped if softcap else None,
-        block_mask=mask,
-        scale=scale,
+        block_mask=forest.block_mask(scoring.window),
+        scale=scoring.scale,
         enable_gqa=True,
     )
     return found
 
 
-_COMPILED: list[Any] = []
-
-
+@cache
 def _compiled() -> Any:
     """FlexAttention without compilation has no kernel, and materialises all scores."""
-    if not _COMPILED:
-        _COMPILED.append(torch.compile(flex_attention, dynamic=True))
-    return _COMPILED[0]
+    return torch.compile(flex_attention, dynamic=True)
 
 
-def by_span(
-    forest: Forest,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def by_span(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """`attend` span by span: each against its own path's keys."""
     # Not slices: the gradient of each would be a tensor of all tokens.
     parts = [x.split([span.length for span in forest.spans], 2) for x in (query, key, value)]
     found = []
     for number, span in enumerate(forest.spans):
         q, (k, v) = parts[0][number], (_of_path(x, span, number) for x in parts[1:])
-        narrow = window is not None and k.shape[2] > window
-        if span.before or narrow or softcap is not None or sinks is not None:
-            out = _masked(q, k, v, forest.causal_mask(span, window), scale, softcap, sinks)
-        else:
+        within = scoring.window is None or k.shape[2] <= scoring.window
+        mask = None if within and not span.before else forest.causal_mask(span, scoring.window)
+        if scoring.softcap is None and scoring.sinks is None:
             out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=_grouped(q, k)
-            )
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scoring.scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )  # fmt: skip
+        else:
+            out = _explicit(q, k, v, forest.causal_mask(span, scoring.window), scoring)
         found.append(out)
     return torch.cat(found, 2)
 
@@ -272,28 +254,15 @@ def _of_path(parts: Sequence[Tensor], span: Span, number: int) -> Tensor:
     return torch.cat([*(parts[earlier][:, :, :n] for earlier, n in span.prefix), parts[number]], 2)
 
 
-def _grouped(query: Tensor, key: Tensor) -> bool:
-    return query.shape[1] != key.shape[1]
-
-
-def _masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    if softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=_grouped(q, k))
+def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
+    """Attention with all scores in memory, for what no kernel of PyTorch knows."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.transpose(2, 3) * (scale if scale is not None else q.shape[3] ** -0.5)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = q @ k.transpose(2, 3) * (scoring.scale if scoring.scale is not None else q.shape[3] ** -0.5)
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
-    if sinks is not None:
-        column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    if scoring.sinks is not None:
+        column = scoring.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], 3)
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
     return weights[..., : k.shape[2]] @ v

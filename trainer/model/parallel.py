@@ -65,14 +65,9 @@ class Ranks:
         """
         if self.size == 1 and compute is None:
             return
-        policy = MixedPrecisionPolicy(
-            param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-        options: dict[str, Any] = {
-            "mesh": self.mesh,
-            "mp_policy": policy if compute is not None else MixedPrecisionPolicy(cast_forward_inputs=False),
-            "reshard_after_forward": True,
-        }
+        reduce = None if compute is None else torch.float32
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+        options: dict[str, Any] = {"mesh": self.mesh, "mp_policy": policy, "reshard_after_forward": True}
         for layer in layers:
             fully_shard(layer, **options)
         fully_shard(model, **options)
