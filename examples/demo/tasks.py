@@ -11,18 +11,17 @@ GRPO has to find, from the scorer alone, is that the other habit pays.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import itertools
-import json
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import reasoning_gym
+
+from examples.demo.task_file import write_tasks
 
 Split = Literal["train", "heldout"]
 
@@ -101,21 +100,6 @@ def _dataset(seed: int) -> Any:
     )
 
 
-def main() -> None:
-    """Writes tasks as JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--split", choices=["train", "heldout"], required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    chosen = list(itertools.islice(tasks(arguments.split, arguments.seed), arguments.count))
-    if len(chosen) < arguments.count:
-        parser.error(f"there are only {len(chosen)} {arguments.split} questions")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("".join(json.dumps(task) + "\n" for task in chosen))
-    print(f"{arguments.count} {arguments.split} tasks in {arguments.out}")
-
-
 if __name__ == "__main__":
-    main()
+    assert __doc__ is not None
+    write_tasks(__doc__.splitlines()[0], tasks)

@@ -8,16 +8,14 @@ tiles, so the two never share a map, whatever the seeds.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import itertools
-import json
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
+from examples.demo.task_file import write_tasks
 
 Split = Literal["train", "heldout"]
 
@@ -49,19 +47,6 @@ def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
         yield {"task_id": f"lake-{split}-{seed}-{number:05d}", "map": lake}
 
 
-def main() -> None:
-    """Writes tasks as JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--split", choices=["train", "heldout"], required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    chosen = itertools.islice(tasks(arguments.split, arguments.seed), arguments.count)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("".join(json.dumps(task) + "\n" for task in chosen))
-    print(f"{arguments.count} {arguments.split} tasks in {arguments.out}")
-
-
 if __name__ == "__main__":
-    main()
+    assert __doc__ is not None
+    write_tasks(__doc__.splitlines()[0], tasks)

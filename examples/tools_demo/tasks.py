@@ -8,15 +8,13 @@ an order belongs to `heldout` or to `train` by a hash of its text, so the two ne
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import itertools
-import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
+
+from examples.demo.task_file import write_tasks
 
 Split = Literal["train", "heldout"]
 
@@ -70,19 +68,6 @@ def orders(split: Split, seed: str) -> Iterator[tuple[list[str], dict[str, int]]
             yield order, prices
 
 
-def main() -> None:
-    """Writes tasks as JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--split", choices=["train", "heldout"], required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    chosen = itertools.islice(tasks(arguments.split, arguments.seed), arguments.count)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("".join(json.dumps(task) + "\n" for task in chosen))
-    print(f"{arguments.count} {arguments.split} tasks in {arguments.out}")
-
-
 if __name__ == "__main__":
-    main()
+    assert __doc__ is not None
+    write_tasks(__doc__.splitlines()[0], tasks)
