@@ -6,17 +6,14 @@ import json
 import random
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from examples.frozen_lake import tasks, teacher
-from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
-from gateway.client.agents import Task
+from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
-from trainer.commands.warmstart import Recipe, warm_start
 from trainer.data.conversations import Rows, spoken
 
 AGENT = "examples.frozen_lake.agent:solve"
@@ -26,27 +23,14 @@ ACROSS = ["right", "down", "down", "down", "right", "right"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model in small, with the tokenizer that the demo has."""
-    root = tmp_path_factory.mktemp("frozen lake")
-    recipe = Recipe.load(Path(tasks.__file__).with_name("warmstart.toml"))
-    small = {"steps": 1, "rows": 2, "layers": 1, "hidden": 32, "intermediate": 32, "threads": 1}
-    warm_start(recipe.model_copy(update=small), root / "model", cache=root / "cache")
-    return root / "model"
+    """The demo's model in small."""
+    recipe = Path(tasks.__file__).with_name("warmstart.toml")
+    return small_model(recipe, tmp_path_factory.mktemp("frozen lake"))
 
 
 def call(direction: str) -> str:
-    """What a model says to go somewhere."""
+    """A model's tool call that goes one tile."""
     return f'<tool_call>\n{{"name": "move", "arguments": {{"direction": "{direction}"}}}}\n</tool_call>'
-
-
-async def episode(gateway: Any, engine: Any, task: dict[str, Any], replies: list[str]) -> EpisodeOutcome:
-    """One episode in which the model says `replies`, all of them."""
-    engine.replies.extend(replies)
-    runner = EpisodeRunner(gateway.admin, load_agent(AGENT), mode="eval")
-    [outcome] = await runner.run([Task(task["task_id"], task)])
-    assert not engine.replies
-    assert outcome.error is None
-    return outcome
 
 
 async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_records(
@@ -62,7 +46,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             spoke = [
                 spoken(m).removesuffix("<|im_end|>") for m in example["messages"] if m["role"] == "assistant"
             ]
-            outcome = await episode(gateway, engine, task, spoke)
+            outcome = await play(gateway, engine, AGENT, task, spoke)
 
             assert outcome.components == {"steps": len(spoke)}
             assert outcome.episode_id is not None
@@ -80,7 +64,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
 
 async def test_a_crossing_is_one_path_whose_tool_results_are_not_trained(model: Path, tmp_path: Path) -> None:
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await episode(gateway, engine, LAKE, [call(way) for way in ACROSS])
+        outcome = await play(gateway, engine, AGENT, LAKE, [call(way) for way in ACROSS])
 
         assert (outcome.reward, outcome.components) == (1.0, {"steps": 6.0})
         assert outcome.episode_id is not None
@@ -126,6 +110,6 @@ async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
     model: Path, tmp_path: Path, replies: list[str], steps: int
 ) -> None:
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await episode(gateway, engine, LAKE, replies)
+        outcome = await play(gateway, engine, AGENT, LAKE, replies)
         assert (outcome.reward, outcome.components) == (0.0, {"steps": float(steps)})
         assert json.dumps(engine.requests[0]["token_ids"])

@@ -10,11 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from examples.tools_demo import tasks, teacher
-from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
-from gateway.client.agents import Task
+from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
-from trainer.commands.warmstart import Recipe, warm_start
 from trainer.data.conversations import Rows, spoken
 
 AGENT = "examples.tools_demo.agent:solve"
@@ -22,12 +20,9 @@ AGENT = "examples.tools_demo.agent:solve"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model in small, with the tokenizer that the demo has."""
-    root = tmp_path_factory.mktemp("tools demo")
-    recipe = Recipe.load(Path(tasks.__file__).with_name("warmstart.toml"))
-    small = {"steps": 1, "rows": 2, "layers": 1, "hidden": 32, "intermediate": 32, "threads": 1}
-    warm_start(recipe.model_copy(update=small), root / "model", cache=root / "cache")
-    return root / "model"
+    """The demo's model in small."""
+    recipe = Path(tasks.__file__).with_name("warmstart.toml")
+    return small_model(recipe, tmp_path_factory.mktemp("tools demo"))
 
 
 def order(task: dict[str, Any]) -> list[str]:
@@ -35,16 +30,9 @@ def order(task: dict[str, Any]) -> list[str]:
     return items
 
 
-async def episode(
-    gateway: Any, engine: Any, task: dict[str, Any], messages: list[dict[str, Any]]
-) -> EpisodeOutcome:
-    """One episode in which the model says what the assistant says in `messages`."""
-    engine.replies.extend(spoken(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant")
-    runner = EpisodeRunner(gateway.admin, load_agent(AGENT), mode="eval")
-    [outcome] = await runner.run([Task(task["task_id"], task)])
-    assert not engine.replies
-    assert outcome.error is None
-    return outcome
+def replies_of(messages: list[dict[str, Any]]) -> list[str]:
+    """The assistant's messages, as the model says them."""
+    return [spoken(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant"]
 
 
 async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_records(
@@ -57,7 +45,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             example = teacher.conversation(order(task), task["prices"], asked)
             ids, said = rows.row(example)
 
-            outcome = await episode(gateway, engine, task, example["messages"])
+            outcome = await play(gateway, engine, AGENT, task, replies_of(example["messages"]))
 
             assert outcome.reward == float(asked == order(task))
             assert outcome.components == {"tool_calls": len(asked)}
@@ -80,7 +68,7 @@ async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_result
     task = next(t for t in tasks.tasks("train", 2) if len(order(t)) == 4)
     example = teacher.conversation(order(task), task["prices"], order(task))
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await episode(gateway, engine, task, example["messages"])
+        outcome = await play(gateway, engine, AGENT, task, replies_of(example["messages"]))
 
         assert outcome.episode_id is not None
         nodes = await nodes_of(gateway, outcome.episode_id)
@@ -110,8 +98,5 @@ async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
 ) -> None:
     task = next(tasks.tasks("train", 1))
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        engine.replies.extend(replies)
-        runner = EpisodeRunner(gateway.admin, load_agent(AGENT), mode="eval")
-        [outcome] = await runner.run([Task(task["task_id"], task)])
-        assert (outcome.error, outcome.reward) == (None, reward)
-        assert not engine.replies
+        outcome = await play(gateway, engine, AGENT, task, replies)
+        assert outcome.reward == reward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group, Node, TokenFlag
 from tests.harness.plain_model import plain_logits
@@ -25,24 +24,6 @@ from trainer.learner import Learner
 from trainer.settings import Settings
 
 CAP, LOW, HIGH, ENTROPY, KL = 1.5, 0.2, 0.28, 0.03, 0.05
-
-
-@pytest.fixture(autouse=True)
-def _torch_is_left_as_it_was() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that computes in float64 throughout; the tiny Qwen3 normalises in float32 whatever its weights are."""
-    directory = tmp_path_factory.mktemp("models") / "gpt2"
-    torch.manual_seed(5)
-    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2)
-    GPT2LMHeadModel(config).save_pretrained(directory)
-    return directory
 
 
 def learner_of(

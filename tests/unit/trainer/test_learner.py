@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,14 +25,6 @@ from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
 from trainer.state import checkpoint
 from trainer.state.directory import Aside
-
-
-@pytest.fixture(autouse=True)
-def _torch_is_left_as_it_was() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

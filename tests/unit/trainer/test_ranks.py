@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group
 from tests.harness.ranks import DIED, on_ranks
@@ -27,26 +26,6 @@ from trainer.settings import Settings
 
 STEPS = 4
 Curve = list[dict[str, float]]
-
-
-@pytest.fixture(autouse=True)
-def _torch_is_left_as_it_was() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that computes in float64 throughout."""
-    directory = tmp_path_factory.mktemp("models") / "gpt2"
-    torch.manual_seed(5)
-    config = GPT2Config(
-        vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    GPT2LMHeadModel(config).save_pretrained(directory)
-    return directory
 
 
 def settings_of(
