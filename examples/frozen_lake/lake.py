@@ -9,6 +9,7 @@ import gymnasium
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """Directions in the order of the environment's actions, each as a change of row and column."""
+_ACTIONS = {name: number for number, name in enumerate(MOVES)}
 _TILES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 
 
@@ -26,13 +27,12 @@ class Crossing:
 
     def move(self, direction: str) -> str:
         """Goes one tile, and tells what is around then. Raises KeyError for what is no direction."""
-        action = list(MOVES).index(direction) if direction in MOVES else MOVES[direction]
-        self._tile, reward, self.over, _, _ = self._environment.step(action)
+        self._tile, reward, self.over, _, _ = self._environment.step(_ACTIONS[direction])
         self.reward += float(reward)
         return self.view()
 
     def view(self) -> str:
-        """What is around, such as "left: edge, down: ice, right: hole, up: edge"."""
+        """Returns the four tiles around, such as "left: edge, down: ice, right: hole, up: edge"."""
         row, column = divmod(self._tile, len(self._lake))
         return ", ".join(f"{name}: {self._at(row + r, column + c)}" for name, (r, c) in MOVES.items())
 

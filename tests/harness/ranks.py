@@ -27,8 +27,10 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(*arguments)`, a function of a module, returns on each rank, or `DIED`. Raises what the first to fail
-    raised."""
+    """Returns the result of `work(*arguments)`, a function of a module, on each rank; `DIED` for one that was killed.
+
+    Raises AssertionError with the traceback of the first rank that failed.
+    """
     port = free_port()
     ends: dict[Any, tuple[BaseProcess, Connection]] = {}
     for rank in range(size):

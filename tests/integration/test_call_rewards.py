@@ -57,7 +57,7 @@ async def test_they_reach_the_trainer_on_their_turns_and_in_the_sum(gateway: Run
 async def test_they_and_the_ends_of_calls_are_fed_again_after_a_restart(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """By the lease that outlasts the gateway, by the record of the trained batch, and by an export."""
+    """The lease outlasts the gateway; the record of the trained batch and an export have them too."""
     staleness = {"batch": 1, "eta": 0, "min_members": 1}
     values = settings_for(tiny_model, tmp_path, staleness=staleness, feed={"lease_s": 3600})
     posted: dict[str, tuple[float | None, str]] = {}

@@ -25,8 +25,9 @@ from trainer.errors import FeedBroken
 from trainer.sections.credit import CreditSettings
 
 CANDIDATES = 32
+"""Ends of rows among which a version's probe is chosen."""
 CANDIDATE_TOKENS = 64
-"""Of the ends of rows, so many tokens, a version's probe is chosen."""
+"""The length of such an end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def test_a_feed_without_finish_reasons_is_read_with_none(original: tuple[Group, 
 
 
 def test_a_trainer_from_before_finish_reasons_finds_every_column_that_it_reads() -> None:
-    """It takes columns by name, and refuses another schema version."""
+    """Such a trainer takes columns by name, and refuses another schema version."""
     table = groups_to_arrow(())
     assert table.schema.metadata == {b"headgate_feed": b"2"}
     assert table.schema.names[:-1] == SCHEMA_2

@@ -37,7 +37,7 @@ def samples() -> tuple[Episodes, Episodes, Episodes]:
 
 
 def gradient_of(algorithm: Algorithm, with_proximal: bool = False, split: int | None = None) -> list[Tensor]:
-    """What the learner would be given: the gradient of the sum over micro-batches, over the normaliser."""
+    """The gradient that the learner would be given: that of the sum over micro-batches, over the normaliser."""
     trained, proximal, recorded = samples()
     order = range(len(LENGTHS))
     parts = [list(order)] if split is None else [list(order[:split]), list(order[split:])]

@@ -49,7 +49,7 @@ def row(episode: str, ids: Sequence[int], train: np.ndarray) -> Row:
 
 
 def trained(rows: Sequence[Row]) -> Counter[tuple[object, ...]]:
-    """What is trained of rows, and each token's context."""
+    """The trained tokens of rows, each with its context."""
     return Counter(
         (r.episode_id, *map(int, r.ids[: j + 1]), float(r.logprobs[j]), int(r.versions[j]),
          float(r.temperature[j]), float(r.advantages[j]), r.weight)
