@@ -21,4 +21,4 @@ class ModelSettings(Section):
     attention; slower, for architectures that do not attend by spans, which the start says."""
     activation_checkpointing: Annotated[int, Field(ge=0)] = 0
     """Layers that compute their activations again in the backward pass instead of keeping them: 0 none, 1 all (least memory,
-    about a third more computation), k every k-th."""
+    one more forward pass), k every k-th."""
