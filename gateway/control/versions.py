@@ -20,10 +20,11 @@ from gateway.control.host import ControlHost
 from gateway.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
 from gateway.feed.ledger import StoredLedger
 from gateway.rollout.slot import Slot
-from gateway.rollout.weights import MANIFEST, Weights, read_weights
+from gateway.rollout.weights import Weights, known_weights, read_weights
 from gateway.sections import EngineSettings
 from gateway.store import ledger as statements
 from gateway.store.database import Database
+from gateway.weights.manifest import MANIFEST
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
 from scheduler.program.events import Ended
@@ -51,6 +52,7 @@ class Versions:
         self._engines = host.models[model]
         self._ledger = ledger
         self._publishing = asyncio.Lock()
+        self._offers: dict[tuple[int, Path], asyncio.Task[None]] = {}
         self._updates: dict[int, asyncio.Task[None]] = {}
         self._late_ends: dict[int, asyncio.Task[None]] = {}
         self._engines.on_late_end = self._on_late_end
@@ -102,13 +104,13 @@ class Versions:
             self.current = Weights(row["version"], row["path"], row["parent"])
         if (Path(self.current.path) / MANIFEST).exists():
             path = Path(self.current.path)
-            self.current = await asyncio.to_thread(read_weights, path, self.current.version)
+            self.current = await asyncio.to_thread(known_weights, path, self.current.version)
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
 
     async def close(self) -> None:
         """Ends updates that still run; a version that was not live by then is published again by its trainer."""
-        tasks = [*self._updates.values(), *self._late_ends.values()]
+        tasks = [*self._offers.values(), *self._updates.values(), *self._late_ends.values()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -126,12 +128,37 @@ class Versions:
                 f"the model {self.model!r} is frozen ([models.{self.model}] train = false)",
                 code="model_frozen",
             )
-        weights = await asyncio.to_thread(read_weights, path, version, self._base)
-        async with self._publishing:
-            await self._begin(weights)
+        if not await self._is_known(version, path):
+            await self._offered(version, path)
         if (running := self._updates.get(version)) and wait_s > 0:
             await asyncio.wait({running}, timeout=wait_s)
         return await self.version(version)
+
+    async def _is_known(self, version: int, path: Path) -> bool:
+        """True if a version was published from this path and neither its check nor its update is to be done again."""
+        row = await self._database.read(lambda c: statements.version(c, self.model, version))
+        if row is None or row["path"] != str(path.resolve()):
+            return False
+        return row["state"] == "live" or bool(row["bad"]) or version in self._updates
+
+    async def _offered(self, version: int, path: Path) -> None:
+        """Verifies a version and begins its update. Requests for the same one share this, and it goes on if one goes away."""
+        task = self._offers.get((version, path))
+        if task is None:
+            task = asyncio.create_task(self._offer(version, path), name=f"{self.model}-check-of-{version}")
+            task.add_done_callback(partial(self._on_offered, (version, path)))
+            self._offers[version, path] = task
+        await asyncio.shield(task)
+
+    async def _offer(self, version: int, path: Path) -> None:
+        weights = await asyncio.to_thread(read_weights, path, version, self._base)
+        async with self._publishing:
+            await self._begin(weights)
+
+    def _on_offered(self, key: tuple[int, Path], task: asyncio.Task[None]) -> None:
+        del self._offers[key]
+        if not task.cancelled():
+            task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
 
     async def _begin(self, weights: Weights) -> None:
         """Records the version and starts its update, unless that is done."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,9 @@ from typing import Any
 from gateway.engines.tied import ties_embeddings
 from gateway.errors import Unprocessable
 from gateway.json_depth import loads
-from gateway.rollout.tensors import INDEX, Malformed, Scan, misfit, scan, tensors_of, weight_map
 from gateway.types import Probe
-
-MANIFEST = "manifest.json"
-FORMAT = 1
-_TENSORS = ".safetensors"
+from gateway.weights.manifest import MANIFEST, READABLE, TENSORS, difference
+from gateway.weights.tensors import INDEX, Malformed, Scan, misfit, tensors_of, weight_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +30,26 @@ def read_weights(path: Path, version: int, base: Path | None = None) -> Weights:
     `base`: the first version's checkpoint; the version must have the same tensors, all finite. Raises Unprocessable, with the
     file or the tensor and what is wrong with it.
     """
-    manifest = _manifest(path)
-    if manifest["version"] != version:
-        raise Unprocessable(f"{path}: the manifest is of version {manifest['version']}, not {version}")
+    manifest = _manifest(path, version)
     scans = {name: _check_file(path, name, entry) for name, entry in manifest["files"].items()}
     if base is not None:
         shards = {name: scan for name, scan in scans.items() if scan is not None}
         _check_tensors(path, base, shards, manifest)
+    return _weights(path, manifest)
+
+
+def known_weights(path: Path, version: int) -> Weights:
+    """Reads the manifest of a version that `read_weights` has verified before, and compares the sizes of its files.
+
+    Raises Unprocessable.
+    """
+    manifest = _manifest(path, version)
+    for name, entry in manifest["files"].items():
+        _check_size(path, name, entry)
+    return _weights(path, manifest)
+
+
+def _weights(path: Path, manifest: dict[str, Any]) -> Weights:
     probe = manifest.get("probe")
     try:
         parsed = Probe.from_json(probe) if probe else None
@@ -48,34 +57,37 @@ def read_weights(path: Path, version: int, base: Path | None = None) -> Weights:
         raise Unprocessable(
             f"{path}: the manifest's probe is not usable: {error}", code="bad_probe"
         ) from error
-    return Weights(version, str(path.resolve()), manifest.get("parent"), parsed)
+    return Weights(manifest["version"], str(path.resolve()), manifest.get("parent"), parsed)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path, version: int) -> dict[str, Any]:
     try:
         manifest = loads((path / MANIFEST).read_text())
     except OSError as error:
         raise Unprocessable(f"{path / MANIFEST}: {error.strerror}", code="no_manifest") from error
     except ValueError as error:
         raise Unprocessable(f"{path / MANIFEST} is not JSON: {error}", code="bad_manifest") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise Unprocessable(f"{path / MANIFEST}: this build reads format {FORMAT}", code="bad_manifest")
+    if not isinstance(manifest, dict) or manifest.get("format") not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise Unprocessable(f"{path / MANIFEST}: this build reads the formats {known}", code="bad_manifest")
     files, unchanged = manifest.get("files"), manifest.get("unchanged", [])
     if not isinstance(manifest.get("version"), int) or not isinstance(manifest.get("parent"), int | None):
         raise Unprocessable(f"{path / MANIFEST} needs numbers of versions", code="bad_manifest")
     if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
         raise Unprocessable(f"{path / MANIFEST} needs files, each with its size", code="bad_manifest")
-    if not any(name.endswith(_TENSORS) for name in files):
+    if not any(name.endswith(TENSORS) for name in files):
         raise Unprocessable(f"{path / MANIFEST} names no .safetensors file", code="bad_manifest")
     if not isinstance(unchanged, list) or not all(isinstance(name, str) for name in unchanged):
         raise Unprocessable(f"{path / MANIFEST}: `unchanged` needs names of tensors", code="bad_manifest")
     if unchanged and manifest.get("parent") is None:
         raise Unprocessable(f"{path / MANIFEST}: `unchanged` needs a parent", code="bad_manifest")
+    if manifest["version"] != version:
+        raise Unprocessable(f"{path}: the manifest is of version {manifest['version']}, not {version}")
     return manifest
 
 
-def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
-    """Answers what is in it, if it has tensors."""
+def _check_size(path: Path, name: str, entry: dict[str, Any]) -> Path:
+    """The file of an entry. Raises Unprocessable if it is not there, is elsewhere, or has another size."""
     file = path / name
     if file.resolve().parent != path.resolve():
         raise Unprocessable(f"{path}: the manifest names a file outside it: {name!r}", code="bad_manifest")
@@ -86,14 +98,15 @@ def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
         raise Unprocessable(
             f"{file}: {size} bytes, the manifest says {entry.get('size')}", code="truncated_weights"
         )
-    found = scan(file) if name.endswith(_TENSORS) else None
-    if found is None:
-        with file.open("rb") as data:
-            digest = hashlib.file_digest(data, "sha256").hexdigest()
-    else:
-        digest = found.sha256
-    if digest != entry.get("sha256"):
-        raise Unprocessable(f"{file}: its sha256 is not the manifest's", code="wrong_sha256")
+    return file
+
+
+def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
+    """Answers what is in it, if it has tensors."""
+    file = _check_size(path, name, entry)
+    wrong, found = difference(file, entry)
+    if wrong:
+        raise Unprocessable(f"{file}: {wrong}", code="wrong_sha256" if "sha256" in entry else "wrong_hash")
     return found
 
 
@@ -111,7 +124,7 @@ def _check_tensors(path: Path, base: Path, shards: dict[str, Scan], manifest: di
             message = f"{path / name}: tensor {min(twice)!r} is in another file too"
             raise Unprocessable(message, code="wrong_tensors")
         found |= dict.fromkeys(scanned.tensors, name)
-    strays = sorted(file.name for file in path.glob(f"*{_TENSORS}") if file.name not in shards)
+    strays = sorted(file.name for file in path.glob(f"*{TENSORS}") if file.name not in shards)
     if strays:
         message = f"{path / strays[0]}: engines would load it, and the manifest does not name it"
         raise Unprocessable(message, code="bad_manifest")

@@ -6,7 +6,6 @@ directory of that name is whole and never written again; a version is never writ
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,10 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from gateway.types import Probe
+from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
 from trainer.model import pretrained as models
 from trainer.state.directory import Aside, remove, sweep
 
-FORMAT = 1
 _NAME = re.compile(r"v(\d{6,})")
 
 
@@ -53,19 +52,19 @@ class WeightsDirectory:
                 "parent": parent,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "files": {
-                    str(file.relative_to(aside)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+                    str(file.relative_to(aside)): entry_of(file)
                     for file in sorted(aside.rglob("*"))
                     if file.is_file()
                 },
                 "probe": probe.to_json() if probe else None,
                 "unchanged": models.untrained(self.companions, aside),
             }  # fmt: skip
-            (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
         return self.path(version)
 
     def parent(self, version: int) -> int | None:
         """The parent in the manifest of a written version. Raises OSError if there is none."""
-        manifest: dict[str, Any] = json.loads((self.path(version) / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads((self.path(version) / MANIFEST).read_text())
         parent: int | None = manifest["parent"]
         return parent
 
@@ -100,8 +99,3 @@ class WeightsDirectory:
         if not self.directory.is_dir():
             return {}
         return {int(m[1]): path for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

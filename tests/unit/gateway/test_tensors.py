@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from gateway.errors import Unprocessable
-from gateway.rollout.tensors import scan
 from gateway.rollout.weights import read_weights
+from gateway.weights.tensors import scan
 from tests.harness.models import save_model, tensors
 from tests.harness.weights import fake_weights, write_manifest
 
@@ -149,9 +149,11 @@ def test_exactly_what_torch_calls_finite_is_finite(tmp_path: Path, name: str) ->
 
 
 def test_large_tensors_are_looked_at_to_the_end(tmp_path: Path) -> None:
-    numbers = np.zeros(3 * 2**20 // 4 + 5, np.float32)
+    numbers = np.zeros(
+        2**22 + 2**18 + 5, np.float32
+    )  # a piece of 16 MiB, one of 1 MiB within the second, and a rest
     file = tmp_path / "x.safetensors"
-    for place in (0, 2**18 - 1, 2**18, len(numbers) - 1):
+    for place in (0, 2**18 - 1, 2**18, 2**22 - 1, 2**22, len(numbers) - 1):
         numbers[:] = 0
         numbers[place] = np.nan
         save_file({"a": np.ones(3, np.int8), "b": numbers, "c": np.ones(1, np.float32)}, file)

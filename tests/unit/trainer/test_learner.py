@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_model
+from blake3 import blake3
+from safetensors.torch import load_file, save_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gateway.types import Episode, Group, TokenFlag
@@ -257,12 +257,17 @@ def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> 
     weights = WeightsDirectory(settings.run.dir / "weights", settings.model.path)
     path = weights.write(1, 0, learner.model, learner.probe)
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
-    assert (manifest["format"], manifest["version"], manifest["parent"]) == (1, 1, 0)
+    assert (manifest["format"], manifest["version"], manifest["parent"]) == (2, 1, 0)
     assert set(manifest["files"]) == {f.name for f in path.iterdir()} - {"manifest.json"}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(manifest["files"])
     for name, entry in manifest["files"].items():
         content = (path / name).read_bytes()
-        assert (entry["size"], entry["sha256"]) == (len(content), sha256(content).hexdigest())
+        assert entry["size"] == len(content)
+        if name != "model.safetensors":
+            assert entry["blake3"] == blake3(content).hexdigest()
+    hashes = manifest["files"]["model.safetensors"]["tensors"]
+    stored = load_file(path / "model.safetensors")
+    assert hashes == {name: [blake3(t.numpy().tobytes()).hexdigest()] for name, t in stored.items()}
     assert_probe_tells(manifest["probe"], model.load(path), model.load(settings.model.path))
     with pytest.raises(VersionReused):
         weights.write(1, 0, learner.model, learner.probe)

@@ -1,0 +1,1 @@
+"""The form of published weights on disk, which the trainer writes and the gateway checks (docs/weights.md)."""
