@@ -176,6 +176,27 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeSampling:
+    """Sampling parameters of an evaluation episode, in place of those that its agent asks for."""
+
+    temperature: float | None = None
+    """None: as asked. 0 is greedy."""
+    top_p: float | None = None
+    seed: Literal["keep", "ignore"] = "keep"
+    """`ignore`: a seed that the agent names, with which several episodes of a task would all be the same."""
+
+    def stored(self) -> dict[str, Any] | None:
+        """Returns the fields that are set; None if none is."""
+        values = {"temperature": self.temperature, "top_p": self.top_p}
+        found: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        return found | ({"seed": self.seed} if self.seed != "keep" else {}) or None
+
+
+AS_ASKED = EpisodeSampling()
+"""Leaves everything to the agent."""
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeAsked:
     """An episode that somebody wants to have opened."""
 
@@ -193,6 +214,7 @@ class EpisodeAsked:
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""
     """A notice for `why` about how the episode was opened (`feed/explain.py`)."""
+    sampling: EpisodeSampling = AS_ASKED
 
 
 @dataclass(frozen=True, slots=True)

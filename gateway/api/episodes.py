@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -20,7 +20,7 @@ from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
-from gateway.types import EpisodeAsked, EpisodeMode, Node, TokenFlag
+from gateway.types import AS_ASKED, EpisodeAsked, EpisodeMode, EpisodeSampling, Node, TokenFlag
 
 router = APIRouter(
     prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
@@ -30,6 +30,18 @@ _PLACE = r"^\d{1,12}(\.\d{1,12})?_[A-Za-z0-9-]{1,40}$"
 Number = Annotated[FiniteFloat, Strict()]
 """A number in JSON; a truth value, and a number in quotes, are refused."""
 Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
+
+
+class SamplingBody(BaseModel):
+    """Sampling parameters of an evaluation episode, in place of those that its agent asks for. Without any, the agent's stand."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    temperature: Number | None = Field(None, ge=0, le=2)
+    """0 is greedy."""
+    top_p: Number | None = Field(None, gt=0, le=1)
+    seed: Literal["keep", "ignore"] = "keep"
+    """`ignore`: a seed that the agent names, with which several episodes of a task would all be the same."""
 
 
 class OpenBody(BaseModel):
@@ -46,6 +58,8 @@ class OpenBody(BaseModel):
     agent: str | None = None
     """One of `[agents]`, whose key then reaches the episode too, by the episode's id."""
     metadata: dict[str, Any] = {}
+    sampling: SamplingBody = SamplingBody()
+    """For the calls of the episode's own model. Of evaluation episodes alone: training episodes have `[sampling]`."""
 
     @field_validator("metadata")
     @classmethod
@@ -102,7 +116,14 @@ async def open_episode(
     episode and key answer it, even if the episode is closed by now.
     """
     place = body.task_id, body.group_id, body.group_size, body.mode, _model(body, access)
-    asked, episodes = EpisodeAsked(*place, body.metadata, body.agent or ""), access.gateway.episodes
+    sampling = EpisodeSampling(**body.sampling.model_dump())
+    if body.mode == "train" and sampling != AS_ASKED:
+        message = (
+            'sampling is for mode = "eval": how training episodes are sampled is configured in [sampling]'
+        )
+        raise BadRequest(message, code="invalid_value", param="sampling")
+    asked = EpisodeAsked(*place, body.metadata, body.agent or "", sampling=sampling)
+    episodes = access.gateway.episodes
     if idempotency_key is None:
         opened = await episodes.open(asked, wait)
     else:

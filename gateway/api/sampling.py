@@ -24,15 +24,21 @@ def sampling_of(
     episode: OpenEpisode,
     prompt: Prompt,
 ) -> Sampling:
-    """The parameters to use; in training episodes the configuration may override what was asked for. Raises BadRequest."""
+    """The parameters to use: those asked for, unless the configuration (training episodes) or the episode (evaluation) sets
+    others. Raises BadRequest."""
     wanted = _room(asked, model, prompt)
     _check_ids(asked, model, prompt)
     temperature = limits.default_temperature if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
     seed = asked.seed
-    if episode.mode == "train" and model.name == episode.model:
-        temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
-        seed = seed if limits.seed == "keep" else None
+    if model.name == episode.model:
+        if episode.mode == "train":
+            temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
+            seed = seed if limits.seed == "keep" else None
+        own = episode.sampling
+        temperature = temperature if own.temperature is None else own.temperature
+        top_p = top_p if own.top_p is None else own.top_p
+        seed = seed if own.seed == "keep" else None
     return Sampling(
         temperature,
         top_p,

@@ -13,7 +13,16 @@ import httpx
 import pyarrow as pa
 from httpx_aiohttp import AiohttpTransport
 
-from gateway.types import EpisodeMode, EpisodeOpened, Group, Lease, LeasedGroups, groups_from_arrow
+from gateway.types import (
+    AS_ASKED,
+    EpisodeMode,
+    EpisodeOpened,
+    EpisodeSampling,
+    Group,
+    Lease,
+    LeasedGroups,
+    groups_from_arrow,
+)
 
 ADMIN = "/admin/v1"
 _UNAVAILABLE = 503
@@ -69,11 +78,13 @@ class GatewayClient:
         model: str | None = None,
         agent: str | None = None,
         idempotency_key: str | None = None,
+        sampling: EpisodeSampling = AS_ASKED,
     ) -> EpisodeOpened:
         """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429.
 
         `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: something random, at
-        least 16 characters; the same again is answered with the same episode.
+        least 16 characters; the same again is answered with the same episode. `sampling`: of an evaluation episode, in place of
+        what its agent asks for.
         """
         body = {
             "task_id": task_id,
@@ -83,6 +94,7 @@ class GatewayClient:
             "metadata": metadata or {},
             "model": model,
             "agent": agent,
+            **({"sampling": given} if (given := sampling.stored()) else {}),
         }
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         answer = await self._json(

@@ -26,7 +26,7 @@ from gateway.client.agents import Agent, Reward, Task
 from gateway.client.failures import RunStopped, Share, pause_s
 from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
 from gateway.client.patience import Patience, Stopped, rest
-from gateway.types import EpisodeMode, EpisodeOpened
+from gateway.types import AS_ASKED, EpisodeMode, EpisodeOpened, EpisodeSampling
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
 _STOP_GRACE_S = 5.0
@@ -57,7 +57,8 @@ class EpisodeRunner:
     gateway may give no answer before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
     run. `on_wait` is called with what episodes wait for before they are opened, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
-    episodes are about; the gateway's first, if none is named.
+    episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
+    agents ask for.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class EpisodeRunner:
         on_wait: Callable[[str], None] | None = None,
         max_failures: float = 0.5,
         model: str | None = None,
+        sampling: EpisodeSampling = AS_ASKED,
     ) -> None:
         if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
             raise ValueError("group_size and concurrency must be >= 1, retries and spare >= 0")
@@ -100,6 +102,7 @@ class EpisodeRunner:
         self._failures = Share(max_failures, concurrency)
         self._stopped = False
         self._model = model
+        self._sampling = sampling
         self._jitter = random.Random()
         self._run_id = uuid.uuid4().hex[:12]
         self._groups = 0
@@ -250,6 +253,7 @@ class EpisodeRunner:
                 wait_s=wait_s,
                 model=self._model,
                 idempotency_key=again,
+                sampling=self._sampling,
             )
 
         async def sent_away(refused: GatewayRefused) -> None:

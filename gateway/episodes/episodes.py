@@ -33,7 +33,7 @@ from gateway.store import tallies, turns
 from gateway.store.database import Database
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.trajectories.recorder import Recorder
-from gateway.types import EpisodeAsked, EpisodeOpened
+from gateway.types import EpisodeAsked, EpisodeOpened, EpisodeSampling
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class Episodes:
                 opening=statements.opener(row["key_hash"]),
                 continued=row["calls"] > 1,
                 version=row["version"],
+                sampling=EpisodeSampling(**(row["sampling"] or {})),
             )
             if row["state"] == "open":
                 self._live[live.id] = live
@@ -134,7 +135,7 @@ class Episodes:
         now = time.monotonic()
         place = row["id"], asked.task_id, row["group_id"], asked.mode, asked.model
         live = OpenEpisode(*place, now, now, row["key_hash"], agent=asked.agent, opening=asked.opening)
-        live.version = row["version"]
+        live.version, live.sampling = row["version"], asked.sampling
         self._live[live.id] = self._by_key[live.key_hash] = live
         for recorder in self._recorders:
             recorder.begin(live.id)
@@ -398,12 +399,14 @@ def _row(asked: EpisodeAsked, key: str) -> dict[str, Any]:
         "created_at": time.time(),
         "agent": asked.agent,
         "notice": asked.notice,
+        "sampling": asked.sampling.stored(),
     }
 
 
 def _check_same(row: dict[str, Any], asked: EpisodeAsked) -> None:
-    for name in ("task_id", "group_id", "mode", "model", "agent"):
-        value = getattr(asked, name)
-        if value is not None and row[name] != value:
+    given = {name: getattr(asked, name) for name in ("task_id", "group_id", "mode", "model", "agent")}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    for name, value in {**wanted, "sampling": asked.sampling.stored()}.items():
+        if row[name] != value:
             message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
             raise Conflict(message, code="idempotency_key_used", param=name)

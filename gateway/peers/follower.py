@@ -28,6 +28,7 @@ from gateway.peers.messages import Message, error_from_json, pack, runs_to_json,
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.trajectories.recorder import Recorder
+from gateway.types import EpisodeSampling
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,12 @@ class Follower:
         live = self._known.get(values["id"])
         if live is None:
             place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
-            live = self._known[values["id"]] = OpenEpisode(*place, now, now, version=values["version"])
+            live = self._known[values["id"]] = OpenEpisode(
+                *(*place, now, now),
+                version=values["version"],
+                # A coordinator of an older build sets none.
+                sampling=EpisodeSampling(**values.get("sampling", {})),
+            )
         self.episodes[live.id] = live
         live.seen_at = now
         if answer is not None and not answer.done():

@@ -62,6 +62,7 @@ def episode_to_json(live: OpenEpisode) -> Message:
         "mode": live.mode,
         "model": live.model,
         "version": live.version,
+        "sampling": live.sampling.stored() or {},
     }
 
 

@@ -76,6 +76,8 @@ class EpisodeRow(Base):
     """A notice for people about how the episode was opened, such as that its conversation could not be told from others."""
     error: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
     """The last output of its agent or its graders when they failed."""
+    sampling: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """The sampling parameters that stand in place of those that its calls ask for; None: there are none."""
 
 
 class TallyRow(Base):

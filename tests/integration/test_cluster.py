@@ -11,6 +11,7 @@ import pytest
 
 from gateway.api import generation
 from gateway.store import turns
+from gateway.types import EpisodeSampling
 from tests.harness.clusters import Cluster, Member, run_cluster
 from tests.harness.expiry import patient_bus
 from tests.harness.servers import PostgresServer, RedisServer
@@ -48,6 +49,15 @@ async def test_the_turns_of_an_episode_land_anywhere_and_make_one_tree(cluster: 
         await admin.reward(opened.episode_id, 1.0)
         late = await cluster.followers[0].chat(opened.api_key)
         assert late.status_code == 409, late.text
+
+
+async def test_a_member_that_does_not_decide_samples_as_the_episode_says(cluster: Cluster) -> None:
+    async with cluster.admin(cluster.coordinator) as admin:
+        opened = await admin.open_episode("t", mode="eval", sampling=EpisodeSampling(temperature=0.0))
+        for member in (*cluster.followers, cluster.coordinator):
+            assert (await member.chat(opened.api_key, max_tokens=4)).status_code == 200
+        calls = (await admin.episode(opened.episode_id))["calls"]
+    assert [call["used"]["temperature"] for call in calls] == [0.0, 0.0]
 
 
 async def test_the_next_member_decides_when_the_coordinator_has_left(cluster: Cluster) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gateway.client import GatewayRefused
+from gateway.types import EpisodeSampling
 from tests.harness.agents import client_of
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_sampled_by_the_fake, nodes_of, path_to
@@ -165,6 +167,38 @@ async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_w
             assert turn["temperature"] == pytest.approx(used["temperature"])
             assert set(turn["flags"]) == ({""} if mode == "train" else {"TRUNCATED|GREEDY"})
             await gateway.admin.abandon(episode, "done")
+
+
+async def test_an_eval_episode_may_say_how_its_calls_are_sampled_in_place_of_its_agent(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """So greedy evaluation needs no other agent. A gateway that was started again goes on like that."""
+    values = settings_for(tiny_model, tmp_path)
+    asked = {"temperature": 0.7, "top_p": 0.5, "seed": 3}
+    given = {
+        "greedy": EpisodeSampling(temperature=0.0),
+        "drawn": EpisodeSampling(temperature=0.5, top_p=1.0, seed="ignore"),
+    }
+    used = {
+        "greedy": {"temperature": 0.0, "top_p": 0.5, "seed": 3},
+        "drawn": {"temperature": 0.5, "top_p": 1.0, "seed": None},
+    }
+    opened: dict[str, tuple[str, dict[str, str]]] = {}
+    async with run_gateway(values) as gateway:
+        for name, sampling in given.items():
+            opened[name] = await gateway.open(name, mode="eval", sampling=sampling)
+            assert (await gateway.chat(opened[name][1], max_tokens=4, **asked)).status_code == 200
+    async with run_gateway(values) as gateway:
+        for name, (episode, headers) in opened.items():
+            assert (await gateway.chat(headers, max_tokens=4, **asked)).status_code == 200
+            calls = (await gateway.admin.episode(episode))["calls"]
+            assert len(calls) == 2
+            for call in calls:
+                assert {key: call["asked"][key] for key in asked} == asked
+                assert {key: call["used"][key] for key in asked} == used[name]
+        with pytest.raises(GatewayRefused, match=r'mode = "eval": .* \[sampling\]') as error:
+            await gateway.admin.open_episode("t", sampling=given["greedy"])
+        assert (error.value.status, error.value.code) == (400, "invalid_value")
 
 
 async def test_what_was_not_asked_for_is_not_stored_as_asked(gateway: RunningGateway) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.client import GatewayClient
 from gateway.client.admin import GatewayRefused
-from gateway.types import EpisodeMode
+from gateway.types import EpisodeMode, EpisodeSampling
 from tests.harness.agents import client_of
 from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
@@ -235,6 +235,13 @@ async def test_an_open_that_is_sent_again_opens_nothing_new(gateway: RunningGate
     assert (error.value.status, error.value.code) == (409, "idempotency_key_used")
     await gateway.admin.abandon(first.episode_id, "enough")
     assert await gateway.admin.open_episode("t", group_id="g", group_size=2, idempotency_key=again) == first
+    greedy, key = EpisodeSampling(temperature=0.0), f"{again}-c"
+    evaluated = [
+        await gateway.admin.open_episode("t", mode="eval", sampling=greedy, idempotency_key=key) for _ in "ab"
+    ]
+    assert evaluated[0] == evaluated[1]
+    with pytest.raises(GatewayRefused, match=r"another sampling: \{.temperature.: 0\.0\}"):
+        await gateway.admin.open_episode("t", mode="eval", idempotency_key=key)
 
 
 @pytest.mark.parametrize(("mode", "answer"), [("train", (True, "rewarded")), ("eval", (False, "eval"))])
