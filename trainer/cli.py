@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -60,18 +61,56 @@ def run_command(config: Config, changes: Changes = None) -> None:
 @app.command("eval")
 def eval_command(
     config: Config,
-    tasks: Annotated[Path, typer.Option(help="JSON lines, one task each.", dir_okay=False)],
+    tasks: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON lines, one task each; may be repeated. Without it, [eval] tasks.", dir_okay=False
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Episodes of each task. [default: 1]")
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--k", min=1, help="Of pass@k and best@k; may be repeated. [default: powers of two, and samples]"
+        ),
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0, whatever the agent asks.")] = False,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=2.0, help="Of all calls. [default: as the agent asks]")
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Also write the result and every outcome here.")
     ] = None,
     changes: Changes = None,
 ) -> None:
-    """Run `[rollout] agent` once per task, outside of training; the last line of output is one JSON object."""
+    """Evaluate the model that the gateway serves on tasks of their own, which are never trained; `[eval]` has the defaults.
+
+    One row for each file: mean reward with its 95 % interval, pass@k (a reward of 1 solves a task: `--set eval.solved=0.5`) and
+    best@k, and how many episodes failed. The last line of output is one JSON object.
+
+    Examples:
+
+      trainer eval trainer.toml --tasks held_out.jsonl --greedy
+
+      trainer eval trainer.toml --tasks easy.jsonl --tasks hard.jsonl --samples 16 --k 1 --k 8 --temperature 0.8 --json out.json
+    """
+    if greedy and temperature:
+        raise typer.BadParameter("--greedy is temperature 0: name one of the two")
+    given: dict[str, Any] = {
+        "tasks": tasks and [str(path) for path in tasks],
+        "samples": samples,
+        # Those of the file may be above the samples of the command line.
+        "k": k or (samples and []),
+        "temperature": 0 if greedy else temperature,
+    }
+    named = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     with _plain_errors():
         from trainer.commands.evaluate import evaluate
         from trainer.settings import Settings
 
-        _main(evaluate(Settings.load(config, changes or ()), tasks, json_out))
+        _main(evaluate(Settings.load(config, [*(changes or ()), *named]), json_out))
 
 
 @app.command("export")

@@ -26,6 +26,7 @@ from trainer.errors import ConfigError
 from trainer.sections.base import Section
 from trainer.sections.batch import BatchSettings
 from trainer.sections.credit import CreditSettings
+from trainer.sections.eval import EvalSettings
 from trainer.sections.model import ModelSettings
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
@@ -83,6 +84,7 @@ class Settings(Section):
     credit: CreditSettings = CreditSettings()
     rollout: RolloutSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
+    eval: EvalSettings = EvalSettings()
     weights: WeightsSettings = WeightsSettings()
 
     @classmethod

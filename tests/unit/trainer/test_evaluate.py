@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.client import EpisodeOutcome, GatewayClient
+from gateway.client import GatewayClient
 from tests.harness.gateways import RunningGateway
-from trainer.commands.evaluate import evaluate, summary, warnings
+from trainer.commands.evaluate import evaluate
 from trainer.errors import ConfigError
+from trainer.evaluation.episodes import read
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
@@ -44,17 +46,47 @@ def settings_of(url: str, model: Path, **tables: Any) -> Settings:
     })  # fmt: skip
 
 
-async def test_the_last_line_is_the_result(
+def write(path: Path, *tasks: dict[str, Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, tasks)))
+    return path
+
+
+async def test_the_last_line_is_the_result_of_all_files_and_of_each(
     gateway: RunningGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = [{"task_id": f"t{i}", "worth": i % 2} for i in range(4)] + [{"task_id": "bad"}]
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
-    rollout = {"agent": f"{__name__}:solve", "tasks": tmp_path / "tasks.jsonl"}
-    settings = settings_of(gateway.url, tmp_path, rollout=rollout)
-    await evaluate(settings, tmp_path / "tasks.jsonl", tmp_path / "out.json")
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (result["reward_mean"], result["tasks"], result["failed"], result["version"]) == (0.5, 5, 1, 0)
-    assert len(json.loads((tmp_path / "out.json").read_text())["outcomes"]) == 5
+    easy = write(
+        tmp_path / "easy.jsonl", *({"task_id": f"t{i}", "worth": 1} for i in range(3)), {"task_id": "bad"}
+    )
+    hard = write(tmp_path / "hard.jsonl", {"task_id": "t0", "worth": 0}, {"task_id": "t1", "worth": 0.5})
+    settings = settings_of(
+        gateway.url,
+        tmp_path,
+        rollout={"agent": f"{__name__}:solve", "tasks": tmp_path / "unused.jsonl"},
+        eval={"tasks": [easy, hard], "samples": 2, "temperature": 0.0},
+    )
+    await evaluate(settings, tmp_path / "out.json")
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    assert {name: each["reward_mean"] for name, each in result["files"].items()} == {
+        "easy": 1.0,
+        "hard": 0.25,
+    }
+    assert {name: each["pass@1"] for name, each in result["files"].items()} == {"easy": 0.75, "hard": 0.0}
+    assert (result["reward_mean"], result["reward_mean_failed_as_0"]) == (0.7, round(7 / 12, 6))
+    assert (result["tasks"], result["episodes"], result["failed"], result["version"]) == (6, 12, 2, 0)
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("│")] == [
+        "easy",
+        "hard",
+        "overall",
+    ]
+    outcomes = json.loads((tmp_path / "out.json").read_text())["outcomes"]
+    assert [outcome["task_id"] for outcome in outcomes[:6:2]] == ["t0", "t1", "t2"]
+    evaluated = await gateway.admin.episodes(mode="eval", limit=100)
+    assert len(evaluated) == 12
+    for episode in evaluated:
+        calls = (await gateway.admin.episode(episode["episode_id"]))["calls"]
+        assert [call["used"]["temperature"] for call in calls] == [0.0] * len(calls)
+    assert "greedy samples of one task differ by chance alone" in " ".join(out.split())
 
 
 async def test_the_versions_are_those_that_the_episodes_were_sampled_by(
@@ -64,10 +96,11 @@ async def test_the_versions_are_those_that_the_episodes_were_sampled_by(
     weights = WeightsDirectory(tmp_path / "weights", tiny_model).write(1, 0, model.load(tiny_model), None)
     tasks: list[dict[str, Any]] = [{"task_id": name, "worth": 1} for name in ("t0", "t1", "t2", "bad")]
     tasks[1] |= {"publish": str(weights), "admin": gateway.url}
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
-    rollout = {"agent": f"{__name__}:solve", "tasks": tmp_path / "tasks.jsonl", "concurrency": 1}
-    settings = settings_of(gateway.url, tmp_path, rollout=rollout)
-    await evaluate(settings, tmp_path / "tasks.jsonl", tmp_path / "out.json")
+    file = write(tmp_path / "tasks.jsonl", *tasks)
+    rollout = {"agent": f"{__name__}:solve", "tasks": file, "concurrency": 1}
+    await evaluate(
+        settings_of(gateway.url, tmp_path, rollout=rollout, eval={"tasks": [file]}), tmp_path / "out.json"
+    )
     out = capsys.readouterr().out
     result = json.loads(out.splitlines()[-1])
     assert (result["version"], result["versions"]) == (0, {"0": 1, "1": 2})
@@ -81,21 +114,66 @@ async def test_the_versions_are_those_that_the_episodes_were_sampled_by(
     assert "(1 of version 0, 2 of version 1)" in said
 
 
-def test_nothing_is_warned_of_where_one_version_sampled_every_episode() -> None:
-    rewarded = EpisodeOutcome("t", "g", "e", 1.0)
-    assert warnings(summary([rewarded], {"e": [3]}, 3, 1.0)) == []
-    assert len(warnings(summary([rewarded], {"e": [4]}, 3, 1.0))) == 1
+async def test_without_an_agent_or_tasks_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[eval\] agent"):
+        await evaluate(settings_of("http://127.0.0.1:1", tmp_path))
+    agent = {"agent": f"{__name__}:solve"}
+    with pytest.raises(ConfigError, match=r"--tasks FILE, or \[eval\] tasks"):
+        await evaluate(settings_of("http://127.0.0.1:1", tmp_path, eval=agent))
+    empty, folder = write(tmp_path / "empty.jsonl"), tmp_path / "a"
+    folder.mkdir()
+    for tasks, said in (
+        ([empty], "has none"),
+        ([tmp_path / "no.jsonl"], "no.jsonl"),
+        ([empty, empty], "has none"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            await evaluate(settings_of("http://127.0.0.1:1", tmp_path, eval=agent | {"tasks": tasks}))
 
 
-async def test_without_an_agent_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="rollout"):
-        await evaluate(settings_of("http://127.0.0.1:1", tmp_path), tmp_path / "x")
+def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    first, second = (write(tmp_path / place, {"task_id": "t"}) for place in ("x.jsonl", "b/x.jsonl"))
+    assert list(read([first, second, write(tmp_path / "y.jsonl", {"task_id": "t"})])) == [
+        str(first),
+        str(second),
+        "y",
+    ]
+    with pytest.raises(ConfigError, match="named twice"):
+        read([first, first])
 
 
-def test_a_result_of_failures_has_no_mean() -> None:
-    failed = EpisodeOutcome("t", "g", None, None, error="refused")
-    result = summary([failed], {}, 3, 1.0)
-    assert (result["reward_mean"], result["reward_mean_failed_as_0"]) == (None, 0.0)
+async def test_the_command_line_wins_over_the_file(gateway: RunningGateway, tmp_path: Path) -> None:
+    """Its samples too, where the file's k are above them."""
+    file = write(tmp_path / "tasks.jsonl", {"task_id": "t", "worth": 1})
+    config = tmp_path / "trainer.toml"
+    config.write_text(f"""
+        run = {{ dir = "{tmp_path}/run", steps = 1 }}
+        gateway = {{ url = "{gateway.url}" }}
+        model = {{ path = "{tmp_path}" }}
+        optimizer = {{ lr = 0.1 }}
+        eval = {{ tasks = ["other.jsonl"], agent = "{__name__}:solve", samples = 8, k = [8], temperature = 1.0 }}
+    """)
+    argv = ["eval", str(config), "--tasks", str(file), "--samples", "2", "--greedy"]
+    status, said = await trainer(*argv)
+    assert status == 0, said
+    result = json.loads(said.splitlines()[-1])
+    assert (result["samples"], result["temperature"], result["pass@2"], list(result["files"])) == (
+        *(2, 0, 1.0),
+        ["tasks"],
+    )
+    assert (await trainer(*argv, "--temperature", "0.5"))[0] == 2
+
+
+async def trainer(*argv: str) -> tuple[int | None, str]:
+    """Runs the command as a person would; answers its status and standard output."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trainer.cli", *argv),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return process.returncode, said.decode()
 
 
 def test_help_loads_neither_torch_nor_the_gateway() -> None:

@@ -1,0 +1,46 @@
+"""An evaluation as a process of its own, so that agents neither hold a trainer up nor end it.
+
+`python -m trainer.evaluation.child REQUEST RESULT`: both are paths of JSON files; the result appears whole, at the end. The
+admin key is in the environment (`HEADGATE_ADMIN_KEY`), the request holds the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from gateway.client import GatewayClient, GatewayRefused, GatewayUnreachable, RunStopped
+from trainer.errors import ConfigError
+from trainer.evaluation.episodes import Evaluation, evaluate, read
+from trainer.sections.base import Section
+
+
+class Request(Section):
+    """The evaluation of one version."""
+
+    url: str
+    version: int
+    step: int
+    evaluation: Evaluation
+
+
+async def run(request: Request, result: Path) -> None:
+    """Runs the evaluation and writes its result."""
+    async with GatewayClient(request.url, os.environ.get("HEADGATE_ADMIN_KEY") or None) as client:
+        evaluated = await evaluate(client, request.evaluation, read(request.evaluation.eval.tasks))
+    evaluated.write(result)
+
+
+def main(arguments: list[str]) -> None:
+    """The process. Errors that a user can act on are one line."""
+    request, result = map(Path, arguments)
+    try:
+        asyncio.run(run(Request.model_validate_json(request.read_text()), result))
+    except (ConfigError, GatewayRefused, GatewayUnreachable, RunStopped, ValueError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

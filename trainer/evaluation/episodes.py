@@ -1,0 +1,164 @@
+"""The episodes of an evaluation: every task of every file `samples` times, by one agent, outside of training.
+
+Training may go on meanwhile, so the result says which versions the episodes' tokens were sampled by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, Task, load_agent
+from gateway.client.agents import read_tasks
+from gateway.types import EpisodeSampling
+from trainer.errors import ConfigError
+from trainer.evaluation.figures import figures
+from trainer.sections.base import Section
+from trainer.sections.eval import EvalSettings
+from trainer.sections.run import RolloutSettings
+
+
+class Evaluation(Section):
+    """One evaluation: what is asked of whom."""
+
+    eval: EvalSettings
+    agent: str
+    concurrency: int
+    max_failures: float
+    model: str | None
+    """The trained model; the gateway's first, if None."""
+
+    @classmethod
+    def of(cls, wanted: EvalSettings, rollout: RolloutSettings | None, model: str | None) -> Evaluation:
+        """The evaluation that the settings describe. Raises ConfigError without an agent or without tasks."""
+        agent = wanted.agent or (rollout and rollout.agent)
+        if not agent:
+            raise ConfigError("an evaluation needs an agent: [rollout] agent, or [eval] agent")
+        if not wanted.tasks:
+            raise ConfigError("an evaluation needs tasks: name --tasks FILE, or [eval] tasks")
+        return cls(
+            eval=wanted,
+            agent=agent,
+            concurrency=wanted.concurrency or (rollout.concurrency if rollout else 64),
+            max_failures=rollout.max_failures if rollout else 0.5,
+            model=model,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The figures, and the outcomes that they are of."""
+
+    result: dict[str, Any]
+    outcomes: Sequence[EpisodeOutcome]
+    versions: Mapping[str, Sequence[int]]
+    """The versions that may have sampled tokens of an episode, by its id."""
+
+    def write(self, path: Path) -> None:
+        """Writes all of it as JSON, whole or not at all."""
+        detailed = [
+            {**asdict(o), "versions": self.versions.get(o.episode_id or "", ())} for o in self.outcomes
+        ]
+        aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        aside.write_text(json.dumps({**self.result, "outcomes": detailed}, indent=1) + "\n")
+        aside.rename(path)
+
+
+def read(paths: Sequence[Path]) -> dict[str, list[Task]]:
+    """The tasks of each file, by the file's name without its ending, or its path where two have one name. Raises ConfigError."""
+    stems = Counter(path.stem for path in paths)
+    found: dict[str, list[Task]] = {}
+    for path in paths:
+        try:
+            tasks = read_tasks(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tasks: {error}") from error
+        if not tasks:
+            raise ConfigError(f"tasks: {path} has none")
+        found[path.stem if stems[path.stem] == 1 else str(path)] = tasks
+    if len(found) < len(paths):
+        raise ConfigError("tasks: a file is named twice")
+    return found
+
+
+async def evaluate(
+    client: GatewayClient,
+    evaluation: Evaluation,
+    files: Mapping[str, Sequence[Task]],
+    on_outcome: Callable[[EpisodeOutcome], None] | None = None,
+) -> Evaluated:
+    """Runs the episodes. Raises RunStopped if too many fail, and GatewayUnreachable."""
+    wanted = evaluation.eval
+    sampling = EpisodeSampling(
+        wanted.temperature, wanted.top_p, seed="ignore" if wanted.samples > 1 else "keep"
+    )
+    runner = EpisodeRunner(
+        client,
+        load_agent(evaluation.agent),
+        group_size=wanted.samples,
+        concurrency=evaluation.concurrency,
+        mode="eval",
+        model=evaluation.model,
+        max_failures=evaluation.max_failures,
+        sampling=sampling,
+        on_outcome=on_outcome,
+    )
+    version = (await client.status(evaluation.model))["version"]
+    started = time.monotonic()
+    outcomes = await runner.run([task for tasks in files.values() for task in tasks])
+    seconds = time.monotonic() - started
+    opened = [outcome.episode_id for outcome in outcomes if outcome.episode_id is not None]
+    versions = await _versions(client, opened, evaluation.concurrency)
+    return Evaluated(summary(outcomes, versions, version, seconds, wanted, files), outcomes, versions)
+
+
+async def _versions(client: GatewayClient, episodes: Sequence[str], concurrency: int) -> dict[str, list[int]]:
+    """The versions that may have sampled tokens of each episode, by the gateway's record."""
+    free = asyncio.Semaphore(concurrency)
+
+    async def sampled_by(episode_id: str) -> list[int]:
+        async with free:
+            nodes = (await client.trajectory(episode_id))["nodes"]
+        spans = [span for node in nodes if node["sampled"] for span in node["versions"]]
+        # A span is the version and the number of tokens, and the newest version that it may be if that is not certain.
+        return sorted(
+            {version for span in spans for version in (span[0], span[-1] if len(span) > 2 else span[0])}
+        )
+
+    return dict(zip(episodes, await asyncio.gather(*map(sampled_by, episodes)), strict=True))
+
+
+def summary(
+    outcomes: Sequence[EpisodeOutcome],
+    versions: Mapping[str, Sequence[int]],
+    version: int,
+    seconds: float,
+    settings: EvalSettings,
+    files: Mapping[str, Sequence[Task]],
+) -> dict[str, Any]:
+    """The result: the figures of all files together, and in `files` of each.
+
+    `version` is the newest when the evaluation began, and `versions` counts the episodes by the versions (`versions`, by episode)
+    that sampled them; an episode of several counts for each.
+    """
+    by_version = Counter(number for sampled in versions.values() for number in sampled)
+    by_file, start = {}, 0
+    for name, tasks in files.items():
+        end = start + len(tasks) * settings.samples
+        by_file[name], start = figures(outcomes[start:end], settings), end
+    return {
+        **figures(outcomes, settings),
+        "samples": settings.samples,
+        "temperature": settings.temperature,
+        "seconds": round(seconds, 3),
+        "version": version,
+        "versions": {str(number): n for number, n in sorted(by_version.items())},
+        "files": by_file,
+    }
