@@ -26,7 +26,7 @@ from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import activations, optim, parallel, pretrained, probe
+from trainer.model import activations, loading, optim, parallel, pretrained, probe
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
 from trainer.orders import together
@@ -54,25 +54,40 @@ class Learner:
         """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
-        self.policy = self._load("float32")
-        self.policy.check()
-        activations.checkpoint_layers(self.policy.layers, settings.model.activation_checkpointing)
-        compute = pretrained.DTYPES[settings.model.dtype]
-        ranks.shard(self.policy, self.policy.layers, None if compute == torch.float32 else compute)
+        self.policy = self._trained()
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self.model, settings.optimizer)
         self._round: list[MicroBatch] = []
         """Micro-batches that wait until there is one for each share of the ranks."""
         self._reference: Policy | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
-            self._reference = self._load(settings.model.dtype)
+            self._reference = self._empty(settings.model.dtype)
+            self._fill(self._reference)
             self._reference.requires_grad_(False)
-            ranks.shard(self._reference, self._reference.layers)
 
-    def _load(self, dtype: pretrained.Dtype) -> Policy:
-        """The initial weights."""
+    def _trained(self) -> Policy:
+        """The initial weights in full precision, once they agree with the model's own forward pass in that precision."""
+        mixed = self.settings.model.dtype != "float32"
+        policy = self._empty("float32", torch.float32 if mixed else None)
+        self._fill(policy)
+        policy.check()
+        if not mixed:
+            return policy
+        narrow = self._empty("float32", pretrained.DTYPES[self.settings.model.dtype])
+        parallel.move(policy, narrow)
+        return narrow
+
+    def _empty(self, dtype: pretrained.Dtype, compute: torch.dtype | None = None) -> Policy:
+        """The model without its weights, spread over the ranks."""
         wanted = self.settings.model
-        return Policy(pretrained.load(wanted.path, dtype, self.device), wanted.attention, self.ranks.exchange)
+        model = loading.empty(wanted.path, pretrained.DTYPES[dtype])
+        policy = Policy(model, wanted.attention, self.ranks.exchange)
+        activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing)
+        self.ranks.shard(policy, policy.layers, compute, passes=("plain",))
+        return policy
+
+    def _fill(self, policy: Policy) -> None:
+        loading.fill(policy.model, self.settings.model.path, self.device, self.ranks)
 
     @property
     def model(self) -> Any:

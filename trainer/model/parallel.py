@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.errors import ConfigError, RankLost
@@ -57,11 +57,16 @@ class Ranks:
         return self.rank == 0
 
     def shard(
-        self, model: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        compute: torch.dtype | None = None,
+        passes: Sequence[str] = (),
     ) -> None:
         """Spreads the weights over the ranks, one shard for each of `layers` and one for the rest of `model`. Collective.
 
-        `compute` is the precision of a pass, if it is not that of the weights. All passes go through `model` itself.
+        `compute` is the precision of a pass, if it is not that of the weights. All passes go through `model` itself, or through
+        its methods `passes`. The weights may be on the meta device still.
         """
         if self.size == 1 and compute is None:
             return
@@ -71,6 +76,8 @@ class Ranks:
         for layer in layers:
             fully_shard(layer, **options)
         fully_shard(model, **options)
+        for name in passes:
+            register_fsdp_forward_method(model, name)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -282,6 +289,17 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         found.setdefault(id(tensor), (name, tensor))
     return {name: tensor.detach() for name, tensor in found.values()}
+
+
+def move(source: nn.Module, target: nn.Module) -> None:
+    """Gives `target` the weights, or their shards, and the buffers of `source`, a model of the same modules and as sharded."""
+    for module in source.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    for name, module in source.named_modules():
+        other = target.get_submodule(name)
+        other._parameters.update(module._parameters)
+        other._buffers.update(module._buffers)
 
 
 def whole(tensor: Tensor) -> Tensor:

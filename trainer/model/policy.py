@@ -161,12 +161,12 @@ class Policy(nn.Module):
                 ours = self(micro, with_entropy=False)[0]
         except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError) as error:
             raise self._refused(f"{type(error).__name__}: {error}") from error
-        theirs = self._plain(rows)
+        theirs = self.plain(rows)
         gap = float((ours - theirs).abs().max())
         if not gap <= _tolerance(self.model):
             raise self._refused(f"log-probabilities differ from the model's own by {gap:.2g} nats")
 
-    def _plain(self, rows: list[Tensor]) -> Tensor:
+    def plain(self, rows: list[Tensor]) -> Tensor:
         """Log-probabilities of all tokens but the first of each row, by the model's own forward pass."""
         if self.shares:
             self.model.set_attn_implementation(self._own)

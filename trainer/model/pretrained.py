@@ -12,10 +12,8 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
-from trainer.errors import ConfigError
+from trainer.model import loading
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -31,22 +29,10 @@ _HEAD = "lm_head.weight"
 
 
 def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
-    """A Hugging Face checkpoint as a model in evaluation mode (dropout off, which a policy's ratio needs).
-
-    Raises ConfigError if `path` holds no checkpoint.
-    """
-    # Its bars would break the live table, once per version.
-    logging.disable_progress_bar()
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"[model] path = {str(path)!r}: there is no checkpoint: this folder has no config.json"
-        )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], local_files_only=True)
-    except (OSError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise ConfigError(f"[model] path = {str(path)!r}: the checkpoint cannot be used: {said}") from error
-    return model.to(device).eval()
+    """A Hugging Face checkpoint as a model of this process alone, in evaluation mode. Raises ConfigError if it cannot be used."""
+    model = loading.empty(path, DTYPES[dtype])
+    loading.fill(model, path, device)
+    return model
 
 
 def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tensor] | None = None) -> None:

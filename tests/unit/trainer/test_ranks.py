@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,8 @@ def groups_of(version: int) -> list[Group]:
 
 def learner_of(settings: Settings, dtype: torch.dtype) -> Learner:
     """A learner whose weights have a precision that no setting gives."""
-    plain: Callable[..., Any] = pretrained.load
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "load", lambda *arguments: plain(*arguments).to(dtype))
+        patch.setitem(pretrained.DTYPES, "float32", dtype)
         return Learner.open(settings)
 
 
