@@ -9,6 +9,7 @@
     ├── Busy                come again after `retry_after` seconds          429
     ├── Unavailable         the same, and it is not the caller's share      503
     │   ├── Fenced          another gateway process decides now             503
+    │   ├── WeightsAway     no source has a version's bytes now             503
     │   ├── NotBegun        nothing of it was done: ask another process     503
     │   └── BusAway         what is hot is out of reach                     503, never reaches a caller
     ├── UpstreamFailed      an upstream model's API does not answer         502
@@ -113,6 +114,13 @@ class Unavailable(Busy):
 
 class Fenced(Unavailable):
     """Another gateway process has become the coordinator; this one must not write any more what only the coordinator may."""
+
+
+class WeightsAway(Unavailable):
+    """No source of a version's weights answers, or none has it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=2.0, code="weights_away")
 
 
 class NotBegun(Unavailable):

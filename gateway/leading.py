@@ -30,6 +30,7 @@ from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
 from gateway.peers import snapshot
 from gateway.peers.role import Leader
+from gateway.rollout.distribution import Distribution
 from gateway.rollout.slot import Slot
 from gateway.rollout.steps import EngineSteps
 from gateway.settings import Settings
@@ -54,7 +55,12 @@ async def open_leader(
     settings, database = plane.settings, plane.database.fenced(fence)
     async with AsyncExitStack() as stack:
         ledgers = await _ledgers(plane, database)
-        host = ControlHost(settings, _engines(plane, check_leadership, alone), plane.hub, check_leadership)
+        distributions = {
+            model.name: await stack.enter_async_context(Distribution(model.name, settings.weights))
+            for model in plane.models
+        }
+        engines = _engines(plane, distributions, check_leadership, alone)
+        host = ControlHost(settings, engines, plane.hub, check_leadership)
         stack.push_async_callback(host.close)
         nodes = Nodes(settings, host, ledgers, plane.hub)
         placements = _placements(plane, host)
@@ -65,7 +71,9 @@ async def open_leader(
         nodes.begin()
         plane.hub.on_trouble = partial(_look_into, host)
         opened = [
-            await _open_model(settings, model, database, host, ledgers.get(model.name))
+            await _open_model(
+                settings, model, database, host, ledgers.get(model.name), distributions[model.name]
+            )
             for model in plane.models
         ]
         episodes = await _episodes(stack, plane, database, ledgers)
@@ -87,7 +95,12 @@ async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedg
     return {name: await StoredLedger.load(database, settings.staleness_of(name), name) for name in trained}
 
 
-def _engines(plane: DataPlane, check_leadership: CheckLeadership, alone: bool) -> dict[str, ModelEngines]:
+def _engines(
+    plane: DataPlane,
+    distributions: Mapping[str, Distribution],
+    check_leadership: CheckLeadership,
+    alone: bool,
+) -> dict[str, ModelEngines]:
     settings, found = plane.settings, {}
     for model in plane.models:
         engine = settings.engine_of(model.name)
@@ -97,6 +110,7 @@ def _engines(plane: DataPlane, check_leadership: CheckLeadership, alone: bool) -
             engine,
             settings.update,
             plane.hub,
+            distributions[model.name],
             check_leadership,
             settings.lending.grace_s,
             patient=not alone,
@@ -119,10 +133,11 @@ async def _open_model(
     database: Database,
     host: ControlHost,
     ledger: StoredLedger | None,
+    distribution: Distribution,
 ) -> LocalModel:
     name = served.name
     parts = name, served.path, served.settings, served.renderer, served.pool, served.recorder
-    versions = Versions(name, served.path, database, host, ledger)
+    versions = Versions(name, served.path, database, host, ledger, distribution)
     if ledger is None:
         return LocalModel(*parts, versions)
     dropped = versions if settings.update.orphans == "drop" else None

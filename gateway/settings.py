@@ -45,6 +45,7 @@ from gateway.sections import (
     StalenessSettings,
     StoreSettings,
     UpdateSettings,
+    WeightsSettings,
     agreement,
 )
 from gateway.sections.environment import filled
@@ -78,6 +79,7 @@ class Settings(Section):
     bus: BusSettings = BusSettings()
     cluster: ClusterSettings = ClusterSettings()
     update: UpdateSettings = UpdateSettings()
+    weights: WeightsSettings = WeightsSettings()
     queue: QueueSettings = QueueSettings()
     routing: RoutingSettings = RoutingSettings()
     lengths: LengthSettings = LengthSettings()

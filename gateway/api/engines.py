@@ -27,6 +27,8 @@ class AddBody(BaseModel):
     model: str | None = None
     name: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     url: str | None = Field(None, pattern="^https?://", max_length=1024)
+    mirror: str | None = Field(None, pattern="^https?://", max_length=1024)
+    """The mirror of weights beside an engine at `url` that is on another machine."""
     node: str | None = Field(None, max_length=64)
     """The engine's node; while the node is not lent, the engine sleeps."""
 
@@ -73,6 +75,7 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
     if any(name in other.pool.slots for other in gateway.models):
         raise Conflict(f"there is an engine {name!r} already", code="engine_exists")
     slot = Slot(name, body.url, body.node or "")
+    slot.mirror = body.mirror or ""
     gateway.host.add(model.name, slot)
     await model.pool.until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
     return slot.describe(model.name)

@@ -12,19 +12,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Access, Admin, admin
 from gateway.api.context import Number
-from gateway.errors import Unprocessable
+from gateway.errors import BadRequest, Unprocessable
 from gateway.store import episodes as statements
 
 router = APIRouter(prefix="/admin/v1", tags=["Weights"], dependencies=[Depends(admin)])
 
 
 class PublishBody(BaseModel):
-    """A version, in a directory that the gateway and its engines can read."""
+    """A version: in a directory that the gateway and its engines can read, or at a server of `[weights] sources`."""
 
     model_config = ConfigDict(extra="forbid")
 
     version: int = Field(ge=1, lt=2**31)
-    path: str = Field(min_length=1)
+    path: str | None = Field(None, min_length=1)
+    url: str | None = Field(None, min_length=1, max_length=1024)
+    """In place of `path`: the root of the server, such as `http://trainer:8100`."""
     model: str | None = None
     """A trained model; the first one, if none is named."""
 
@@ -35,6 +37,13 @@ async def publish(
 ) -> dict[str, Any]:
     """Checks the manifest and every tensor, and updates the engines; answers the version's record."""
     versions = access.one(body.model).versions
+    if (body.path is None) == (body.url is None):
+        raise BadRequest(
+            "name the version's `path`, or its `url`: one of the two", code="invalid_value", param="path"
+        )
+    if body.url is not None:
+        return await versions.publish(body.version, None, wait, _source(access, body.url))
+    assert body.path is not None
     return await versions.publish(body.version, await asyncio.to_thread(_folder, access, body.path), wait)
 
 
@@ -70,6 +79,19 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "streams_across_updates": found.versions.streams_across_updates,
         "episodes": await gateway.database.read(lambda c: statements.count_by_state(c, of)),
     }
+
+
+def _source(access: Access, url: str) -> str:
+    """The server that a version is fetched from. Raises Unprocessable for one that the configuration does not name, and for a
+    project's key, by which others' weights could be loaded."""
+    source = url.rstrip("/")
+    if not access.reach.everything:
+        message = "url: under a project's key, versions are published as paths"
+        raise Unprocessable(message, code="url_not_allowed", param="url")
+    if source not in access.gateway.settings.weights.sources:
+        message = f"url: {source!r} is not one of [weights] sources in the gateway's file; add it there"
+        raise Unprocessable(message, code="url_not_allowed", param="url")
+    return source
 
 
 def _folder(access: Access, path: str) -> Path:

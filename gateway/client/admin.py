@@ -212,14 +212,19 @@ class GatewayClient:
     # Weights
 
     async def publish(
-        self, version: int, path: str, wait_s: float = 0.0, model: str | None = None
+        self,
+        version: int,
+        path: str | None = None,
+        wait_s: float = 0.0,
+        model: str | None = None,
+        url: str | None = None,
     ) -> dict[str, Any]:
-        """Hands over version `version` in directory `path` (see docs/weights.md).
+        """Hands over version `version` in directory `path`, or at the server `url` (see docs/weights.md).
 
         The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
         engines run the version (or after so many seconds); its `state` is `updating`, `live` or `failed`.
         """
-        body = {"version": version, "path": path, "model": model}
+        body = {"version": version, "path": path, "url": url, "model": model}
         return await self._json("POST", "/weights", json=body, params={"wait": wait_s}, wait_s=wait_s)
 
     async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sqlalchemy import Connection
 from gateway.control.host import ControlHost
 from gateway.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
 from gateway.feed.ledger import StoredLedger
+from gateway.rollout.distribution import Distribution
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights import Weights, known_weights, read_weights
 from gateway.sections import EngineSettings
@@ -37,7 +39,13 @@ class Versions:
     """The versions of a model; one that is not trained (`ledger` is None) keeps its first."""
 
     def __init__(
-        self, model: str, path: Path, database: Database, host: ControlHost, ledger: StoredLedger | None
+        self,
+        model: str,
+        path: Path,
+        database: Database,
+        host: ControlHost,
+        ledger: StoredLedger | None,
+        distribution: Distribution,
     ) -> None:
         self.model = model
         self._base = path
@@ -51,6 +59,7 @@ class Versions:
         self._host = host
         self._engines = host.models[model]
         self._ledger = ledger
+        self._distribution = distribution
         self._publishing = asyncio.Lock()
         self._offers: dict[tuple[int, Path], asyncio.Task[None]] = {}
         self._updates: dict[int, asyncio.Task[None]] = {}
@@ -69,7 +78,9 @@ class Versions:
         known = self._taken_over()
         for i, url in enumerate(settings.places):
             name = f"{self.model}-{i}"
-            self._host.add(self.model, known.pop(name) if name in known else Slot(name, url))
+            slot = known.pop(name) if name in known else Slot(name, url)
+            slot.mirror = settings.mirrors[i] if settings.mirrors else ""
+            self._host.add(self.model, slot)
         for slot in on_nodes:
             before = known.pop(slot.name, slot)
             before.node = slot.node
@@ -104,7 +115,8 @@ class Versions:
             self.current = Weights(row["version"], row["path"], row["parent"])
         if (Path(self.current.path) / MANIFEST).exists():
             path = Path(self.current.path)
-            self.current = await asyncio.to_thread(known_weights, path, self.current.version)
+            known = await asyncio.to_thread(known_weights, path, self.current.version)
+            self.current = replace(known, fetched=self._is_copy(path, known.version))
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
 
@@ -116,20 +128,25 @@ class Versions:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def publish(self, version: int, path: Path, wait_s: float) -> dict[str, Any]:
+    async def publish(
+        self, version: int, path: Path | None, wait_s: float, source: str = ""
+    ) -> dict[str, Any]:
         """Checks version `version` in `path`, and updates the engines to it; waits up to `wait_s` for the end of the update.
+
+        `source`: in place of `path`, the server to fetch it from.
 
         The same version may be published again from the same path: the record answers, or the update is tried again if no engine
         runs the version. A bad version is not tried again. Raises Unprocessable for unusable weights, Conflict for a number that
-        was used otherwise.
+        was used otherwise, WeightsAway if the source does not answer.
         """
         if self._ledger is None:
             raise Conflict(
                 f"the model {self.model!r} is frozen ([models.{self.model}] train = false)",
                 code="model_frozen",
             )
+        path = path or self._distribution.path(version)
         if not await self._is_known(version, path):
-            await self._offered(version, path)
+            await self._offered(version, path, source)
         if (running := self._updates.get(version)) and wait_s > 0:
             await asyncio.wait({running}, timeout=wait_s)
         return await self.version(version)
@@ -141,17 +158,22 @@ class Versions:
             return False
         return row["state"] == "live" or bool(row["bad"]) or version in self._updates
 
-    async def _offered(self, version: int, path: Path) -> None:
+    async def _offered(self, version: int, path: Path, source: str) -> None:
         """Verifies a version and begins its update. Requests for the same one share this, and it goes on if one goes away."""
         task = self._offers.get((version, path))
         if task is None:
-            task = asyncio.create_task(self._offer(version, path), name=f"{self.model}-check-of-{version}")
+            task = asyncio.create_task(
+                self._offer(version, path, source), name=f"{self.model}-check-of-{version}"
+            )
             task.add_done_callback(partial(self._on_offered, (version, path)))
             self._offers[version, path] = task
         await asyncio.shield(task)
 
-    async def _offer(self, version: int, path: Path) -> None:
-        weights = await asyncio.to_thread(read_weights, path, version, self._base)
+    async def _offer(self, version: int, path: Path, source: str) -> None:
+        if source:
+            await self._distribution.bring(version, source)
+        read = await asyncio.to_thread(read_weights, path, version, self._base)
+        weights = replace(read, source=source, fetched=self._is_copy(path, version))
         async with self._publishing:
             await self._begin(weights)
 
@@ -159,6 +181,9 @@ class Versions:
         del self._offers[key]
         if not task.cancelled():
             task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
+
+    def _is_copy(self, path: Path, version: int) -> bool:
+        return path.resolve() == self._distribution.path(version).resolve()
 
     async def _begin(self, weights: Weights) -> None:
         """Records the version and starts its update, unless that is done."""
@@ -218,6 +243,7 @@ class Versions:
     async def _update(self, weights: Weights) -> None:
         number = weights.version
         self._engines.steps.register_version(weights)
+        await self._distribution.spread(weights, self._engines.pool.slots.values())
         ended = await self._host.publish(self.model, number)
         reports = self._engines.steps.reports(number)
         report = [r.to_json() for r in reports]
@@ -225,6 +251,7 @@ class Versions:
             await self._set_live(weights, report)
             self.updates += 1
             self.streams_across_updates += sum(r.streams for r in reports)
+            await self._distribution.prune(number, weights.parent)
             return
         if ended.bad:
             log.error("version %d of %s is bad: %s", number, self.model, ended.bad)

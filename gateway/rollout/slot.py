@@ -51,6 +51,8 @@ class Slot:
         """The name of the engine's node, if it has one."""
         self.external_url = url
         """The engine's URL, if this gateway does not start it."""
+        self.mirror = ""
+        """The URL of the mirror of weights beside the engine, if it does not read this machine's files."""
         self.owned = False
         """True if the engine is a child of the coordinator, and so ends with it; set in the other processes."""
         self.state: SlotState = "starting"

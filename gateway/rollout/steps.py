@@ -18,6 +18,7 @@ from typing import Any
 from gateway.engines.base import Engine, Level
 from gateway.engines.process import EngineProcess, connect
 from gateway.errors import EngineError, ProbeFailed
+from gateway.rollout.distribution import Distribution
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -74,6 +75,7 @@ class EngineSteps:
         engine: EngineSettings,
         update: UpdateSettings,
         peers: Peers,
+        distribution: Distribution,
         check_leadership: Callable[[], Awaitable[None]],
         pinned_s: float,
         patient: bool,
@@ -87,6 +89,7 @@ class EngineSteps:
         self._pool = pool
         self._patient = patient
         self._peers = peers
+        self._distribution = distribution
         self._model = model
         self._settings = engine
         self._level = _LEVELS.get(engine.sleep)
@@ -184,12 +187,13 @@ class EngineSteps:
             return
         await (engine.pause() if self._level is None else engine.wake())
         await self._settle(slot, weights)
-        await self._renew(engine, weights)
+        await self._renew(slot, engine, weights)
 
-    async def _renew(self, engine: Engine, weights: Weights) -> None:
+    async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
         """Loads weights into a paused engine without requests, and resumes it."""
+        path = await self._place(slot, weights)
         await self._check_leadership()
-        await engine.load(weights.path)
+        await engine.load(path)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await engine.label(weights.version)
         await engine.resume()
@@ -235,7 +239,7 @@ class EngineSteps:
         await self._announce(slot)
         engine = _engine(slot)
         await (engine.pause() if self._level is None else engine.wake())
-        await self._renew(engine, weights)
+        await self._renew(slot, engine, weights)
 
     # Weight updates
 
@@ -265,7 +269,10 @@ class EngineSteps:
         await _engine(slot).pause(keep=True, clear_cache=self._update.clear_cache)
 
     async def _load(self, slot: Slot, weights: Weights) -> None:
-        await _engine(slot).load(weights.path)
+        await _engine(slot).load(await self._place(slot, weights))
+
+    async def _place(self, slot: Slot, weights: Weights) -> str:
+        return await self._distribution.place(slot, weights, self._pool.slots.values())
 
     async def _label(self, slot: Slot, weights: Weights) -> None:
         await _engine(slot).label(weights.version)

@@ -42,6 +42,7 @@ from gateway.sections.server import (
     ServerSettings,
     StoreSettings,
 )
+from gateway.sections.weights import WeightsSettings
 
 __all__ = [
     "AdminSettings",
@@ -81,6 +82,7 @@ __all__ = [
     "StoreSettings",
     "UpdateSettings",
     "UpstreamSettings",
+    "WeightsSettings",
     "is_public",
     "public_engine",
 ]

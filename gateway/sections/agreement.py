@@ -22,9 +22,9 @@ Models = Mapping[str, ModelSettings]
 def check_ports(server: ServerSettings, admin: AdminSettings, projects: Collection[str]) -> None:
     """The admin API needs a key outside of loopback addresses, and a port that is not the server's."""
     if admin.key is None:
-        if not _is_loopback(server.host):
+        if not is_loopback(server.host):
             raise ValueError("[admin] key is needed when [server] host is not a loopback address")
-        if not _is_loopback(admin.host or server.host):
+        if not is_loopback(admin.host or server.host):
             raise ValueError("[admin] key is needed when [admin] host is not a loopback address")
         if projects:
             raise ValueError(
@@ -143,7 +143,7 @@ def _variables_differ(names: Collection[str]) -> bool:
     return len({key_variable(name) for name in names}) == len(names)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

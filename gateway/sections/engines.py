@@ -22,6 +22,9 @@ class EngineSettings(Section):
     url: str | None = None
     urls: tuple[str, ...] = ()
     """Instead of `url`: several external engines."""
+    mirrors: tuple[str, ...] = ()
+    """For external engines on other machines: the mirror (`gateway mirror`) beside each of `urls`, where versions come over HTTP
+    (`[weights] sources`). An empty one: that engine reads the gateway's own copies."""
     api: Literal["vllm", "sglang"] = "vllm"
     """The API of an external or fake engine."""
     allow_public: bool = False
@@ -52,6 +55,12 @@ class EngineSettings(Section):
             raise ValueError("`url` (or `urls`) is for launch = 'external', and needed there")
         if self.url is not None and self.urls:
             raise ValueError("`url`, or `urls`: one of the two")
+        if self.mirrors and len(self.mirrors) != len(self.places):
+            raise ValueError(
+                f"`mirrors` has {len(self.mirrors)} for {len(self.places)} engines: one for each is needed"
+            )
+        if self.mirrors and self.launch != "external":
+            raise ValueError("`mirrors` is for launch = 'external'")
         if self.restart_window_s < self.max_restarts * self.start_s:
             raise ValueError(
                 "restart_window_s must hold max_restarts starts of start_s, or the budget would never run out"

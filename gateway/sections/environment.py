@@ -13,6 +13,7 @@ ENVIRONMENT = {
     "HEADGATE_BUS_URL": ("bus", "url"),
     "HEADGATE_CLUSTER_URL": ("cluster", "url"),
     "HEADGATE_CLUSTER_KEY": ("cluster", "key"),
+    "HEADGATE_WEIGHTS_KEY": ("weights", "key"),
 }
 """For each variable: the key that it stands in for."""
 SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")

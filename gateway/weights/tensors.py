@@ -73,8 +73,10 @@ class Scan:
     """The findings of one pass over a file."""
 
     tensors: dict[str, Tensor]
+    begin: int = 0
+    """The bytes before the tensors, which say their names, shapes and places."""
     header: str = ""
-    """The BLAKE3 of the bytes before the tensors, which say their names, shapes and places."""
+    """The BLAKE3 of those bytes."""
     digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Of each tensor, the BLAKE3 (hexadecimal) of each `PIECE` of its bytes."""
     not_finite: tuple[str, ...] = ()
@@ -104,7 +106,7 @@ def scan(path: Path) -> Scan:
         digests[name].append(digest)
         if not finite:
             bad[name] = None
-    return Scan(tensors, header, {name: tuple(found) for name, found in digests.items()}, tuple(bad))
+    return Scan(tensors, begin, header, {name: tuple(found) for name, found in digests.items()}, tuple(bad))
 
 
 def _look(descriptor: int, at: int, size: int, dtype: str) -> tuple[str, bool]:

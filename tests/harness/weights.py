@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from gateway.engines.fake import identity, token_logprob
 from tests.harness.models import tensors
 
@@ -32,6 +34,30 @@ def write_manifest(directory: Path, version: int, parent: int | None, probe: dic
     }
     manifest = {"format": 1, "version": version, "parent": parent, "files": files, "probe": probe}
     (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def write_manifest_of_pieces(
+    directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
+) -> None:
+    """The same in format 2, for tensors of at most one piece (16 MiB) each."""
+    files = {file.name: _pieces(file) for file in sorted(directory.iterdir()) if file.name != "manifest.json"}
+    manifest = {"format": 2, "version": version, "parent": parent, "files": files, "probe": probe}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _pieces(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    if file.suffix != ".safetensors":
+        return {"size": len(data), "blake3": blake3(data).hexdigest()}
+    begin = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(data[8:begin]).items():
+        if name != "__metadata__":
+            start, end = (begin + place for place in entry["data_offsets"])
+            hashes = [blake3(data[start:end]).hexdigest()]
+            tensors[name] = {"offset": start, "size": end - start, "blake3": hashes}
+    header = {"size": begin, "blake3": blake3(data[:begin]).hexdigest()}
+    return {"size": len(data), "piece": 2**24, "header": header, "tensors": tensors}
 
 
 def fake_weights(directory: Path, content: str) -> Path:

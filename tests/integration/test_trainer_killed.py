@@ -89,7 +89,9 @@ def note_manifest(weights: Path, noted: dict[str, str]) -> None:
 
 
 @asynccontextmanager
-async def world(model: Path, work: Path) -> AsyncIterator[tuple[RunningGateway, ScoringEngine]]:
+async def world(
+    model: Path, work: Path, *sources: str
+) -> AsyncIterator[tuple[RunningGateway, ScoringEngine]]:
     """A gateway, its engine, and agents that go on whatever becomes of the trainer."""
     async with AsyncExitStack() as stack:
         engine, port = ScoringEngine(str(model)), free_port()
@@ -99,6 +101,7 @@ async def world(model: Path, work: Path) -> AsyncIterator[tuple[RunningGateway, 
             work,
             engine={"launch": "external", "url": f"http://127.0.0.1:{port}"},
             staleness={"batch": BATCH, "eta": 1, "min_members": 1},
+            weights={"sources": sources, "dir": str(work / "copies")},
         )
         gateway = await stack.enter_async_context(run_gateway(values, in_process=False))
         await stack.enter_async_context(episodes(gateway, open_wait_s=20.0))
@@ -161,14 +164,25 @@ async def live_through_every_kill(
     assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 3])
+HTTP = """
+[weights]
+transport = "http"
+listen = "127.0.0.1:{port}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("every", "transport"), [pytest.param(1, "filesystem", marks=pytest.mark.long), (3, "http")]
+)
 async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_one_learns(
-    tiny_model: Path, tmp_path: Path, every: int
+    tiny_model: Path, tmp_path: Path, every: int, transport: str
 ) -> None:
-    async with world(tiny_model, tmp_path) as (gateway, engine):
+    port = free_port()
+    async with world(tiny_model, tmp_path, f"http://127.0.0.1:{port}") as (gateway, engine):
         config, run = tmp_path / "trainer.toml", tmp_path / "run"
         names = {"work": tmp_path, "steps": STEPS, "url": gateway.url, "model": tiny_model, "every": every}
-        config.write_text(TRAINER.format(**names))
+        server = HTTP.format(port=port) if transport == "http" else ""
+        config.write_text(TRAINER.format(**names) + server)
         await live_through_every_kill(config, run, gateway, engine.given)
         await check_the_account(gateway)
         batches = [await gateway.admin.batch_groups(buffer) for buffer in range(STEPS)]

@@ -7,6 +7,7 @@ lines as the reason.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tomllib
 from collections.abc import Coroutine
@@ -22,9 +23,11 @@ from processes.child import LocalProcess
 from processes.errors import ChildDied
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.sections.run import GatewaySettings
+from trainer.sections.state import WeightsSettings
 from trainer.settings import Settings
 
 T = TypeVar("T")
+_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,31 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
     return Watched("rollout process", _needed(process))
 
 
+async def weights_process(stack: AsyncExitStack, settings: WeightsSettings, weights: Path) -> Watched | None:
+    """Starts the server of published versions, if `[weights] transport` is "http". Raises ChildDied and TimeoutError."""
+    if settings.transport != "http":
+        return None
+    host, _, port = settings.listen.rpartition(":")
+    argv = [
+        sys.executable, "-m", "gateway.cli", "mirror",
+        "--dir", str(weights), "--host", host, "--port", port,
+    ]  # fmt: skip
+    key = settings.key.get_secret_value() if settings.key else os.environ.get("HEADGATE_WEIGHTS_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    env = {"HEADGATE_WEIGHTS_KEY": key} if key else None
+    process = await LocalProcess.start("weights server", argv, weights.parent / "weights-server.log", env)
+    stack.push_async_callback(process.stop, 5.0)
+    async with httpx.AsyncClient(base_url=_reached(settings.listen), headers=headers, timeout=5.0) as http:
+        await process.ready(lambda: _answers(http, path="/versions"), _START_S)
+    return Watched("weights server", _needed(process))
+
+
+def _reached(listen: str) -> str:
+    """How this machine reaches what listens at an address."""
+    host, _, port = listen.rpartition(":")
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
 def rollout_log(settings: Settings) -> Path:
     """Returns the path of the log of the agents' driver, whose last line says how they fare."""
     return settings.run.dir / "rollout.log"
@@ -118,9 +146,9 @@ async def _needed(process: LocalProcess) -> None:
     raise ChildDied(f"{process.name} ended with {code}; {process.log}:\n{process.tail()}")
 
 
-async def _answers(http: httpx.AsyncClient, any_status: bool = False) -> bool:
+async def _answers(http: httpx.AsyncClient, any_status: bool = False, path: str = "/readyz") -> bool:
     try:
-        response = await http.get("/readyz")
+        response = await http.get(path)
     except httpx.TransportError:
         return False
     return any_status or response.status_code == 200

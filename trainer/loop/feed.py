@@ -58,9 +58,14 @@ class Feed:
         parent: int | None = record["parent"]
         return parent
 
-    async def publish(self, version: int, path: str) -> dict[str, Any]:
-        """Hands a version over, or asks again what became of it; answers after `POLL_S` if its update has not ended."""
-        return await self._ask("publish", lambda: self._client.publish(version, path, POLL_S, self._model))
+    async def publish(self, version: int, path: str, source: str | None) -> dict[str, Any]:
+        """Hands a version over, or asks again what became of it; answers after `POLL_S` if its update has not ended.
+
+        `source`: the server at which the gateway finds it in place of `path`.
+        """
+        place = {"path": path} if source is None else {"url": source}
+        call = partial(self._client.publish, version, wait_s=POLL_S, model=self._model, **place)
+        return await self._ask("publish", call)
 
     # Batches
 

@@ -45,7 +45,14 @@ from trainer.errors import (
 )
 from trainer.learner import Learner
 from trainer.loop import feed, replay
-from trainer.loop.children import Watched, gateway_process, rollout_log, rollout_process, watch
+from trainer.loop.children import (
+    Watched,
+    gateway_process,
+    rollout_log,
+    rollout_process,
+    watch,
+    weights_process,
+)
 from trainer.loop.clock import Clock
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
@@ -73,9 +80,10 @@ async def run(settings: Settings) -> None:
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics)
+        server = await weights_process(stack, settings.weights, trainer.weights.directory)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
-        await watch(trainer.train(), gateway, rollout, trainer.keeper())
+        await watch(trainer.train(), gateway, server, rollout, trainer.keeper())
         await asyncio.to_thread(dismiss, learner)
 
 
@@ -334,7 +342,7 @@ class Trainer:
     async def _offer(self, version: int, path: Path) -> dict[str, Any]:
         """The gateway's record of a version. Raises VersionRejected, and leaves a note of it for the next start."""
         try:
-            record = await self.feed.publish(version, str(path))
+            record = await self.feed.publish(version, str(path), self.settings.weights.source)
         except GatewayRefused as refusal:
             if refusal.code not in _REJECTIONS:
                 raise

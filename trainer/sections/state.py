@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, SecretStr
 
 from trainer.sections.base import Seconds, Section
 
@@ -23,3 +25,19 @@ class WeightsSettings(Section):
     """Directories kept; the current version and its parent always are."""
     publish_s: Seconds = 600.0
     """How long the engines may take to run a published version."""
+    transport: Literal["filesystem", "http"] = "filesystem"
+    """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
+    gateway and the mirrors beside engines fetch it (docs/weights.md)."""
+    listen: str = Field("127.0.0.1:8100", pattern=r"^[^:/]+:\d{1,5}$")
+    """For `http`: host and port where versions are served. Without `key`, this machine alone."""
+    url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
+    """For `http`: how the gateway reaches `listen`, if not by that address; it stands in the gateway's `[weights] sources`."""
+    key: SecretStr | None = Field(None, min_length=1)
+    """For `http`: the key of whoever fetches versions, the gateway's `[weights] key`; or HEADGATE_WEIGHTS_KEY."""
+
+    @property
+    def source(self) -> str | None:
+        """The root at which versions are fetched; None if they are read from the folder."""
+        if self.transport == "filesystem":
+            return None
+        return self.url or f"http://{self.listen}"

@@ -12,12 +12,13 @@ import pytest
 
 from gateway.errors import EngineError, ProbeFailed
 from gateway.rollout.call import Call
+from gateway.rollout.distribution import Distribution
 from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
 from gateway.rollout.steps import EngineSteps
 from gateway.rollout.weights import Weights
-from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings
+from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.types import Probe, Sampling
 from scheduler.program.events import Do, Step
 
@@ -71,6 +72,7 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
         external,
         UpdateSettings(),
         peers or NoPeers(),
+        Distribution("demo", WeightsSettings()),
         check_leadership=AsyncMock(),
         pinned_s=5.0,
         patient=peers is not None,

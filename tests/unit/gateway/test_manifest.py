@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 
 from gateway.errors import Unprocessable
 from gateway.rollout.weights import known_weights, read_weights
-from gateway.weights.manifest import entry_of
+from gateway.weights.manifest import BadManifest, entry_of, pieces_of
 
 PIECE = 16 * 2**20
 
@@ -35,15 +36,55 @@ def test_every_piece_of_a_tensor_has_its_own_hash(tmp_path: Path) -> None:
     folder = write(tmp_path / "v1", arrays)
     whole = (folder / "model.safetensors").read_bytes()
     entry = json.loads((folder / "manifest.json").read_text())["files"]["model.safetensors"]
-    data = long.tobytes()
-    assert entry["tensors"] == {
-        "long": [blake3(piece).hexdigest() for piece in (data[:PIECE], data[PIECE : 2 * PIECE], data[2 * PIECE :])],
-        "short": [blake3(arrays["short"].tobytes()).hexdigest()],
-        "none": [],
-    }  # fmt: skip
+    header, data = 8 + int.from_bytes(whole[:8], "little"), long.tobytes()
     assert len(data) == 2 * PIECE + 10
-    header = 8 + int.from_bytes(whole[:8], "little")
-    assert (entry["size"], entry["header"]) == (len(whole), blake3(whole[:header]).hexdigest())
+    assert entry["size"] == len(whole)
+    assert entry["header"] == {"size": header, "blake3": blake3(whole[:header]).hexdigest()}
+    hashes = {
+        "long": [data[:PIECE], data[PIECE : 2 * PIECE], data[2 * PIECE :]],
+        "short": [arrays["short"].tobytes()],
+        "none": [],
+    }
+    for name, run in entry["tensors"].items():
+        assert whole[run["offset"] : run["offset"] + run["size"]] == arrays[name].tobytes()
+        assert run["blake3"] == [blake3(piece).hexdigest() for piece in hashes[name]]
+    pieces = pieces_of({"model.safetensors": entry})
+    assert [blake3(whole[p.offset : p.offset + p.size]).hexdigest() for p in pieces] == [
+        p.blake3 for p in pieces
+    ]
+    assert sum(piece.size for piece in pieces) == len(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda e: e["tensors"]["b"].update(offset=0), "do not follow one another"),
+        (lambda e: e["tensors"]["b"].update(size=1, blake3=["0"]), "do not follow one another|bytes"),
+        (lambda e: e["tensors"]["b"].update(blake3=[]), "tensor 'b' needs 1 hashes"),
+        (lambda e: e["tensors"].pop("b"), "do not follow one another|bytes"),
+        (lambda e: e.update(size=-1), "size"),
+        (lambda e: e.update(size=10**6), "and it has 1000000"),
+        (lambda e: e["tensors"]["b"].update(size="4"), "tensors.b.size"),
+        (lambda e: e.pop("header"), "neither blake3 nor header"),
+    ],
+)
+def test_a_manifest_whose_pieces_are_not_the_file_is_refused(
+    tmp_path: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    folder = write(tmp_path / "v1", {"a": np.ones(3, np.float32), "b": np.ones(5, np.float32)})
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert pieces_of(files)
+    change(files["model.safetensors"])
+    with pytest.raises(BadManifest, match=said):
+        pieces_of(files)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/b", "..", ".", "", "a\\b", "manifest.json", "a\0b"]
+)
+def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
+    with pytest.raises(BadManifest, match="no file's name"):
+        pieces_of({name: {"size": 0, "blake3": blake3(b"").hexdigest()}})
 
 
 def test_any_byte_that_changed_on_the_way_is_found(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""How a version's files come to this gateway and to the machines of its engines, where they come over HTTP (docs/weights.md).
+
+An engine that is elsewhere has a mirror beside it (`gateway mirror`), which fetches a version from the trainer's server or from
+another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+
+from gateway.errors import EngineError, WeightsAway
+from gateway.rollout.slot import Slot
+from gateway.rollout.weights import Weights
+from gateway.sections import WeightsSettings
+from gateway.weights.fan_out import fan_out
+from gateway.weights.mirror import Mirror
+
+_CONNECT_S = 10.0
+_QUOTED = 500
+"""Characters of what a mirror said."""
+log = logging.getLogger(__name__)
+
+
+class Distribution:
+    """The copies of one model's versions. Use it with `async with`, which owns the connections."""
+
+    def __init__(self, model: str, settings: WeightsSettings) -> None:
+        self._settings = settings
+        self._key = settings.key.get_secret_value() if settings.key else None
+        limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
+        self._mirror = Mirror(settings.dir / model, self._key, limit)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._mirror)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
+        self._stack.push_async_callback(self._http.close)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def path(self, version: int) -> Path:
+        """Where this gateway's copy of a version is, or would be."""
+        return self._mirror.path(version)
+
+    async def bring(self, version: int, source: str) -> Path:
+        """Fetches a version to this gateway. Raises WeightsAway and Unprocessable."""
+        limit = self._settings.fetch_s
+        try:
+            async with asyncio.timeout(limit):
+                return await self._mirror.fetch(version, [source])
+        except TimeoutError as error:
+            message = f"version {version} did not come from {source} within {limit:g} s ([weights] fetch_s)"
+            raise WeightsAway(message) from error
+
+    async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
+        """Has every mirror of these engines fetch a version, while they go on with the one before.
+
+        A mirror that fails is logged: its engine asks again when it loads.
+        """
+        mirrors = sorted({slot.mirror for slot in slots if slot.mirror})
+        if not weights.source or not mirrors:
+            return
+
+        async def fetch(mirror: str, sources: list[str]) -> None:
+            await self._ask(mirror, weights.version, sources)
+
+        limit = self._settings.fetch_s
+        try:
+            async with asyncio.timeout(limit):
+                failed = await fan_out(weights.source, mirrors, fetch)
+        except TimeoutError:
+            log.error(
+                "version %d did not come to every mirror within %g s ([weights] fetch_s)",
+                weights.version,
+                limit,
+            )
+            return
+        for mirror, error in failed.items():
+            log.error("version %d did not come to the mirror %s: %s", weights.version, mirror, error)
+
+    async def place(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> str:
+        """The path by which an engine loads a version; its mirror fetches what it lacks. Raises EngineError.
+
+        The first version has no manifest, and lies on every machine at the path of the configuration.
+        """
+        if not slot.mirror or not weights.fetched:
+            return weights.path
+        others = sorted({other.mirror for other in slots if other.mirror} - {slot.mirror})
+        sources = (
+            [weights.source, *self._settings.sources] if weights.source else list(self._settings.sources)
+        )
+        try:
+            return await self._ask(slot.mirror, weights.version, [*dict.fromkeys([*sources, *others])])
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            message = (
+                f"{slot.name}: the mirror {slot.mirror} does not have version {weights.version}: {error}"
+            )
+            raise EngineError(message, code="mirror_failed") from error
+
+    async def prune(self, *needed: int | None) -> None:
+        """Removes this gateway's oldest copies, but none that is needed."""
+        await self._mirror.prune(self._settings.keep, *needed)
+
+    async def _ask(self, mirror: str, version: int, sources: Sequence[str]) -> str:
+        """Has a mirror fetch a version; answers the path there. Raises ValueError, with what the mirror said."""
+        url = f"{mirror.rstrip('/')}/versions/{version}"
+        async with self._http.post(url, json={"sources": list(sources)}, allow_redirects=False) as answer:
+            text = await answer.text(errors="replace")
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}: {text[:_QUOTED]}")
+        try:
+            return str(json.loads(text)["path"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"its answer names no path: {text[:_QUOTED]}") from error

@@ -1,0 +1,281 @@
+"""Copies of published versions on this machine's disk, fetched piece by piece from where they are served.
+
+Owns `DIR/v000007`, and while it is fetched `DIR/.v000007.partial`. Invariants: a directory of that name is whole, every piece of
+it had its hash, and it is never written again; a fetch that was cut goes on where it was; pieces that another version here has
+are copied and not fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+from blake3 import blake3
+
+from gateway.errors import Unprocessable, WeightsAway
+from gateway.weights.manifest import FORMAT, MANIFEST, BadManifest, Piece, pieces_of
+
+_NAME = re.compile(r"v(\d{6,})")
+_AT_ONCE = 4
+"""Pieces that are on their way at once."""
+_MANIFEST_LIMIT = 2**28
+_CONNECT_S = 10.0
+_SILENCE_S = 30.0
+"""How long a source may be silent until the next one is asked."""
+
+
+class Mirror:
+    """The versions of one model under `directory`. Use it with `async with`, which owns the connections."""
+
+    def __init__(self, directory: Path, key: str | None = None, bytes_per_s: float | None = None) -> None:
+        self.directory = directory
+        self.fetched: Counter[str] = Counter()
+        """Bytes by where they came from: a source's URL, or "local"."""
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._throttle = Throttle(bytes_per_s)
+        self._fetches: dict[int, asyncio.Task[Path]] = {}
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._fetches.values():
+            task.cancel()
+        await asyncio.gather(*self._fetches.values(), return_exceptions=True)
+        await self._http.close()
+
+    def path(self, version: int) -> Path:
+        """Where a version is, or would be."""
+        return self.directory / f"v{version:06d}"
+
+    def versions(self) -> dict[int, Path]:
+        """The versions that are here, whole."""
+        if not self.directory.is_dir():
+            return {}
+        found = (p for p in self.directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
+        return {int(path.name[1:]): path for path in sorted(found)}
+
+    async def fetch(self, version: int, sources: Sequence[str]) -> Path:
+        """Brings a version here, from the first source that has it and the others where that one fails.
+
+        Several callers share one fetch, which goes on if one of them is cancelled. Raises WeightsAway if no source has it, and
+        Unprocessable for a manifest that cannot be used or bytes that are not the manifest's.
+        """
+        task = self._fetches.get(version)
+        if task is None:
+            if self.path(version).is_dir():
+                return self.path(version)
+            task = asyncio.create_task(self._fetch(version, sources), name=f"fetch-of-version-{version}")
+            self._fetches[version] = task
+            task.add_done_callback(lambda done: self._on_done(version, done))
+        return await asyncio.shield(task)
+
+    def _on_done(self, version: int, task: asyncio.Task[Path]) -> None:
+        del self._fetches[version]
+        if not task.cancelled():
+            task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
+
+    async def prune(self, keep: int, *needed: int | None) -> None:
+        """Removes the oldest versions beyond `keep`, but none that is `needed`."""
+        here = self.versions()
+        for version in sorted(here)[:-keep]:
+            if version not in needed:
+                await asyncio.to_thread(_remove, here[version])
+
+    async def _fetch(self, version: int, sources: Sequence[str]) -> Path:
+        text = await self._manifest(version, sources)
+        pieces = _read(text, version)
+        partial = self.directory / f".v{version:06d}.partial"
+        missing = await asyncio.to_thread(_prepare, partial, text, pieces, self._local())
+        self.fetched["local"] += sum(p.size for p in pieces) - sum(p.size for p in missing)
+        room = asyncio.Semaphore(_AT_ONCE)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for piece in missing:
+                    await room.acquire()
+                    task = group.create_task(self._bring(version, piece, partial, sources))
+                    task.add_done_callback(lambda _: room.release())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        target = self.path(version)
+        await asyncio.to_thread(_finish, partial, target)
+        return target
+
+    async def _manifest(self, version: int, sources: Sequence[str]) -> bytes:
+        wrong = []
+        for source in sources:
+            try:
+                return await self._get(f"{_place(source, version)}/{MANIFEST}", None, _MANIFEST_LIMIT)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                wrong.append(f"{source}: {_said(error)}")
+        raise WeightsAway(
+            f"version {version}: no source has its manifest ({'; '.join(wrong) or 'none is named'})"
+        )
+
+    async def _bring(self, version: int, piece: Piece, partial: Path, sources: Sequence[str]) -> None:
+        wrong, corrupt = [], False
+        end = piece.offset + piece.size - 1
+        for source in sources:
+            await self._throttle.take(piece.size)
+            try:
+                data = await self._get(
+                    f"{_place(source, version)}/{piece.file}", (piece.offset, end), piece.size
+                )
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                wrong.append(f"{source}: {_said(error)}")
+                continue
+            self.fetched[source] += len(data)
+            if await asyncio.to_thread(_store, partial, piece, data):
+                return
+            corrupt = True
+            wrong.append(f"{source}: bytes {piece.offset} to {end} do not have the manifest's blake3")
+        message = f"version {version}, {piece.file}: no source has usable bytes ({'; '.join(wrong)})"
+        raise Unprocessable(message, code="wrong_hash") if corrupt else WeightsAway(message)
+
+    async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
+        """The body of an answer. Raises ValueError if it is longer than `limit`, or not of the span."""
+        headers = {"Range": f"bytes={span[0]}-{span[1]}"} if span else {}
+        async with self._http.get(url, headers=headers, allow_redirects=False) as answer:
+            if answer.status != (206 if span else 200):
+                raise ValueError(f"HTTP {answer.status}")
+            data = bytearray()
+            async for block in answer.content.iter_chunked(2**20):
+                data += block
+                if len(data) > limit:
+                    raise ValueError(f"more than {limit} bytes")
+        if span and len(data) != limit:
+            raise ValueError(f"{len(data)} bytes in the place of {limit}")
+        return bytes(data)
+
+    def _local(self) -> dict[str, tuple[Path, Piece]]:
+        """Where pieces are that versions here have, by their hashes."""
+        found = {}
+        for path in self.versions().values():
+            try:
+                pieces = pieces_of(json.loads((path / MANIFEST).read_text())["files"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # a first version without a manifest, or one of format 1
+            found.update({piece.blake3: (path, piece) for piece in pieces})
+        return found
+
+
+class Throttle:
+    """Spreads bytes over time, so that no more than `bytes_per_s` are asked for; None: no limit."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._rate = bytes_per_s
+        self._free_at = 0.0
+
+    async def take(self, size: int) -> None:
+        """Waits until `size` bytes may be asked for."""
+        if self._rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        wait = max(0.0, self._free_at - now)
+        self._free_at = max(self._free_at, now) + size / self._rate
+        await asyncio.sleep(wait)
+
+
+def _place(source: str, version: int) -> str:
+    return f"{source.rstrip('/')}/versions/{version}"
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _read(text: bytes, version: int) -> list[Piece]:
+    """The pieces of a manifest. Raises Unprocessable."""
+    try:
+        manifest: Any = json.loads(text)
+        if manifest["format"] != FORMAT or manifest["version"] != version:
+            raise BadManifest(f"it is of format {manifest['format']} and version {manifest['version']}")
+        return pieces_of(manifest["files"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Unprocessable(f"the manifest of version {version}: {error}", code="bad_manifest") from error
+
+
+def _prepare(
+    partial: Path, manifest: bytes, pieces: Iterable[Piece], local: dict[str, tuple[Path, Piece]]
+) -> list[Piece]:
+    """Makes the files, of their size, with what is here already; answers the pieces that are not."""
+    resumed = partial.is_dir() and _bytes(partial / MANIFEST) == manifest
+    if not resumed:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / MANIFEST).write_bytes(manifest)
+    missing = []
+    for piece in pieces:
+        file = partial / piece.file
+        file.touch()
+        os.truncate(file, max(file.stat().st_size, piece.offset + piece.size))
+        if not piece.size or (resumed and _holds(file, piece.offset, piece)):
+            continue
+        path, here = local.get(piece.blake3, (None, piece))
+        if path is None or not _store(partial, piece, _at(path / here.file, here.offset, here.size)):
+            missing.append(piece)
+    return missing
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def _at(file: Path, offset: int, size: int) -> bytes:
+    """The bytes that are there; fewer, or none, if there are no more."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, size, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _holds(file: Path, offset: int, piece: Piece) -> bool:
+    return blake3(_at(file, offset, piece.size)).hexdigest() == piece.blake3
+
+
+def _store(partial: Path, piece: Piece, data: bytes) -> bool:
+    """Writes a piece, if it has its hash; answers whether it has."""
+    if len(data) != piece.size or blake3(data).hexdigest() != piece.blake3:
+        return False
+    descriptor = os.open(partial / piece.file, os.O_WRONLY)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:], piece.offset + written)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _finish(partial: Path, target: Path) -> None:
+    """Makes a whole version appear, durable."""
+    for path in (*sorted(partial.iterdir()), partial):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    partial.rename(target)
+
+
+def _remove(path: Path) -> None:
+    gone = path.with_name(f".{path.name}.gone")
+    path.rename(gone)
+    shutil.rmtree(gone)
