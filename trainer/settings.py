@@ -11,13 +11,14 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BeforeValidator,
     Field,
     SerializeAsAny,
     ValidationError,
+    model_validator,
 )
 
 from scheduler.configuration import complaints
@@ -86,6 +87,12 @@ class Settings(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     eval: EvalSettings = EvalSettings()
     weights: WeightsSettings = WeightsSettings()
+
+    @model_validator(mode="after")
+    def _has_who_evaluates(self) -> Self:
+        if self.eval.every is not None and not (self.eval.agent or self.rollout):
+            raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
+        return self
 
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Settings:

@@ -53,6 +53,8 @@ def read_metrics(path: Path) -> Written:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(line)
+            if "eval/versions" in record:  # an evaluation's, beside the steps
+                continue
             spans = record.get("spans", [])
             blocks += [
                 Block(_BLOCKS.get(name, "train"), float(start), float(end)) for name, start, end in spans

@@ -79,6 +79,33 @@ def _mean(values: Sequence[float], count: int) -> float | None:
     return round(sum(values) / count, 6) if count else None
 
 
+def scalars(result: dict[str, Any]) -> dict[str, float]:
+    """The result's numbers by name, such as `eval/reward_mean`; those of a file are `eval/FILE/reward_mean`."""
+    found: dict[str, float] = {"eval/seconds": result["seconds"]}
+    for place, row in {
+        "eval": result,
+        **{f"eval/{name}": row for name, row in result["files"].items()},
+    }.items():
+        low, high = row["reward_ci95"] or (None, None)
+        counts = ("reward_mean", "reward_mean_failed_as_0", "tasks", "episodes", "failed")
+        values = {name: row[name] for name in row if name in counts or name.startswith(("pass@", "best@"))}
+        values |= {"reward_ci95_low": low, "reward_ci95_high": high}
+        found |= {f"{place}/{name}": float(value) for name, value in values.items() if value is not None}
+    return found
+
+
+def in_a_line(result: dict[str, Any]) -> str:
+    """The result in short."""
+    around, failed = result["reward_ci95"], result["failed"]
+    parts = ["reward " + ("-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}")]
+    parts[0] += f" ({around[0]:.3f} to {around[1]:.3f})" if around else ""
+    parts += [f"{name} {result[name]:.3f}" for name in result if name.startswith("pass@")]
+    parts += [f"{failed} of {result['episodes']} episodes failed"] if failed else []
+    sampled = [number for number in result["versions"] if number != str(result["version"])]
+    parts += [f"sampled by versions {', '.join(result['versions'])}"] if sampled else []
+    return ", ".join([*parts, f"{result['seconds']:.1f} s"])
+
+
 def warnings(result: dict[str, Any]) -> list[str]:
     """Reasons why the result's figures are not those of one version on all tasks."""
     told = []

@@ -54,6 +54,7 @@ from trainer.loop.children import (
     weights_process,
 )
 from trainer.loop.clock import Clock
+from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
 from trainer.orders import dismiss, follow
@@ -79,7 +80,8 @@ async def run(settings: Settings) -> None:
             metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
-        trainer = Trainer(settings, learner, client, metrics)
+        trainer = Trainer(settings, learner, client, metrics, url)
+        stack.push_async_callback(trainer.evaluations.close)
         server = await weights_process(stack, settings.weights, trainer.weights.directory)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
@@ -109,13 +111,17 @@ def lonely(settings: Settings) -> str:
 class Trainer:
     """One run of the loop against one gateway."""
 
-    def __init__(self, settings: Settings, learner: Learner, client: GatewayClient, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, learner: Learner, client: GatewayClient, metrics: Metrics, url: str = ""
+    ) -> None:
+        """`url`: the gateway's, for those who evaluate beside."""
         self.settings = settings
         self.learner = learner
         self.metrics = metrics
         self.weights = WeightsDirectory(settings.run.dir.resolve() / "weights", settings.model.path)
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
         self.nodes = Nodes(self.feed, settings.gateway.nodes)
+        self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
         self._warned: set[str] = set()
@@ -169,12 +175,15 @@ class Trainer:
 
     async def train(self) -> None:
         """Leases and trains until the run is over."""
+        await self.evaluations.resume()
         while True:
             self.metrics.waiting(self.learner.version, self.learner.steps)
             await self.nodes.release(self._busy_s)
             self._busy_s = 0.0
             over = self.learner.steps >= self.settings.run.steps
+            await self.evaluations.begin(self.learner.version, self.learner.steps, over)
             if over and await self.feed.acknowledged(self.learner.version - 1):
+                await self.evaluations.finish()
                 return
             clock = Clock()
             with clock.on("lease", "idle"):
@@ -188,6 +197,7 @@ class Trainer:
                 f"the gateway leases buffer {lease.buffer}, but the trainer is at version {version}"
             )
         if lease.buffer < version:
+            await self.evaluations.settle()
             await self.nodes.claim()
             await self.publish()
             await self._settle(lease.buffer)
@@ -204,6 +214,7 @@ class Trainer:
         if self._is_due:
             with clock.on("checkpoint"):
                 await self.checkpoint()
+        await self._settle_evaluation(clock)
         with clock.on("publish"), _naming("publish"):
             await self.publish()
         with clock.on("ack"), _naming("ack"):
@@ -278,6 +289,7 @@ class Trainer:
             came = len(batch.group_ids) + len(gathered)
             self.metrics.collected(came, self.feed.held.size)
             if claims:
+                await self._settle_evaluation(clock)  # it needs engines, which may be put to sleep now
                 with clock.on("claim", "idle"):
                     await self.nodes.claim()
             if self.nodes.held:
@@ -303,6 +315,12 @@ class Trainer:
                 return fetched, True
             if fetched.groups or fetched.complete or time.monotonic() > until:
                 return fetched, False
+
+    async def _settle_evaluation(self, clock: Clock) -> None:
+        """Waits until the evaluation of this version lets the engines change."""
+        if self.evaluations.under_way:
+            with clock.on("evaluation", "idle"):
+                await self.evaluations.settle()
 
     @property
     def _is_due(self) -> bool:

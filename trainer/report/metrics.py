@@ -7,11 +7,14 @@ gradient, because their rewards are equal (`equal_reward_groups` is the groups' 
 episodes with a call that was cut at its token limit. A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 
+An evaluation has a line of its own, with its `version`, the `step`, and figures named `eval/...` (`trainer.evaluation.figures`);
+`eval/versions` counts its episodes by the versions that sampled them.
+
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
-whole, `claim` the wait for nodes that were lent, `step`, `checkpoint`, `publish`, `ack`), and across them `idle` (waiting for a
-lease, for groups or for nodes) and `compute` (forward, backward, optimizer). `idle_share` is idle over `seconds/total`. `spans`
-says when that was, as [name, start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them:
-`scheduler timeline` reads it.
+whole, `claim` the wait for nodes that were lent, `step`, `checkpoint`, `evaluation` the wait for the end of one, `publish`,
+`ack`), and across them `idle` (waiting for a lease, for groups, for nodes or for an evaluation) and `compute` (forward, backward,
+optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was, as [name,
+start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline` reads it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from torch.utils.tensorboard import SummaryWriter
+
+from trainer.evaluation.figures import in_a_line, scalars
 
 Span = tuple[str, float, float]
 """A block's name, start and end, in seconds since 1970."""
@@ -133,6 +138,20 @@ class Metrics:
         if self._live is None:
             self.console.print(self._line(version + 1), highlight=False, soft_wrap=True)
         self._show(f"version {version + 1} is live")
+
+    def evaluated(self, version: int, step: int, result: dict[str, Any]) -> None:
+        """Writes the result of evaluating a version, which training came to after so many steps."""
+        values = scalars(result)
+        line = {"time": round(time.time(), 3), "version": version, "step": step, **values}
+        self._file.write(json.dumps({**line, "eval/versions": result["versions"]}, allow_nan=False) + "\n")
+        for name, value in values.items():
+            self._tensorboard.add_scalar(name, value, version)
+        self.say(f"evaluation of version {version}: {in_a_line(result)}")
+
+    def evaluated_versions(self) -> set[int]:
+        """Returns the versions whose evaluation is written down."""
+        with (self.directory / "metrics.jsonl").open() as lines:
+            return {json.loads(line)["version"] for line in lines if '"eval/versions"' in line}
 
     @property
     def _is_terminal(self) -> bool:

@@ -213,7 +213,9 @@ def test_the_real_program_of_one_engine_and_one_update() -> None:
 def test_what_a_trainer_wrote_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     spans = [["publish", 5.0, 6.0], ["idle", 1.0, 2.0], ["claim", 3.0, 4.0], ["checkpoint", 4.0, 5.0]]
-    path.write_text(json.dumps({"time": 7.5, "buffer": 3, "spans": spans}) + "\n")
+    evaluated = {"time": 7.0, "version": 3, "step": 3, "eval/reward_mean": 0.5, "eval/versions": {"3": 8}}
+    trained = {"time": 7.5, "buffer": 3, "spans": spans}
+    path.write_text("".join(json.dumps(record) + "\n" for record in (evaluated, trained)))
     written = read_metrics(path)
     assert [(b.kind, b.start) for b in written.blocks] == [
         *(("idle", 1.0), ("switching", 3.0)),
