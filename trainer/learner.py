@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ class Learner:
         wanted = self.settings.model
         model = loading.empty(wanted.path, pretrained.DTYPES[dtype])
         policy = Policy(model, wanted.attention, self.ranks.exchange)
-        activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing)
+        keep = activations.on_host if wanted.activation_offload else nullcontext
+        activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
         self.ranks.shard(policy, policy.layers, compute, passes=("plain",))
         return policy
 

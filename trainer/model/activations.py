@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ConfigError
 
+Keep = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which autograd keeps tensors in some place of its own."""
 
-def checkpoint_layers(layers: Sequence[nn.Module], every: int) -> None:
+
+def on_host() -> AbstractContextManager[Any]:
+    """Autograd keeps tensors in the host's memory, pinned where there is an accelerator, until the backward pass wants them."""
+    return save_on_cpu(pin_memory=True)
+
+
+def checkpoint_layers(layers: Sequence[nn.Module], every: int, keep: Keep = nullcontext) -> None:
     """Makes layers 0, `every`, 2 x `every`, ... keep only their inputs; `every` = 0 changes none. Before they are sharded.
 
-    Gradients stay the same to the bit. Raises ConfigError if there are no layers.
+    `keep` says where the inputs are. Gradients stay the same to the bit. Raises ConfigError if there are no layers.
     """
     if every == 0:
         return
@@ -24,4 +35,10 @@ def checkpoint_layers(layers: Sequence[nn.Module], every: int) -> None:
         )
     for layer in layers[::every]:
         # `forward` and not `__call__`: FSDP's hooks stay outside, and do not run again. Dropout is off: no random state.
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(_recomputed, layer.forward, keep)
+
+
+def _recomputed(forward: Callable[..., Any], keep: Keep, *arguments: Any, **named: Any) -> Any:
+    # What the layer keeps within is checkpoint's own affair: `keep` gets its inputs alone.
+    with keep():
+        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)

@@ -1,13 +1,15 @@
 """The optimizer of a model, and its learning rate as a function of the step.
 
-AdamW alone is one `torch.optim.Optimizer`; with Muon there are two, which `Optimizer` steps as one. Invariant: settings of today
-act, whatever the state was made with, for the state holds moments alone.
+AdamW alone is one `torch.optim.Optimizer`; with Muon there are two, which `Optimizer` steps as one. Offloaded, each weight has
+one of its own, so that the moments of one weight at a time are on the device. Invariants: settings of today act, whatever the
+state was made with, for the state holds moments alone; a step is the same to the bit with and without offload.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,9 +24,13 @@ Moments = dict[str, dict[str, Tensor]]
 class Optimizer:
     """One step over all the weights of a model."""
 
-    def __init__(self, model: nn.Module, parts: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, model: nn.Module, parts: Iterable[torch.optim.Optimizer], *, offload: bool = False
+    ) -> None:
+        """`offload`: moments are in the host's memory between the steps of `parts`."""
         self.parts = tuple(parts)
         self._model = model
+        self._offload = offload
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -34,7 +40,20 @@ class Optimizer:
     def step(self) -> None:
         """Changes the weights by their gradients."""
         for part in self.parts:
-            part.step()
+            with self._at_hand(part):
+                part.step()
+
+    @contextmanager
+    def _at_hand(self, part: torch.optim.Optimizer) -> Iterator[None]:
+        """Holds a part's moments where its weights are."""
+        if not self._offload:
+            yield
+            return
+        for weight, entry in part.state.items():
+            part.state[weight] = _copied(entry, weight.device)
+        yield
+        for weight, entry in part.state.items():
+            part.state[weight] = _copied(entry, "cpu")
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
@@ -60,13 +79,9 @@ class Optimizer:
         """Moments of the kinds and shapes that a first step would make, all zero: what a checkpoint is read into."""
         found: Moments = {}
         for name, part, weight in self._weights():
-            if isinstance(part, torch.optim.Muon):
-                found[name] = {"momentum_buffer": torch.zeros_like(weight.detach())}
-                continue
-            # A fused AdamW counts its steps where the weights are.
-            counter = torch.zeros((), device=weight.device if weight.is_cuda else "cpu")
-            averages = {key: torch.zeros_like(weight.detach()) for key in ("exp_avg", "exp_avg_sq")}
-            found[name] = {"step": counter, **averages}
+            found[name] = _empty(part, weight)
+            if self._offload:
+                found[name] = _copied(found[name], "cpu")
         return found
 
     def _weights(self) -> Iterator[tuple[str, torch.optim.Optimizer, nn.Parameter]]:
@@ -78,22 +93,62 @@ class Optimizer:
                 yield name, of[weight], weight
 
 
+def _empty(part: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
+    if isinstance(part, torch.optim.Muon):
+        return {"momentum_buffer": torch.zeros_like(weight.detach())}
+    # A fused AdamW counts its steps where the weights are.
+    counter = torch.zeros((), device=weight.device if weight.is_cuda else "cpu")
+    averages = {key: torch.zeros_like(weight.detach()) for key in ("exp_avg", "exp_avg_sq")}
+    return {"step": counter, **averages}
+
+
+def _copied(entry: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
+    """One weight's moments in memory of their own on a device; shards stay shards."""
+    return {
+        key: value.to(device, copy=True) if isinstance(value, Tensor) else value
+        for key, value in entry.items()
+    }
+
+
 def create(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
     """The optimizer of those weights of `model` that are trained."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    if settings.type == "adamw":
-        return Optimizer(model, [_adamw(weights, settings)])
+    inner = muon_weights(model) if settings.type == "muon" else []
+    chosen = set(inner)
+    outer = [weight for weight in weights if weight not in chosen]
+    parts = [
+        make(some, settings)
+        for make, all_of in ((_muon, inner), (_adamw, outer))
+        for some in _cut(all_of, settings)
+    ]
+    return Optimizer(model, parts, offload=settings.offload == "host")
+
+
+def _cut(weights: list[nn.Parameter], settings: OptimizerSettings) -> list[list[nn.Parameter]]:
+    """The weights that are stepped together."""
+    if settings.offload == "host":
+        return [[weight] for weight in weights]
+    return [weights] if weights else []
+
+
+def muon_weights(model: nn.Module) -> list[nn.Parameter]:
+    """The trained weights that Muon is for: matrices that are no embedding and no output head."""
     outer = _embeddings(model)
-    inner = [weight for weight in weights if weight.ndim == 2 and weight not in outer]
-    muon = torch.optim.Muon(
-        inner,
+    return [
+        weight
+        for weight in model.parameters()
+        if weight.requires_grad and weight.ndim == 2 and weight not in outer
+    ]
+
+
+def _muon(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
+        weights,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
         momentum=settings.momentum,
         adjust_lr_fn="match_rms_adamw",
     )
-    chosen = set(inner)
-    return Optimizer(model, [muon, _adamw([weight for weight in weights if weight not in chosen], settings)])
 
 
 def _adamw(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:

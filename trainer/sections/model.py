@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.sections.base import Section
 
@@ -22,3 +22,13 @@ class ModelSettings(Section):
     activation_checkpointing: Annotated[int, Field(ge=0)] = 0
     """Layers that compute their activations again in the backward pass instead of keeping them: 0 none, 1 all (least memory,
     one more forward pass), k every k-th."""
+    activation_offload: bool = False
+    """The inputs that those layers keep wait for the backward pass in the host's memory; needs `activation_checkpointing`."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError(
+                "`activation_offload` moves what checkpointed layers keep: set `activation_checkpointing` to 1 too"
+            )
+        return self

@@ -33,6 +33,8 @@ class OptimizerSettings(Section):
     weight_decay: float = Field(0.0, ge=0, le=1)
     decayed: Literal["all", "matrices"] = "all"
     """The weights that `weight_decay` acts on: `matrices` leaves norms, biases and other vectors alone."""
+    offload: Literal["none", "host"] = "none"
+    """`host`: moments are in the host's memory, and come to the device for the step of their own weight, one after another."""
     grad_clip: float = Field(1.0, gt=0)
     """The largest norm of the whole gradient; `inf` clips nothing."""
     max_skipped_steps: int = Field(3, ge=1, le=10_000)

@@ -90,27 +90,65 @@ def test_layers_that_are_computed_again_have_the_same_gradients_and_keep_less(na
     assert sizes[1] < sizes[2] < all_kept and sizes[1] < all_kept / 3
 
 
+def test_inputs_of_layers_wait_in_memory_of_the_host_and_nothing_else_does() -> None:
+    """Autograd keeps copies of the inputs of those layers alone; gradients are the same to the bit."""
+    plain, _, _ = gradients(policy_of("qwen3"))
+    for every, layers in {1: [0, 1, 2, 3], 2: [0, 2]}.items():
+        policy, inputs, copies = policy_of("qwen3"), [], []
+        moved = mock.Mock(wraps=torch.Tensor.copy_)
+
+        def copy(
+            self: Tensor,
+            source: Tensor,
+            *arguments: Any,
+            real: Any = moved,
+            found: Any = copies,
+            **named: Any,
+        ) -> Tensor:
+            found.append(source.data_ptr())
+            copied: Tensor = real(self, source, *arguments, **named)
+            return copied
+
+        for index in layers:
+            policy.layers[index].register_forward_pre_hook(
+                lambda _, given, seen=inputs: seen.append(given[0].data_ptr())
+            )
+        checkpoint_layers(policy.layers, every, activations.on_host)
+        with mock.patch.object(torch.Tensor, "copy_", copy):
+            found, _, runs = gradients(policy)
+        assert copies == inputs and len(copies) == len(layers)
+        assert sum(runs) == len(runs) + len(layers)
+        assert len(found) == len(plain) and all(map(torch.equal, found, plain))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_learner_learns_the_same_with_less_kept(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     """bf16 shards the model, whose weights must be whole again when a layer is computed again."""
     found = []
-    for every in (0, 1):
+    for every, offload in ((0, False), (1, False), (1, True)):
         settings = Settings.parse({
-            "run": {"dir": tmp_path / str(every), "steps": 1, "threads": 1},
+            "run": {"dir": tmp_path / "run", "steps": 1, "threads": 1},
             "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": tiny_model, "dtype": dtype, "activation_checkpointing": every},
-            "optimizer": {"lr": 0.01},
+            "model": {
+                "path": tiny_model, "dtype": dtype, "activation_checkpointing": every, "activation_offload": offload,
+            },
+            "optimizer": {"lr": 0.01, "offload": "host" if offload else "none"},
         })  # fmt: skip
-        with mock.patch.object(activations, "checkpoint", wraps=activations.checkpoint) as again:
+        with (
+            mock.patch.object(activations, "checkpoint", wraps=activations.checkpoint) as again,
+            mock.patch.object(activations, "save_on_cpu", wraps=activations.save_on_cpu) as host,
+        ):
             learner = Learner.open(settings)
             learner.train([group("g", [1.0, 0.0])])
-        assert again.called == (every == 1)
+            learner.train([group("h", [1.0, 0.0], version=1)])
+        assert (again.called, host.called) == (every == 1, offload)
         found.append(learner.published())
         learner.ranks.leave()
-    plain, same = found
+    plain, *others = found
     initial = load_file(tiny_model / "model.safetensors")
     assert any(not torch.equal(plain[name], value.to(plain[name].dtype)) for name, value in initial.items())
-    assert plain.keys() == same.keys() and all(torch.equal(plain[name], same[name]) for name in plain)
+    for same in others:
+        assert plain.keys() == same.keys() and all(torch.equal(plain[name], same[name]) for name in plain)
 
 
 def test_an_architecture_without_layers_is_refused() -> None:

@@ -124,3 +124,47 @@ def test_moments_taken_over_give_the_same_next_step() -> None:
         optimizer.step()
     assert all(map(torch.equal, first.parameters(), second.parameters()))
     assert optimizers[0].moments()["lm_head.weight"]["step"] == 2
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_moments_on_the_host_are_copied_for_their_own_weights_step_alone(kind: Any) -> None:
+    """The steps are the same to the bit; between them, and while other weights are stepped, moments stay where they are."""
+    plain, offloaded = small_model(), small_model()
+    settings = settings_of(type=kind, betas=BETAS, weight_decay=DECAY, decayed="matrices")
+    optimizers = [
+        optim.create(plain, settings),
+        optim.create(offloaded, settings.model_copy(update={"offload": "host"})),
+    ]
+    weights = {name for name, _ in offloaded.named_parameters()}
+    host: dict[str, dict[str, int]] = {}
+    at_hand: list[set[str]] = []
+
+    def places() -> dict[str, dict[str, int]]:
+        moments = optimizers[1].moments().items()
+        return {name: {key: value.data_ptr() for key, value in entry.items()} for name, entry in moments}
+
+    def look(*_: Any) -> None:
+        now, before = places(), at_hand[-1] if at_hand else set()
+        host.update({name: now[name] for name in before})
+        at_hand.append({name for name in weights if now[name].items().isdisjoint(host[name].items())})
+
+    for step in (1, 2, 3):
+        for model in (plain, offloaded):
+            give_gradients(model, step)
+        optimizers[0].step()
+        host, at_hand = places(), []
+        hooks = [part.register_step_pre_hook(look) for part in optimizers[1].parts] if step > 1 else []
+        optimizers[1].step()
+        for hook in hooks:
+            hook.remove()
+        if step > 1:
+            assert sorted(map(sorted, at_hand)) == sorted([name] for name in weights)
+    assert all(map(torch.equal, plain.parameters(), offloaded.parameters()))
+    moments, same = (optimizer.moments() for optimizer in optimizers)
+    assert moments.keys() == same.keys() == weights
+    assert all(
+        torch.equal(value, same[name][key]) for name in weights for key, value in moments[name].items()
+    )
+    assert {key: value.dtype for key, value in optimizers[1].empty_moments()["lm_head.weight"].items()} == {
+        key: value.dtype for key, value in same["lm_head.weight"].items()
+    }
