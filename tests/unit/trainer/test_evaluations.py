@@ -15,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.harness.gateways import RunningGateway
-from tests.harness.waiting import until, within
+from tests.harness.waiting import until, while_going_on, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, train_one, trainer_of
 from trainer.errors import ConfigError
@@ -33,8 +33,8 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-async def let_through(gate: Path) -> None:
-    """Waits until an agent is at the gate, and opens it for that one."""
+async def let_through(gate: Path, work: asyncio.Task[None]) -> None:
+    """Waits until an agent is at the gate, and opens it for that one; the loop goes on meanwhile."""
 
     def opens() -> bool:
         with suppress(OSError):  # nobody reads yet
@@ -42,7 +42,7 @@ async def let_through(gate: Path) -> None:
             return True
         return False
 
-    await until(opens, "an agent is at the gate", LIMIT_S)
+    await while_going_on(until(opens, "an agent is at the gate", LIMIT_S), work, "the loop has ended")
 
 
 def evaluating(
@@ -135,9 +135,9 @@ async def test_the_next_version_waits_for_an_evaluation_that_is_pinned_and_for_n
         published: list[bool] = []
         offer = trainer.feed.publish
 
-        async def publish(version: int, path: str) -> dict[str, Any]:
+        async def publish(*version: Any) -> dict[str, Any]:
             published.append(trainer.evaluations.under_way)
-            return await offer(version, path)
+            return await offer(*version)
 
         trainer.feed.publish = publish  # type: ignore[method-assign]
         async with running(trainer) as work:
@@ -150,9 +150,9 @@ async def test_the_next_version_waits_for_an_evaluation_that_is_pinned_and_for_n
                 else:
                     await until(lambda: gateway.model.ledger.rule.version == 1, "version 1 is live", LIMIT_S)
                 assert trainer.evaluations.under_way
-                await let_through(gate)
+                await let_through(gate, work)
                 await until(lambda: bool(lines(settings)[0]), "it is written down", LIMIT_S)
-                await let_through(gate)
+                await let_through(gate, work)
                 async with within("the trainer is through", LIMIT_S):
                     await work
     found, trained = lines(settings)
@@ -170,8 +170,8 @@ async def test_an_interrupted_evaluation_is_begun_again_and_one_that_ended_is_no
     async with trainer_of(gateway, settings) as trainer, running(trainer):
         await until(lambda: trainer.evaluations.under_way, "it is under way", LIMIT_S)
     assert lines(settings) == ([], [])
-    async with trainer_of(gateway, settings) as trainer, running(trainer):
-        await let_through(gate)
+    async with trainer_of(gateway, settings) as trainer, running(trainer) as work:
+        await let_through(gate, work)
         await until(lambda: bool(lines(settings)[0]), "it is written down", LIMIT_S)
     count = Counter(episode["task_id"] for episode in await evaluated(gateway))
     assert count["e0"] == 1, "the one that was held is the only one"
@@ -201,9 +201,9 @@ async def test_a_start_with_a_newer_checkpoint_evaluates_what_engines_still_run_
             await trainer.evaluations.close()
         async with trainer_of(gateway, settings) as trainer, running(trainer) as work:
             assert trainer.learner.version == 1
-            await let_through(gate)
+            await let_through(gate, work)
             await until(lambda: bool(lines(settings)[0]), "it is written down", LIMIT_S)
-            await let_through(gate)
+            await let_through(gate, work)
             async with within("the trainer is through", LIMIT_S):
                 await work
     found, _ = lines(settings)
