@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,6 +43,7 @@ class Learner:
         self.settings = settings
         self.ranks = ranks
         self.ordered = False
+        self.speaking = threading.Lock()
         self.device = ranks.device
         self.version = 0
         self.parent: int | None = None

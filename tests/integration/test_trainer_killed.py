@@ -294,7 +294,9 @@ async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_r
             said = config.with_suffix(f".{1 - victim}.log").read_text()
             assert ended[victim] == -signal.SIGKILL, f"{name}: {said[-3000:]}"
             assert ended[1 - victim] == 1, f"{name}: {said[-3000:]}"
-            assert f"RankLost: rank {1 - victim} lost another rank in step" in said.rpartition("-- ")[2], name
+            assert f"RankLost: rank {1 - victim} lost rank {victim} in step" in said.rpartition("-- ")[2], (
+                name
+            )
         assert await run_two(config) == [0, 0], config.with_suffix(".0.log").read_text()[-3000:]
         status = await gateway.admin.status()
         assert (status["version"], status["consumed"], status["orphaned_versions"]) == (steps, steps, [])

@@ -56,6 +56,7 @@ from trainer.loop.children import (
 from trainer.loop.clock import Clock
 from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed
+from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Nodes
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
@@ -72,8 +73,14 @@ _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 
 async def run(settings: Settings) -> None:
     """Trains until version `[run] steps` is published and acknowledged, as the first rank. Raises TrainerError or ChildDied."""
+    learner = await asyncio.to_thread(Learner.open, settings)
+    await watch(_lead(settings, learner), heartbeat(learner))
+    await asyncio.to_thread(dismiss, learner)
+
+
+async def _lead(settings: Settings, learner: Learner) -> None:
+    """All of a run that the first rank does beside its heartbeat."""
     async with AsyncExitStack() as stack:
-        learner = await asyncio.to_thread(Learner.open, settings)
         log = rollout_log(settings) if settings.rollout is not None else None
         metrics = stack.enter_context(Metrics(settings.run.dir, settings.run.steps, agents=log))
         if warning := lonely(settings):
@@ -86,7 +93,6 @@ async def run(settings: Settings) -> None:
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
         await watch(trainer.train(), gateway, server, rollout, trainer.keeper())
-        await asyncio.to_thread(dismiss, learner)
 
 
 def follow_first(settings: Settings) -> None:

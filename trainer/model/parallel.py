@@ -1,15 +1,17 @@
 """Several processes that train one model: their mesh, the weights' shards, and what the ranks say to one another.
 
-The only module that imports torch.distributed. Owns the process group. FSDP2 shards a model by layers; it also carries mixed
-precision, so a single rank with bf16 compute has a process group of one. Invariants: gradients of ranks are summed, not averaged,
-and accumulate in the precision of the weights; between passes every weight is a shard, so that an optimizer step is never
-followed by a pass with old weights. Every function that says so is collective: all ranks call it, in the same order.
+Imports torch.distributed, as its part `context` does, and no other module. Owns the process group. FSDP2 shards a model by
+layers; it also carries mixed precision, so a single rank with bf16 compute has a process group of one. Invariants: gradients of
+ranks are summed, not averaged, and accumulate in the precision of the weights; between passes every weight is a shard, so that an
+optimizer step is never followed by a pass with old weights. Every function that says so is collective: all ranks call it, in the
+same order.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,12 +30,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.errors import ConfigError, RankLost
+from trainer.model.context import ContextExchange
 from trainer.sections.parallel import ParallelSettings
 
 T = TypeVar("T")
 StorageError = dcp.CheckpointException
 """What a rank raises if one of them cannot write or read its shards."""
-_UNBOUNDED = timedelta(days=365)
+_BEAT_S = 5.0
+_FIND_S = 2.0
+_PROBE_TAG = 0x6C6F7374
 
 
 class Ranks:
@@ -48,8 +53,6 @@ class Ranks:
         self._mesh: DeviceMesh | None = None
         self._talk: Any = None
         """The group for objects: on the CPU, and within `timeout_s`."""
-        self._orders: Any = None
-        """The group for rank 0's orders, for which the others wait as long as it takes."""
 
     @property
     def leads(self) -> bool:
@@ -119,20 +122,25 @@ class Ranks:
             self._mesh = init_device_mesh(torch.device(self.device).type, shape, mesh_dim_names=names)
         return self._mesh
 
-    def from_first(self, value: T | None = None) -> T:
+    def from_first(self, value: Any = None) -> Any:
         """Rank 0's value, on every rank. Collective."""
-        return self._from_first(value, self._talk)
-
-    def order(self, value: Any = None) -> Any:
-        """As `from_first`, for what may take any time to come: rank 0 may wait for days for its next batch."""
-        return self._from_first(value, self._orders)
-
-    def _from_first(self, value: Any, group: Any) -> Any:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=group)
+        dist.broadcast_object_list(box, src=0, group=self._talk)
         return box[0]
+
+    def order(self, value: Any = None) -> Any:
+        """As `from_first`, once all ranks are there: each hears of rank 0 itself, and rank 0 of each. Collective."""
+        if self.size > 1:
+            limit = timedelta(seconds=self._settings.timeout_s)
+            dist.monitored_barrier(self._talk, timeout=limit)
+        return self.from_first(value)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two orders at most: for a longer silence than `timeout_s`, the other ranks take rank 0 for lost."""
+        return min(_BEAT_S, self._settings.timeout_s / 4)
 
     def of_all(self, value: T) -> list[T]:
         """Every rank's value, in the ranks' order. Collective."""
@@ -144,78 +152,43 @@ class Ranks:
 
     @contextmanager
     def within(self, step: str) -> Iterator[None]:
-        """A rank that is lost in the block is reported with the step's name. Raises RankLost."""
+        """A rank that is lost in the block is reported with its number and the step's name. Raises RankLost."""
         try:
             yield
         except RuntimeError as error:
             if not _is_loss(error):
                 raise
             why = str(error).strip().splitlines()[0]
+            gone = self._gone()
+            whom = f"rank {', '.join(map(str, gone))}" if gone else "another rank"
             raise RankLost(
-                f"rank {self.rank} lost another rank in step '{step}': it ended, or was silent for [parallel] timeout_s ="
+                f"rank {self.rank} lost {whom} in step '{step}': it ended, or was silent for [parallel] timeout_s ="
                 f" {self._settings.timeout_s:g} s; its own log says why ({why})"
             ) from error
+
+    def _gone(self) -> list[int]:
+        """The ranks whose connections are closed, by their end or since they did not answer; empty if none is within a moment."""
+        others = [rank for rank in range(self.size) if rank != self.rank] if self._talk is not None else []
+        until = time.monotonic() + _FIND_S
+        while True:
+            gone = [rank for rank in others if not self._reaches(rank)]
+            if gone or time.monotonic() > until:
+                return gone
+            time.sleep(0.05)
+
+    def _reaches(self, rank: int) -> bool:
+        """False if the connection to a rank is closed; what is sent here, nobody receives."""
+        try:
+            dist.isend(torch.zeros(1), rank, group=self._talk, tag=_PROBE_TAG)
+        except RuntimeError:
+            return False
+        return True
 
     def leave(self) -> None:
         """Ends the process group, if there is one."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._mesh = self._talk = self._orders = None
-
-
-class ContextExchange:
-    """`trainer.model.attention.Exchange` over a process group: every function is collective, and so is its gradient."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-
-    def to_heads(self, x: Tensor) -> Tensor:
-        """(1, heads, own tokens, width) to (1, own heads, tokens, width)."""
-        found: Tensor = _Swap.apply(x, 1, 2, self._group)
-        return found
-
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """(1, own heads, tokens, width) to (1, heads, own tokens, width)."""
-        found: Tensor = _Swap.apply(x, 2, 1, self._group)
-        return found
-
-    def total(self, x: Tensor) -> Tensor:
-        """The sum over the ranks; its gradient is each rank's own."""
-        found: Tensor = _Total.apply(x, self._group)
-        return found
-
-
-class _Swap(torch.autograd.Function):
-    """Cuts a tensor along one dimension, one piece for each rank, and joins what it gets of them along another."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, cut: int, join: int, group: Any) -> Tensor:
-        context.said = cut, join, group
-        sent = torch.stack(x.chunk(dist.get_world_size(group), cut))
-        got = torch.empty_like(sent)
-        dist.all_to_all_single(got, sent, group=group)
-        return torch.cat([*got], join)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        cut, join, group = context.said
-        return _Swap.apply(gradient, join, cut, group), None, None, None
-
-
-class _Total(torch.autograd.Function):
-    """A sum over ranks that all go on with alike, so that the gradient of each rank's part is that of the sum."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, group: Any) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+        self._mesh = self._talk = None
 
 
 def join(settings: ParallelSettings, device: str) -> Ranks:
@@ -230,7 +203,6 @@ def join(settings: ParallelSettings, device: str) -> Ranks:
         with ranks.within("start"):
             start(settings.timeout_s, ranks.device)
             ranks._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_s))
-            ranks._orders = dist.new_group(backend="gloo", timeout=_UNBOUNDED)
     return ranks
 
 
@@ -280,7 +252,8 @@ def _own_device(device: str) -> str:
 
 def _is_loss(error: RuntimeError) -> bool:
     """True for what torch.distributed raises when a rank is gone; gloo's errors have no type of their own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+    said = str(error).lower()
+    return isinstance(error, dist.DistError) or "gloo" in said or "monitoredbarrier" in said
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from trainer.data.batch import Batch
 from trainer.errors import RankLost
 from trainer.learner import Learner
 from trainer.model import pretrained
-from trainer.orders import dismiss, follow
+from trainer.orders import beat, dismiss, follow
 from trainer.settings import Settings
 
 STEPS = 4
@@ -166,4 +166,54 @@ def lose(settings: Settings, victim: int) -> str:
 def test_a_rank_that_dies_ends_the_others_step(exact_model: Path, tmp_path: Path, victim: int) -> None:
     said = on_ranks(2, lose, settings_of(exact_model, tmp_path, {}), victim)
     assert said[victim] == DIED
-    assert f"rank {1 - victim} lost another rank in step 'train'" in said[1 - victim]
+    assert f"rank {1 - victim} lost rank {victim} in step 'train': it ended" in said[1 - victim]
+
+
+def beat_on(learner: Learner) -> None:
+    """Heartbeats without end."""
+    while True:
+        beat(learner)
+
+
+def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
+    """What a rank that has no order to give or to follow says when `victim`, after two heartbeats, ends or says nothing more."""
+    learner = learner_of(settings, torch.float32)
+    ranks, mine = learner.ranks, learner.ranks.rank
+    for _ in range(2):
+        beat(learner) if ranks.leads else ranks.order()
+    if mine == victim and ends:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mine == victim:
+        return over.read_text()  # a pipe: silent, and there, until the others are done
+    if not ends:
+        ranks._settings = ranks._settings.model_copy(update={"timeout_s": 0.5})
+    try:
+        with pytest.raises(RankLost) as lost:
+            beat_on(learner) if ranks.leads else follow(learner)
+    finally:
+        if not ends:
+            over.write_text("over")
+    return str(lost.value)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_while_all_wait_ends_the_others(
+    exact_model: Path, tmp_path: Path, victim: int
+) -> None:
+    said = on_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, True, tmp_path / "over")
+    step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
+    assert said[victim] == DIED
+    assert f"rank {1 - victim} lost rank {victim} in step '{step}': it ended" in said[1 - victim]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_silent_while_all_wait_ends_the_others(
+    exact_model: Path, tmp_path: Path, victim: int
+) -> None:
+    os.mkfifo(tmp_path / "over")
+    said = on_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, False, tmp_path / "over")
+    step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
+    assert said[victim] == "over"
+    assert (
+        f"rank {1 - victim} lost rank {victim} in step '{step}': it ended, or was silent" in said[1 - victim]
+    )
