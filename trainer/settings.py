@@ -31,6 +31,7 @@ from trainer.sections.eval import EvalSettings
 from trainer.sections.model import ModelSettings
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
+from trainer.sections.report import ReportSettings
 from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings
 from trainer.sections.state import CheckpointSettings, WeightsSettings
 
@@ -87,6 +88,7 @@ class Settings(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     eval: EvalSettings = EvalSettings()
     weights: WeightsSettings = WeightsSettings()
+    report: ReportSettings = ReportSettings()
 
     @model_validator(mode="after")
     def _has_who_evaluates(self) -> Self:

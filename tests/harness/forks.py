@@ -17,7 +17,6 @@ LOADED = [
     "renderers.base",
     "transformers.models.auto.tokenization_auto",
     "trainer.loop.run",
-    "torch.utils.tensorboard",
     "transformers.models.qwen3.modeling_qwen3",
 ]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.families.family import named, save
 
 ROOT = Path(__file__).parents[2]
-EXTRA = ("torch", "tensorboard", "transformers", "ray", "vllm", "lightgbm", "matplotlib")
+EXTRA = ("torch", "tensorboard", "transformers", "ray", "vllm", "lightgbm", "matplotlib", "wandb", "mlflow")
 WITHOUT = f"import sys\nfor name in {EXTRA!r}: sys.modules[name] = None\n"
 """Python's own way to have an import fail as if nothing was installed."""
 

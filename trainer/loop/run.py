@@ -60,8 +60,10 @@ from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Nodes
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.report import trackers
 from trainer.report.masking import masked_warning
 from trainer.report.metrics import Metrics
+from trainer.report.senders import Senders
 from trainer.settings import Settings
 from trainer.state import checkpoint
 from trainer.state.directory import sweep
@@ -73,6 +75,7 @@ _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 
 async def run(settings: Settings) -> None:
     """Trains until version `[run] steps` is published and acknowledged, as the first rank. Raises TrainerError or ChildDied."""
+    trackers.check(settings.report.to)
     learner = await asyncio.to_thread(Learner.open, settings)
     await watch(_lead(settings, learner), heartbeat(learner))
     await asyncio.to_thread(dismiss, learner)
@@ -82,7 +85,9 @@ async def _lead(settings: Settings, learner: Learner) -> None:
     """All of a run that the first rank does beside its heartbeat."""
     async with AsyncExitStack() as stack:
         log = rollout_log(settings) if settings.rollout is not None else None
-        metrics = stack.enter_context(Metrics(settings.run.dir, settings.run.steps, agents=log))
+        metrics = stack.enter_context(
+            Metrics(settings.run.dir, settings.run.steps, agents=log, senders=Senders(settings))
+        )
         if warning := lonely(settings):
             metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)

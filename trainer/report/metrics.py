@@ -1,10 +1,10 @@
-"""The reports of a run: `metrics.jsonl`, TensorBoard, and a live table or plain lines on the terminal.
+"""The reports of a run: `metrics.jsonl`, and a live table or plain lines on the terminal. Trackers follow the file (`senders`).
 
-Owns those two outputs under `[run] dir`. Both append, so that a resumed run continues its curves. One record per trained
-buffer; its keys are the names in `trainer.data.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts
-the trained tokens of staleness S, `masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups without
-gradient, because their rewards are equal (`equal_reward_groups` is the groups' share). `truncated_episodes` is the share of
-episodes with a call that was cut at its token limit. A figure that is not finite is left out.
+Owns the file under `[run] dir`; a resumed run appends to it. One record per trained buffer; its keys are the names in
+`trainer.data.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the trained tokens of staleness S,
+`masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups without gradient, because their rewards are
+equal (`equal_reward_groups` is the groups' share). `truncated_episodes` is the share of episodes with a call that was cut at its
+token limit. A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 
 An evaluation has a line of its own, with its `version`, the `step`, and figures named `eval/...` (`trainer.evaluation.figures`);
@@ -27,13 +27,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from torch.utils.tensorboard import SummaryWriter
+
+from trainer.report.senders import Senders
 
 from trainer.evaluation.figures import in_a_line, scalars
 
@@ -66,10 +67,16 @@ class Metrics:
     """The reporter of one run; use it with `with`."""
 
     def __init__(
-        self, directory: Path, steps: int, console: Console | None = None, agents: Path | None = None
+        self,
+        directory: Path,
+        steps: int,
+        console: Console | None = None,
+        agents: Path | None = None,
+        senders: Senders | None = None,
     ) -> None:
-        """`agents`: where the driver of the agents says how they fare; its last line is shown."""
+        """`agents`: where the driver of the agents says how they fare; its last line is shown. `senders`: those that follow."""
         self._agents = agents
+        self._senders = senders
         self.directory = directory
         self.steps = steps
         self.console = console or Console(stderr=True)
@@ -80,7 +87,8 @@ class Metrics:
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._file = (self.directory / "metrics.jsonl").open("a", buffering=1)
-        self._tensorboard: Any = SummaryWriter(str(self.directory / "tensorboard"))
+        if self._senders:
+            self._senders.start(self.say)
         self._live = Live(console=self.console, auto_refresh=False) if self._is_terminal else None
         if self._live:
             self._live.start()
@@ -91,8 +99,9 @@ class Metrics:
     ) -> None:
         if self._live:
             self._live.stop()
-        self._tensorboard.close()
         self._file.close()
+        if self._senders:
+            self._senders.finish(failed=isinstance(error, Exception))
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -131,8 +140,8 @@ class Metrics:
         if spans:
             line["spans"] = [[name, round(start, 4), round(end, 4)] for name, start, end in spans]
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        for name, value in record.items():
-            self._tensorboard.add_scalar(name, value, version + 1)
+        if self._senders:
+            self._senders.wake()
         self._rewards.append(measured["reward_mean"])
         self._record = record
         if self._live is None:

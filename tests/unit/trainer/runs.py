@@ -13,6 +13,7 @@ from trainer.learner import Learner
 from trainer.loop.clock import Clock
 from trainer.loop.run import Trainer
 from trainer.report.metrics import Metrics
+from trainer.report.senders import Senders
 from trainer.settings import Settings
 
 
@@ -44,8 +45,10 @@ def settings_of(
 
 
 @asynccontextmanager
-async def trainer_of(gateway: RunningGateway, settings: Settings) -> AsyncIterator[Trainer]:
-    with Metrics(settings.run.dir, settings.run.steps) as metrics:
+async def trainer_of(
+    gateway: RunningGateway, settings: Settings, senders: Senders | None = None
+) -> AsyncIterator[Trainer]:
+    with Metrics(settings.run.dir, settings.run.steps, senders=senders) as metrics:
         trainer = Trainer(settings, ProbelessLearner.open(settings), gateway.admin, metrics)
         await trainer.check_versions()
         yield trainer

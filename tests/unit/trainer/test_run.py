@@ -27,6 +27,7 @@ from trainer.loop.clock import Clock
 from trainer.loop.nodes import Nodes
 from trainer.loop.run import Trainer
 from trainer.report.metrics import Metrics, sparkline
+from trainer.report.senders import Senders
 from trainer.settings import Settings
 
 
@@ -128,7 +129,8 @@ async def test_every_version_is_trained_published_and_acknowledged(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
+    opened, through = trainer_of(gateway, settings, Senders(settings)), within("the trainer is through")
+    async with episodes(gateway), opened as trainer, through:
         await trainer.train()
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"]) == (2, 2)

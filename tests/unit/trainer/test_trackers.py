@@ -1,0 +1,267 @@
+"""Trackers get each step once, whatever becomes of them or of the trainer; read back with readers of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.harness.wandb_files import history, runs
+from trainer.errors import ConfigError
+from trainer.report.metrics import Metrics
+from trainer.report.sender import Follower
+from trainer.report.senders import Senders
+from trainer.report.trackers import check
+from trainer.settings import Settings
+
+KEY, PASSWORD = "the-admin-key", "the-password"
+
+
+def settings_of(directory: Path, report: dict[str, Any]) -> Settings:
+    return Settings.parse({
+        "run": {"dir": directory, "steps": 9},
+        "gateway": {"url": f"http://somebody:{PASSWORD}@127.0.0.1:1", "admin_key": KEY},
+        "model": {"path": directory},
+        "optimizer": {"lr": 1e-3},
+        "report": report,
+    })  # fmt: skip
+
+
+def measured(step: int) -> dict[str, float]:
+    return {
+        "step": float(step), "reward_mean": step / 10, "loss": -step / 8, "staleness_mean": 0.0, "episodes": 8.0,
+        "pass@1": step / 7, "broken": float("nan"),
+    }  # fmt: skip
+
+
+def train(settings: Settings, versions: range) -> str:
+    """A run of the trainer without training; returns what it said."""
+    console = Console(file=io.StringIO(), record=True, width=300)
+    with Metrics(settings.run.dir, 9, console, senders=Senders(settings)) as metrics:
+        for version in versions:
+            metrics.trained(version, measured(version + 1), {"idle": 0.5}, 1.0)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def two_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with two steps in its first start and one in its second, with all trackers."""
+    directory = tmp_path_factory.mktemp("runs") / "frozen"
+    settings = settings_of(
+        directory,
+        {"to": ["tensorboard", "wandb", "mlflow"], "finish_s": 300, "wandb": {"offline": True}},
+    )
+    for versions in (range(2), range(2, 3)):
+        said = train(settings, versions)
+        assert "warning" not in said, [p.read_text() for p in (directory / "trackers").glob("*.log")]
+    return directory
+
+
+def test_wandb_has_each_step_once_in_one_run(two_starts: Path) -> None:
+    (first, before), (second, after) = runs(two_starts / "wandb")
+    assert first == second
+    rows = [*history(before), *history(after)]
+    assert [row["_step"] for row in rows] == [row["version"] for row in rows] == [1, 2, 3]
+    for step, row in enumerate(rows, 1):
+        assert (row["loss"], row["pass@1"], row["idle_share"]) == (-step / 8, step / 7, 0.5)
+        assert "broken" not in row
+
+
+def test_mlflow_has_each_step_once_in_one_run(two_starts: Path) -> None:
+    """Read as any SQL client would: MLflow's own tables."""
+    with sqlite3.connect(two_starts / "mlflow.db") as database:
+        ((run, name, status),) = database.execute("select run_uuid, name, status from runs").fetchall()
+        assert (name, status) == ("frozen", "FINISHED")
+        assert database.execute("select name from experiments").fetchall()[-1] == ("headgate",)
+        rows = database.execute(
+            "select step, value from metrics where key = 'pass_1' and run_uuid = ? order by step", [run]
+        ).fetchall()
+        params = dict(database.execute("select key, value from params").fetchall())
+    assert rows == [(step, step / 7) for step in (1, 2, 3)]
+    assert (params["optimizer.lr"], params["algorithm.type"]) == ("0.001", "grpo")
+
+
+def test_tensorboard_has_each_step_once(two_starts: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(two_starts / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert found == [(step, -step / 8) for step in (1, 2, 3)]
+
+
+def test_no_secret_is_written_anywhere(two_starts: Path) -> None:
+    files = [path for path in two_starts.rglob("*") if path.is_file()]
+    assert any(b"127.0.0.1:1" in path.read_bytes() for path in files), "the configuration is written"
+    for path in files:
+        for secret in (KEY, PASSWORD):
+            assert secret.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
+def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server takes connections and never answers; `wandb` alone would hold the end of the process up for 90 seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        report = {"to": [tracker], "finish_s": 0.2, "mlflow": {"tracking_uri": url}}
+        said = train(settings_of(tmp_path, report), range(2))
+    assert said.count("warning") == 1
+    assert f"{tracker} has not taken all figures; the next start of this run sends the rest" in said
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_tracker_that_was_away_gets_what_it_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start of two has no key for W&B; its second is offline."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = train(settings_of(tmp_path / "run", {"to": ["wandb"], "finish_s": 300}), range(2))
+    assert said.count("no API key of W&B: set WANDB_API_KEY, or [report.wandb] offline = true") == 1
+    report = {"to": ["wandb"], "finish_s": 300, "wandb": {"offline": True}}
+    assert "warning" not in train(settings_of(tmp_path / "run", report), range(2, 3))
+    ((_, file),) = runs(tmp_path / "run" / "wandb")
+    assert [row["version"] for row in history(file)] == [1, 2, 3]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.unit.trainer.test_trackers import measured, settings_of
+from trainer.report.metrics import Metrics
+from trainer.report.senders import Senders
+
+settings = settings_of(Path(sys.argv[1]), {"finish_s": 300})
+with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
+    for version in range(2):
+        metrics.trained(version, measured(version + 1), {"idle": 0.5}, 1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_figures_of_a_killed_trainer_arrive_once(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert "warning" not in train(settings_of(tmp_path, {"finish_s": 300}), range(2, 3))
+    test_tensorboard_has_each_step_once(tmp_path)
+
+
+class Recording:
+    """A tracker in memory, which fails as often as it is told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.taken: list[tuple[int, Mapping[str, float]]] = []
+        self.opened: list[str | None] = []
+        self.closed: list[bool] = []
+
+    def open(self, run: str | None) -> str:
+        self.opened.append(run)
+        return run or "its own id"
+
+    def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError(f"https://me:{PASSWORD}@host is away")
+        self.taken.append((step, figures))
+
+    def close(self, failed: bool) -> None:
+        self.closed.append(failed)
+
+
+def follower_of(tracker: Recording, folder: Path, warned: list[str]) -> Follower:
+    return Follower(tracker, folder / "metrics.jsonl", folder / "bookmark.json", 0, warned.append)
+
+
+def write(folder: Path, *records: dict[str, Any]) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def line(version: int, **figures: Any) -> dict[str, Any]:
+    return {"time": 1.5, "version": version, "buffer": version - 1, "spans": [["idle", 1, 2]]} | figures
+
+
+def test_a_tracker_that_fails_is_warned_of_once_and_gets_everything_in_order(tmp_path: Path) -> None:
+    tracker, warned = Recording(failures=3), []
+    write(tmp_path, line(1, loss=1.0), line(2, loss=2.0))
+    follower_of(tracker, tmp_path, warned).follow(["new", "new", "end 0"])
+    assert tracker.taken == [(1, {"loss": 1.0}), (2, {"loss": 2.0})]
+    assert warned == ["ConnectionError: https://***@host is away; figures are sent again later"]
+    assert (tracker.opened, tracker.closed) == ([None], [False])
+
+
+def test_what_was_given_up_is_sent_by_the_next_process(tmp_path: Path) -> None:
+    write(tmp_path, line(1), line(2))
+    follower_of(Recording(failures=9), tmp_path, []).follow(["end 1"])
+    tracker = Recording()
+    follower_of(tracker, tmp_path, []).follow([])
+    assert [step for step, _ in tracker.taken] == [1, 2]
+    assert (tracker.opened, tracker.closed) == (["its own id"], [True])
+
+
+def test_what_a_killed_process_had_begun_to_send_is_not_sent_again(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Dying(Recording):
+        def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
+            super().figures(step, at, figures)
+            if step == 2:
+                raise Killed
+
+    write(tmp_path, line(1), line(2), line(3))
+    with pytest.raises(Killed):
+        follower_of(Dying(), tmp_path, []).follow([])
+    tracker = Recording()
+    follower_of(tracker, tmp_path, []).follow([])
+    assert [step for step, _ in tracker.taken] == [3]
+
+
+def test_steps_never_go_backwards_and_half_a_line_waits(tmp_path: Path) -> None:
+    """An evaluation has a line with the version of the step before; the line of a reset run does not count."""
+    tracker = Recording()
+    write(tmp_path, line(2), {"time": 2.0, "version": 2, "eval/reward": 0.5}, line(1), line(3))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line(4, loss=1)))
+        file.flush()
+
+        def told():
+            yield "new"
+            assert [step for step, _ in tracker.taken] == [2, 2, 3]
+            file.write("\n")
+            file.flush()
+            yield "end 0"
+
+        follower_of(tracker, tmp_path, []).follow(told())
+    assert tracker.taken[1:] == [(2, {"eval/reward": 0.5}), (3, {}), (4, {"loss": 1.0})]
+
+
+def test_a_tracker_begins_with_the_run_that_turns_it_on(tmp_path: Path) -> None:
+    train(settings_of(tmp_path, {"to": []}), range(1))
+    train(settings_of(tmp_path, {"finish_s": 300}), range(1, 3))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError) as refused:
+        check(["tensorboard", name])
+    assert str(refused.value) == f"[report] to: {name} is not installed: pip install 'headgate[trackers]'"

@@ -1,0 +1,30 @@
+"""The trackers by name. To add one: write its file, and add its line to `REGISTRY`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+
+from trainer.errors import ConfigError
+from trainer.report.trackers.base import About, Tracker
+from trainer.report.trackers.mlflow import Mlflow
+from trainer.report.trackers.tensorboard import TensorBoard
+from trainer.report.trackers.wandb import Wandb
+
+REGISTRY: dict[str, tuple[Callable[[About], Tracker], str]] = {
+    "tensorboard": (TensorBoard, "trainer"),
+    "wandb": (Wandb, "trackers"),
+    "mlflow": (Mlflow, "trackers"),
+}
+"""The name in `[report] to`, which is that of its package too: what makes the tracker, and the extra that has the package."""
+
+__all__ = ["REGISTRY", "About", "Tracker", "check"]
+
+
+def check(names: Iterable[str]) -> None:
+    """Raises ConfigError if the package of a tracker is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"[report] to: {name} is not installed: pip install 'headgate[{REGISTRY[name][1]}]'"
+            )

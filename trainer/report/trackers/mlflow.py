@@ -1,0 +1,82 @@
+"""MLflow: one run in a server's or a database's store, which every start of the trainer goes on with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.report.trackers.base import About
+
+_UNNAMEABLE = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow refuses in the name of a metric."""
+_MOST_PARAMS = 100
+_LONGEST = 500
+"""Characters of a parameter's value."""
+
+
+class Mlflow:
+    """A run of MLflow; a metric's step is the version."""
+
+    def __init__(self, about: About) -> None:
+        self._about = about
+        self._client: Any = None
+        self._run = ""
+
+    def open(self, run: str | None) -> str:
+        """Parameters are those of the first start; `config.json` has those of the newest."""
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        from mlflow.tracking import MlflowClient
+
+        uri = self._about.settings.mlflow.tracking_uri or f"sqlite:///{self._about.directory}/mlflow.db"
+        self._client = MlflowClient(tracking_uri=uri)
+        if run is None:
+            self._run = self._begin()
+        else:
+            self._run = run
+            self._client.update_run(run, status="RUNNING")
+        self._client.log_dict(self._run, dict(self._about.config), "config.json")
+        return self._run
+
+    def _begin(self) -> str:
+        from mlflow.entities import Param
+
+        experiment, about = self._experiment(), self._about
+        run = str(self._client.create_run(experiment, run_name=about.name).info.run_id)
+        params = [Param(name, value[:_LONGEST]) for name, value in _flat(about.config)]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run, params=params[start : start + _MOST_PARAMS])
+        return run
+
+    def _experiment(self) -> str:
+        name, uri = self._about.settings.project, self._about.settings.mlflow.tracking_uri
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        place = None if uri else (self._about.directory / "mlartifacts").as_uri()
+        return str(self._client.create_experiment(name, artifact_location=place))
+
+    def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
+        """Logs the figures in one request, which may be made again: MLflow keeps equal ones once."""
+        from mlflow.entities import Metric
+
+        moment = int(at * 1000)
+        metrics = [Metric(_UNNAMEABLE.sub("_", name), value, moment, step) for name, value in figures.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, failed: bool) -> None:
+        """Ends the run, until a start goes on with it."""
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a configuration as `table.key` and text."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)

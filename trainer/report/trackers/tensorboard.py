@@ -1,0 +1,42 @@
+"""TensorBoard: event files under `[run] dir`, in `tensorboard`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.report.trackers.base import About
+
+
+class TensorBoard:
+    """A writer of event files; every start adds one, and TensorBoard shows them as one curve."""
+
+    def __init__(self, about: About) -> None:
+        self._directory = about.directory / "tensorboard"
+        self._writer: Any = None
+
+    def open(self, run: str | None) -> str:
+        """Begins an event file; the folder is the run."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(self._directory))
+        return run or self._directory.name
+
+    def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
+        """Writes the figures as scalars."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._write(
+            step, at, [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        )
+
+    def close(self, failed: bool) -> None:
+        """Ends the event file."""
+        self._writer.close()
+
+    def _write(self, step: int, at: float, values: list[Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=values)))
+        self._writer.flush()

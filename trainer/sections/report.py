@@ -1,0 +1,45 @@
+"""`[report]`: where a run's figures go beside `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.sections.base import Seconds, Section
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class WandbSettings(Section):
+    """`[report.wandb]`: Weights & Biases; its API key comes from WANDB_API_KEY or ~/.netrc."""
+
+    entity: str | None = None
+    """The user or team that owns the project; the key's own if absent."""
+    offline: bool = False
+    """Write to disk alone; `wandb sync DIR/wandb/offline-run-*` uploads it later."""
+    dir: Path | None = None
+    """Where W&B writes its folder `wandb`; `[run] dir` if absent."""
+
+
+class MlflowSettings(Section):
+    """`[report.mlflow]`: MLflow."""
+
+    tracking_uri: str | None = Field(None, pattern=r"^[\w+]+:")
+    """A server's URL, or a database such as `sqlite:////data/mlflow.db`; `mlflow.db` in `[run] dir` if absent."""
+
+
+class ReportSettings(Section):
+    """`[report]`: where a run's figures go beside `metrics.jsonl`."""
+
+    to: tuple[TrackerName, ...] = ("tensorboard",)
+    """The trackers that get the figures; `wandb` and `mlflow` need the extra `headgate[trackers]`."""
+    project: str = Field("headgate", min_length=1, max_length=128)
+    """W&B's project, and MLflow's experiment."""
+    name: str | None = Field(None, min_length=1, max_length=128)
+    """The run's name there; that of `[run] dir` if absent."""
+    finish_s: Seconds = 30.0
+    """How long the end of a run waits for trackers to take what is left; the next start sends the rest."""
+    wandb: WandbSettings = WandbSettings()
+    mlflow: MlflowSettings = MlflowSettings()
