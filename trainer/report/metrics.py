@@ -27,16 +27,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trainer.report.senders import Senders
-
 from trainer.evaluation.figures import in_a_line, scalars
+from trainer.report.senders import Senders
 
 Span = tuple[str, float, float]
 """A block's name, start and end, in seconds since 1970."""
@@ -139,9 +138,7 @@ class Metrics:
         }
         if spans:
             line["spans"] = [[name, round(start, 4), round(end, 4)] for name, start, end in spans]
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        if self._senders:
-            self._senders.wake()
+        self._write(line)
         self._rewards.append(measured["reward_mean"])
         self._record = record
         if self._live is None:
@@ -152,15 +149,18 @@ class Metrics:
         """Writes the result of evaluating a version, which training came to after so many steps."""
         values = scalars(result)
         line = {"time": round(time.time(), 3), "version": version, "step": step, **values}
-        self._file.write(json.dumps({**line, "eval/versions": result["versions"]}, allow_nan=False) + "\n")
-        for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, version)
+        self._write({**line, "eval/versions": result["versions"]})
         self.say(f"evaluation of version {version}: {in_a_line(result)}")
 
     def evaluated_versions(self) -> set[int]:
         """Returns the versions whose evaluation is written down."""
         with (self.directory / "metrics.jsonl").open() as lines:
             return {json.loads(line)["version"] for line in lines if '"eval/versions"' in line}
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        if self._senders:
+            self._senders.wake()
 
     @property
     def _is_terminal(self) -> bool:

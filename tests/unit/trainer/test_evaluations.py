@@ -20,6 +20,7 @@ from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, train_one, trainer_of
 from trainer.errors import ConfigError
 from trainer.loop.run import Trainer
+from trainer.report.senders import Senders
 from trainer.settings import Settings
 
 AGENT = "tests.harness.eval_agent:solve"
@@ -99,7 +100,7 @@ async def test_versions_are_evaluated_before_training_beside_it_and_at_its_end(
     settings = evaluating(gateway, tiny_model, tmp_path, steps=3, every=2)
     async with (
         episodes(gateway),
-        trainer_of(gateway, settings) as trainer,
+        trainer_of(gateway, settings, Senders(settings)) as trainer,
         within("the trainer is through", LIMIT_S),
     ):
         await trainer.train()
