@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,8 +22,11 @@ import aiohttp
 from blake3 import blake3
 
 from gateway.errors import Unprocessable, WeightsAway
+from gateway.weights import delta
 from gateway.weights.manifest import FORMAT, MANIFEST, BadManifest, Piece, pieces_of
+from gateway.weights.tensors import Malformed
 
+log = logging.getLogger(__name__)
 _NAME = re.compile(r"v(\d{6,})")
 _AT_ONCE = 4
 """Pieces that are on their way at once."""
@@ -94,10 +98,25 @@ class Mirror:
 
     async def _fetch(self, version: int, sources: Sequence[str]) -> Path:
         text = await self._manifest(version, sources)
-        pieces = _read(text, version)
+        pieces, parent = _read(text, version)
         partial = self.directory / f".v{version:06d}.partial"
         missing = await asyncio.to_thread(_prepare, partial, text, pieces, self._local())
-        self.fetched["local"] += sum(p.size for p in pieces) - sum(p.size for p in missing)
+        fetched = [piece for piece in missing if piece.file == delta.NAME]
+        if parent in self.versions() and len(fetched) < len(missing):
+            await self._bring_all(version, fetched, partial, sources)
+            missing = await asyncio.to_thread(_advance, self.path(parent), partial, pieces, missing)
+            fetched += missing
+        else:
+            fetched = missing
+        await self._bring_all(version, missing, partial, sources)
+        self.fetched["local"] += sum(p.size for p in pieces) - sum(p.size for p in fetched)
+        target = self.path(version)
+        await asyncio.to_thread(_finish, partial, target)
+        return target
+
+    async def _bring_all(
+        self, version: int, missing: Iterable[Piece], partial: Path, sources: Sequence[str]
+    ) -> None:
         room = asyncio.Semaphore(_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
@@ -107,9 +126,6 @@ class Mirror:
                     task.add_done_callback(lambda _: room.release())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        target = self.path(version)
-        await asyncio.to_thread(_finish, partial, target)
-        return target
 
     async def _manifest(self, version: int, sources: Sequence[str]) -> bytes:
         wrong = []
@@ -194,13 +210,14 @@ def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _read(text: bytes, version: int) -> list[Piece]:
-    """The pieces of a manifest. Raises Unprocessable."""
+def _read(text: bytes, version: int) -> tuple[list[Piece], int]:
+    """The pieces of a manifest, and the version that its delta starts from; -1 if it has none. Raises Unprocessable."""
     try:
         manifest: Any = json.loads(text)
         if manifest["format"] != FORMAT or manifest["version"] != version:
             raise BadManifest(f"it is of format {manifest['format']} and version {manifest['version']}")
-        return pieces_of(manifest["files"])
+        parent = manifest["parent"] if delta.NAME in manifest["files"] else -1
+        return pieces_of(manifest["files"]), parent
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unprocessable(f"the manifest of version {version}: {error}", code="bad_manifest") from error
 
@@ -225,6 +242,24 @@ def _prepare(
         if path is None or not _store(partial, piece, _at(path / here.file, here.offset, here.size)):
             missing.append(piece)
     return missing
+
+
+def _advance(parent: Path, partial: Path, pieces: Sequence[Piece], missing: Iterable[Piece]) -> list[Piece]:
+    """Makes the files in which pieces are missing from the parent's and the delta; answers the pieces that are missing still.
+
+    A delta that is of no use costs nothing but time: every piece is compared with its hash.
+    """
+    names = {piece.file for piece in missing if piece.file != delta.NAME and (parent / piece.file).is_file()}
+    for name in names:
+        size = (partial / name).stat().st_size
+        shutil.copyfile(parent / name, partial / name)
+        os.truncate(partial / name, size)
+    try:
+        delta.apply(partial / delta.NAME, partial)
+    except Malformed as error:
+        log.warning("the delta of %s is not used: %s", partial.name, error)
+    untouched = [piece for piece in missing if piece.file not in names and piece.file != delta.NAME]
+    return untouched + [p for p in pieces if p.file in names and not _holds(partial / p.file, p.offset, p)]
 
 
 def _bytes(file: Path) -> bytes:

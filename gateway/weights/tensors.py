@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from blake3 import blake3
@@ -49,7 +49,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 _HEAD = "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"
 """A buffer that old checkpoints have, and that nobody loads."""
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Malformed(ValueError):
@@ -66,6 +66,11 @@ class Tensor:
     start: int
     """The place where its bytes begin, counted from the end of the header."""
     end: int
+
+    @property
+    def kind(self) -> type[np.unsignedinteger[Any]] | None:
+        """The unsigned integer of the size of its elements; None for kinds that are not known."""
+        return _UNSIGNED.get(_BYTES.get(self.dtype, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,12 @@ def _finite(data: bytes, dtype: str) -> bool:
     kind = _UNSIGNED[_BYTES[dtype]]
     bits, step = np.frombuffer(data, kind), _LOOK // _BYTES[dtype]
     return all(int((bits[i : i + step] & kind(exponent)).max()) < exponent for i in range(0, len(bits), step))
+
+
+def layout_of(path: Path) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a safetensors file, in the order of their bytes, and where those begin. Raises Malformed and OSError."""
+    with path.open("rb") as file:
+        return _header(file)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

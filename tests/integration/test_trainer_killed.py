@@ -168,6 +168,7 @@ HTTP = """
 [weights]
 transport = "http"
 listen = "127.0.0.1:{port}"
+delta = true
 """
 
 

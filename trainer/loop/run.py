@@ -129,7 +129,9 @@ class Trainer:
         self.settings = settings
         self.learner = learner
         self.metrics = metrics
-        self.weights = WeightsDirectory(settings.run.dir.resolve() / "weights", settings.model.path)
+        self.weights = WeightsDirectory(
+            settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
+        )
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
         self.nodes = Nodes(self.feed, settings.gateway.nodes)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)

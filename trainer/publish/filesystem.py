@@ -16,18 +16,23 @@ from typing import Any
 from torch import Tensor
 
 from gateway.types import Probe
+from gateway.weights import delta
 from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
 from trainer.model import pretrained as models
 from trainer.state.directory import Aside, remove, sweep
 
+_WORTH_IT = 0.5
+"""The share of the weights' bytes above which a delta is not kept."""
 _NAME = re.compile(r"v(\d{6,})")
 
 
 class WeightsDirectory:
     """The versions that one run published."""
 
-    def __init__(self, directory: Path, companions: Path) -> None:
+    def __init__(self, directory: Path, companions: Path, *, deltas: bool = False) -> None:
         self.directory = directory
+        self.deltas = deltas
+        """True: each version has, beside its weights, what changed in them since its parent."""
         self.companions = companions
         """The initial checkpoint, whose tokenizer's files go with every version."""
 
@@ -46,6 +51,8 @@ class WeightsDirectory:
         """Writes a version, with `state` in place of the model's own. Raises VersionReused if it was written before."""
         with Aside(self.path(version)) as aside:
             models.save(model, aside, self.companions, state)
+            if self.deltas and parent is not None:
+                self._write_delta(aside, parent)
             manifest = {
                 "format": FORMAT,
                 "version": version,
@@ -61,6 +68,13 @@ class WeightsDirectory:
             }  # fmt: skip
             (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
         return self.path(version)
+
+    def _write_delta(self, aside: Path, parent: int) -> None:
+        """Writes a version's delta, unless it would be of little use."""
+        if self.path(parent).is_dir() and delta.write(aside / delta.NAME, self.path(parent), aside):
+            whole = sum(file.stat().st_size for file in aside.glob("*.safetensors"))
+            if (aside / delta.NAME).stat().st_size > _WORTH_IT * whole:
+                (aside / delta.NAME).unlink()
 
     def parent(self, version: int) -> int | None:
         """The parent in the manifest of a written version. Raises OSError if there is none."""

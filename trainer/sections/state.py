@@ -32,6 +32,9 @@ class WeightsSettings(Section):
     """For `http`: host and port where versions are served. Without `key`, this machine alone."""
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
     """For `http`: how the gateway reaches `listen`, if not by that address; it stands in the gateway's `[weights] sources`."""
+    delta: bool = False
+    """For `http`: also write what changed since the version before, exactly. Whoever has that one fetches this alone; at learning
+    rates of reinforcement learning in bfloat16 it is a few percent of the bytes. Costs reading both versions at each step."""
     key: SecretStr | None = Field(None, min_length=1)
     """For `http`: the key of whoever fetches versions, the gateway's `[weights] key`; or HEADGATE_WEIGHTS_KEY."""
 

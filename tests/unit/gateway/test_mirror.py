@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import ClientSession, web
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from gateway.errors import Unprocessable, WeightsAway
 from gateway.rollout.weights import read_weights
+from gateway.weights import delta
 from gateway.weights.mirror import Mirror
 from tests.harness.mirrors import serving
 from tests.harness.waiting import within
@@ -65,6 +67,55 @@ async def test_only_pieces_that_no_version_here_has_are_fetched(tmp_path: Path) 
         mirror.fetched.clear()
         assert content(await mirror.fetch(2, [source])) == content(written)
         assert mirror.fetched[source] == 2 * 5000 * 4
+
+
+def with_delta(directory: Path, version: int) -> Path:
+    """A version whose every tensor differs a little from the one before, with its delta."""
+    before, folder = directory / f"v{version - 1:06d}", directory / f"v{version:06d}"
+    shutil.copytree(before, folder)
+    arrays = {name: array.copy() for name, array in load_file(before / "model.safetensors").items()}
+    for array in arrays.values():
+        array[::50] += 1
+    save_file(arrays, folder / "model.safetensors")
+    assert delta.write(folder / delta.NAME, before, folder)
+    write_manifest_of_pieces(folder, version, version - 1)
+    return folder
+
+
+async def test_a_delta_travels_in_the_place_of_whole_tensors(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1)
+    written = with_delta(tmp_path / "a", 2)
+    small = (written / delta.NAME).stat().st_size
+    assert small < 0.1 * (written / "model.safetensors").stat().st_size
+    async with serving(tmp_path / "a") as source, Mirror(tmp_path / "b") as mirror:
+        await mirror.fetch(1, [source])
+        mirror.fetched.clear()
+        assert content(await mirror.fetch(2, [source])) == content(written)
+        assert mirror.fetched[source] == small
+    async with serving(tmp_path / "b") as second, Mirror(tmp_path / "c") as mirror:
+        assert content(await mirror.fetch(2, [second])) == content(written), "without the parent: whole"
+
+
+@pytest.mark.parametrize("damage", ["parent", "delta", "partial"])
+async def test_a_delta_that_does_not_lead_there_is_not_believed(tmp_path: Path, damage: str) -> None:
+    """A byte of the copied parent fell over; the delta is of something else; a fetch was cut before."""
+    write(tmp_path / "a", 1)
+    written = with_delta(tmp_path / "a", 2)
+    if damage == "delta":
+        (written / delta.NAME).write_bytes(b"no delta")
+        write_manifest_of_pieces(written, 2, 1)
+    async with serving(tmp_path / "a") as source, Mirror(tmp_path / "b") as mirror:
+        mine = await mirror.fetch(1, [source])
+        if damage == "parent":
+            data = bytearray((mine / "model.safetensors").read_bytes())
+            data[-1] ^= 64
+            (mine / "model.safetensors").write_bytes(data)
+        if damage == "partial":
+            partial = tmp_path / "b" / ".v000002.partial"
+            shutil.copytree(written, partial)
+            (partial / delta.NAME).write_bytes(b"")
+            (partial / "model.safetensors").write_bytes((mine / "model.safetensors").read_bytes()[:-5000])
+        assert content(await mirror.fetch(2, [source])) == content(written)
 
 
 async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:

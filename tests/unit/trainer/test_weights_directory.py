@@ -6,6 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
+
+from gateway.weights import delta
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 
@@ -55,3 +58,21 @@ def test_a_version_has_the_files_that_engines_need_and_no_weights_in_other_forms
     assert found == {*WANTED, "config.json", "model.safetensors", "manifest.json"}
     assert all((version / name).read_bytes() == (base / name).read_bytes() for name in WANTED)
     assert json.loads((version / "manifest.json").read_text())["version"] == 1
+
+
+def test_a_version_has_a_delta_unless_it_would_be_of_little_use(tiny_model: Path, tmp_path: Path) -> None:
+    policy = model.load(tiny_model)
+    weights = WeightsDirectory(tmp_path / "weights", tiny_model, deltas=True)
+    first = weights.write(1, 0, policy, None)
+    assert not (first / "delta.npz").exists(), "its parent is not here"
+    with torch.no_grad():
+        policy.lm_head.weight[0, 0] += 1
+    second = weights.write(2, 1, policy, None)
+    assert json.loads((second / "manifest.json").read_text())["files"].keys() >= {"delta.npz"}
+    copy = shutil.copytree(first, tmp_path / "copy")
+    delta.apply(second / "delta.npz", copy)
+    assert (copy / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.normal_()
+    assert not (weights.write(3, 2, policy, None) / "delta.npz").exists(), "everything changed"
