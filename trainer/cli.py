@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
-_EXTRA = ("tensorboard", "torch", "transformers")
+_EXTRA = ("peft", "tensorboard", "torch", "transformers")
 """Packages of the extra `trainer`."""
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
 
@@ -120,6 +120,13 @@ def export_command(
     version: Annotated[
         int | None, typer.Option(min=0, help="A checkpoint's version; the newest, if none is named.")
     ] = None,
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter/--merged",
+            help="Of a run with [model.lora]: the adapter alone, or its sum with the weights.",
+        ),
+    ] = False,
     changes: Changes = None,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face directory, tokenizer included, which transformers and vLLM load."""
@@ -127,8 +134,9 @@ def export_command(
         from trainer.commands.export import export
         from trainer.settings import Settings
 
-        exported = export(Settings.load(config, changes or ()), out, version)
-        typer.echo(f"{out}: version {exported}; serve it with: vllm serve {out}")
+        exported = export(Settings.load(config, changes or ()), out, version, adapter=adapter)
+        way = "the adapter alone, as peft reads it" if adapter else f"serve it with: vllm serve {out}"
+        typer.echo(f"{out}: version {exported}; {way}")
 
 
 @app.command("warmstart")

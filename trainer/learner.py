@@ -15,7 +15,6 @@ import itertools
 import math
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import activations, loading, optim, parallel, pretrained, probe
+from trainer.model import build, optim, parallel, pretrained, probe
 from trainer.model.parallel import Ranks
-from trainer.model.policy import Policy
 from trainer.orders import together
 from trainer.settings import Settings
 from trainer.state import checkpoint
@@ -57,41 +55,14 @@ class Learner:
         """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint; None before the first."""
-        self.policy = self._trained()
+        self.policy = build.trained(settings.model, ranks, settings.run.seed)
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self.model, settings.optimizer)
         self._round: list[MicroBatch] = []
         """Micro-batches that wait until there is one for each share of the ranks."""
-        self._reference: Policy | None = None
+        self._reference: build.Reference | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
-            self._reference = self._empty(settings.model.dtype)
-            self._fill(self._reference)
-            self._reference.requires_grad_(False)
-
-    def _trained(self) -> Policy:
-        """The initial weights in full precision, once they agree with the model's own forward pass in that precision."""
-        mixed = self.settings.model.dtype != "float32"
-        policy = self._empty("float32", torch.float32 if mixed else None)
-        self._fill(policy)
-        policy.check()
-        if not mixed:
-            return policy
-        narrow = self._empty("float32", pretrained.DTYPES[self.settings.model.dtype])
-        parallel.move(policy, narrow)
-        return narrow
-
-    def _empty(self, dtype: pretrained.Dtype, compute: torch.dtype | None = None) -> Policy:
-        """The model without its weights, spread over the ranks."""
-        wanted = self.settings.model
-        model = loading.empty(wanted.path, pretrained.DTYPES[dtype])
-        policy = Policy(model, wanted.attention, self.ranks.exchange)
-        keep = activations.on_host if wanted.activation_offload else nullcontext
-        activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
-        self.ranks.shard(policy, policy.layers, compute, passes=("plain",))
-        return policy
-
-    def _fill(self, policy: Policy) -> None:
-        loading.fill(policy.model, self.settings.model.path, self.device, self.ranks)
+            self._reference = build.reference(settings.model, ranks, self.policy)
 
     @property
     def model(self) -> Any:
@@ -121,8 +92,10 @@ class Learner:
         self._restore(directory)
 
     def _restore(self, directory: Path) -> None:
-        dtype = self.settings.model.dtype
-        said = checkpoint.load(directory, self.model, self.optimizer, self.ranks, dtype)
+        wanted = self.settings.model
+        said = checkpoint.load(
+            directory, self.model, self.optimizer, self.ranks, wanted.dtype, wanted.adapters
+        )
         self.version, self.parent, self.steps, self.probe = said.version, said.parent, said.steps, said.probe
         self.groups, self.saved = said.groups, said
 
@@ -136,9 +109,16 @@ class Learner:
     @together
     def save_checkpoint(self) -> Path:
         """Writes the state as a checkpoint, atomically."""
-        every, dtype = self.settings.checkpoint.every, self.settings.model.dtype
+        every, wanted = self.settings.checkpoint.every, self.settings.model
         said = checkpoint.CheckpointMeta(
-            self.version, self.parent, self.steps, self.probe, every, self.groups, dtype
+            self.version,
+            self.parent,
+            self.steps,
+            self.probe,
+            every,
+            self.groups,
+            wanted.dtype,
+            wanted.adapters,
         )
         path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer, self.ranks)
         self.saved = said
@@ -151,7 +131,9 @@ class Learner:
     @together
     def published(self) -> dict[str, Tensor]:
         """The whole weights as engines are given them, by name, on the CPU; empty on all ranks but the first."""
-        return parallel.gather(self.model, self.ranks, pretrained.DTYPES[self.settings.model.dtype])
+        return parallel.gather(
+            self.policy.published(), self.ranks, pretrained.DTYPES[self.settings.model.dtype]
+        )
 
     @together
     def begin(self) -> Batch:

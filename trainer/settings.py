@@ -96,6 +96,14 @@ class Settings(Section):
             raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
         return self
 
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.model.lora is not None and self.optimizer.type == "muon":
+            raise ValueError(
+                'optimizer.type = "muon" makes whole matrices orthogonal, and not the factors of [model.lora]; use "adamw"'
+            )
+        return self
+
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Settings:
         """Reads a TOML file; `changes` are `table.key=value` in the place of what it says. Raises ConfigError."""

@@ -12,13 +12,18 @@ from trainer.state import checkpoint
 from trainer.state.directory import Aside
 
 
-def export(settings: Settings, out: Path, version: int | None = None) -> int:
+def export(settings: Settings, out: Path, version: int | None = None, *, adapter: bool = False) -> int:
     """Writes `out`, whole or not at all, in the precision in which versions are published; returns the version.
 
-    `version`: that checkpoint's; None: the newest's. Raises CheckpointError without one, and ConfigError if `out` exists.
+    `version`: that checkpoint's; None: the newest's. `adapter`: what `[model.lora]` trained alone, as peft reads it. Raises
+    CheckpointError without a checkpoint, and ConfigError if `out` exists, or there is no adapter.
     """
     if out.exists():
         raise ConfigError(f"{out} exists; an export overwrites nothing")
+    if adapter and settings.model.lora is None:
+        raise ConfigError(
+            "--adapter: the run has no [model.lora], all of its weights are trained; leave it out"
+        )
     directory = settings.run.dir / "checkpoints"
     kept = sorted(checkpoint.version_of(path) for path in checkpoint.all_of(directory))
     if not kept or (version is not None and version not in kept):
@@ -29,5 +34,8 @@ def export(settings: Settings, out: Path, version: int | None = None) -> int:
     if version is not None and version != learner.version:
         learner.restore(directory / checkpoint.name_of(version))
     with Aside(out) as aside:
+        if adapter and learner.policy.adapters is not None:
+            learner.policy.adapters.save(aside)
+            return learner.version
         pretrained.save(learner.model, aside, settings.model.path, learner.published())
     return learner.version

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -39,6 +39,8 @@ StorageError = dcp.CheckpointException
 _BEAT_S = 5.0
 _FIND_S = 2.0
 _PROBE_TAG = 0x6C6F7374
+State = dict[str, Tensor | Callable[[], Tensor]]
+"""A model's tensors by name, or the collective functions that make them whole."""
 
 
 class Ranks:
@@ -257,21 +259,33 @@ def _is_loss(error: RuntimeError) -> bool:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and persistent buffers of a model by name, tied ones once, and as shards where they are."""
+    """What training changes of a model, by name, tied weights once, and as shards where they are.
+
+    All parameters and persistent buffers; where parameters are frozen, those that are not.
+    """
     found: dict[int, tuple[str, Tensor]] = {}
+    some = any(not parameter.requires_grad for parameter in model.parameters())
     for name, tensor in model.state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), (name, tensor))
+        if not some or tensor.requires_grad:
+            found.setdefault(id(tensor), (name, tensor))
     return {name: tensor.detach() for name, tensor in found.values()}
 
 
-def move(source: nn.Module, target: nn.Module) -> None:
-    """Gives `target` the weights, or their shards, and the buffers of `source`, a model of the same modules and as sharded."""
+def move(source: nn.Module, target: nn.Module, place: Callable[[nn.Module], nn.Module]) -> None:
+    """Gives `target` the weights, or their shards, and the buffers of `source`, a model of the same modules and as sharded.
+
+    `place` says where in a module of `target` they belong. Whether a weight is trained is as `target` has it.
+    """
     for module in source.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
     for name, module in source.named_modules():
-        other = target.get_submodule(name)
-        other._parameters.update(module._parameters)
+        other = place(target.get_submodule(name))
+        for key, weight in module._parameters.items():
+            if weight is not None:
+                mine = other._parameters[key]
+                assert mine is not None
+                other._parameters[key] = weight.requires_grad_(mine.requires_grad)
         other._buffers.update(module._buffers)
 
 
@@ -280,16 +294,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(model: nn.Module, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A model's state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
+def gather(state: State, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
 
     Tied weights share their memory, as a model's own do. `dtype` is that of the result's real numbers; None changes none.
     """
     found: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in state.items():
         if id(tensor) not in seen:
-            value = whole(tensor.detach())
+            value = whole(tensor.detach()) if isinstance(tensor, Tensor) else tensor()
             target = dtype if dtype is not None and value.is_floating_point() else value.dtype
             seen[id(tensor)] = value.to("cpu", target) if ranks.leads else value.new_empty(0)
         if ranks.leads:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +21,48 @@ from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
 from trainer.model import attention, head
 from trainer.model.attention import Exchange
+from trainer.model.parallel import State
 
 Attention = Literal["spans", "rows"]
+Weights = Literal["initial", "merged"]
 _TOKENS = 16
 _TOLERANCE = 1e-3
 """Nats, in float32; an attention or head that is not the model's own is off by far more."""
 
 
+class Adapters(Protocol):
+    """Weights that are trained beside others that are not (`trainer.model.lora`)."""
+
+    def computing(self, weights: Weights) -> AbstractContextManager[None]:
+        """Within the block, passes without gradient compute by other weights than the trained ones."""
+
+    def initialise(self, device: str, seed: int) -> None:
+        """Makes the trained weights."""
+
+    def base_of(self, module: nn.Module) -> nn.Module:
+        """The module that has the weights which `module` had before it was adapted."""
+
+    def published(self) -> State:
+        """The weights as engines know them. Collective."""
+
+    def save(self, directory: Path) -> None:
+        """Writes the adapters alone."""
+
+
 class Policy(nn.Module):
     """A model with its attention over spans (`"spans"`), or its own attention on one row after another (`"rows"`)."""
 
-    def __init__(self, model: Any, way: Attention = "spans", exchange: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        way: Attention = "spans",
+        exchange: Exchange | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
         """`exchange`: the ranks that share each micro-batch, which has to be by spans. Raises ConfigError."""
         super().__init__()
+        self.adapters = adapters
+        """Those of `model`; None if all of its weights are trained."""
         self.model = model
         self.way: Attention = way
         self._head = head.head_of(model)
@@ -128,6 +158,22 @@ class Policy(nn.Module):
         finally:
             self._holder.forest = None
 
+    @contextmanager
+    def computing(self, weights: Weights) -> Iterator[None]:
+        """Within the block, passes without gradient compute by the initial weights, or by those that are published."""
+        with nullcontext() if self.adapters is None else self.adapters.computing(weights):
+            yield
+
+    def published(self) -> State:
+        """The weights as engines know them, by name. Collective."""
+        if self.adapters is not None:
+            return self.adapters.published()
+        return dict(self.model.state_dict(keep_vars=True))
+
+    def base_of(self, module: nn.Module) -> nn.Module:
+        """The module that has the weights which a checkpoint has for `module`."""
+        return module if self.adapters is None else self.adapters.base_of(module)
+
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """Log-probability of each trained token, without gradient."""
@@ -163,7 +209,7 @@ class Policy(nn.Module):
             raise self._refused(f"{type(error).__name__}: {error}") from error
         theirs = self.plain(rows)
         gap = float((ours - theirs).abs().max())
-        if not gap <= _tolerance(self.model):
+        if not gap <= _TOLERANCE:
             raise self._refused(f"log-probabilities differ from the model's own by {gap:.2g} nats")
 
     def plain(self, rows: list[Tensor]) -> Tensor:
@@ -201,10 +247,6 @@ def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
         positions=torch.cat([micro.positions, zeros]),
         ends=torch.cat([micro.ends, ends]),
     )
-
-
-def _tolerance(model: Any) -> float:
-    return 0.1 if next(model.parameters()).dtype == torch.bfloat16 else _TOLERANCE
 
 
 def _example(vocabulary: int, share: bool) -> tuple[MicroBatch, list[Tensor]]:

@@ -41,7 +41,9 @@ def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tens
     `state` is written in place of the model's own, which may be spread over ranks, or of another precision.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory, state_dict=state, safe_serialization=True, max_shard_size="1000GB")
+    # Its own, for transformers empties it while it writes.
+    own = None if state is None else dict(state)
+    model.save_pretrained(directory, state_dict=own, safe_serialization=True, max_shard_size="1000GB")
     if state is not None:
         _say_dtype(directory / "config.json", next(t.dtype for t in state.values() if t.is_floating_point()))
     for file in sorted(companions.iterdir()):

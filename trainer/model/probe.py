@@ -19,11 +19,12 @@ Logprobs = Sequence[tuple[float, ...]]
 
 
 def logprobs(policy: Policy, sequences: Sequences) -> list[tuple[float, ...]]:
-    """For each sequence, what the policy says of every token but the first."""
+    """For each sequence, what the policy's weights, as they are published, say of every token but the first."""
     if not sequences:
         return []
     micro = lay_out([row_of_tokens(sequence) for sequence in sequences], share=policy.shares)
-    values = policy.logprobs(micro).cpu().split([len(sequence) - 1 for sequence in sequences])
+    with policy.computing("merged"):
+        values = policy.logprobs(micro).cpu().split([len(sequence) - 1 for sequence in sequences])
     return [tuple(row.tolist()) for row in values]
 
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trainer.sections.base import Section
+
+
+class LoraSettings(Section):
+    """`[model.lora]`: adapters are trained, beside weights that stay as they are."""
+
+    rank: int = Field(16, ge=1, le=1024)
+    """The rank of each adapter's product; more learns more, and takes more memory."""
+    alpha: float = Field(32.0, gt=0, le=65_536)
+    """The product counts alpha / rank times."""
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """The layers with adapters: all linear ones but the output head, or those of these names, such as `["q_proj", "v_proj"]`."""
 
 
 class ModelSettings(Section):
@@ -24,6 +35,13 @@ class ModelSettings(Section):
     one more forward pass), k every k-th."""
     activation_offload: bool = False
     """The inputs that those layers keep wait for the backward pass in the host's memory; needs `activation_checkpointing`."""
+    lora: LoraSettings | None = None
+    """Adapters to be trained in place of all weights; none without the table."""
+
+    @property
+    def adapters(self) -> dict[str, Any] | None:
+        """What a checkpoint of adapters is of, by key of `[model.lora]`; None without them."""
+        return None if self.lora is None else self.lora.model_dump(mode="json")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

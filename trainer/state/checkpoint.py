@@ -1,7 +1,7 @@
 """Checkpoints: all that a trainer needs to go on as if it had never stopped, on any number of ranks.
 
 Owns `DIR/v000007`: `tensors/*.safetensors` (weights, moments and random number state, every rank its shards) and `state.json`
-(version, parent, steps, probe, every, groups, dtype). Format 1, of one process, is read too.
+(version, parent, steps, probe, every, groups, dtype, lora). Format 1, of one process, is read too.
 Invariants: a directory of that name is whole (it was written aside by all ranks, fsynced and renamed by the first, and is renamed
 before it is removed) and never written again; nothing is ever unpickled.
 """
@@ -51,6 +51,8 @@ class CheckpointMeta:
     """The sorted ids of the groups that the last step was trained on; None in a checkpoint that was written without them."""
     dtype: str | None = None
     """`[model] dtype` of the run; None in a checkpoint of format 1, whose weights are of that precision."""
+    adapters: Mapping[str, Any] | None = None
+    """`[model.lora]` of the run, whose adapters alone are in the checkpoint; None if all weights are."""
 
 
 def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: Optimizer, ranks: Ranks) -> Path:
@@ -72,18 +74,27 @@ def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: Optimizer
             "every": said.every,
             "groups": said.groups,
             "dtype": said.dtype,
+            "lora": said.adapters,
         }
         (aside / "state.json").write_text(json.dumps(state))
     return target
 
 
-def load(directory: Path, model: Any, optimizer: Optimizer, ranks: Ranks, dtype: str) -> CheckpointMeta:
+def load(
+    directory: Path,
+    model: Any,
+    optimizer: Optimizer,
+    ranks: Ranks,
+    dtype: str,
+    adapters: Mapping[str, Any] | None = None,
+) -> CheckpointMeta:
     """Puts a checkpoint's tensors into `model` and `optimizer`. Collective.
 
-    Raises CheckpointError if they do not fit or are damaged, or are of another `[model] dtype` than `dtype`.
+    Raises CheckpointError if they do not fit or are damaged, or are of another `[model] dtype` or `[model.lora]`.
     """
     with _naming(directory):
         state = json.loads((directory / "state.json").read_text())
+        _check_adapters(directory, state.get("lora"), adapters)
         if state["format"] == 1:
             _load_first_format(directory, model, optimizer, dtype)
         elif state["format"] == FORMAT:
@@ -176,6 +187,23 @@ def _check_dtype(directory: Path, trained: str, now: str) -> None:
         raise CheckpointError(f"{directory} was trained in {trained}, and [model] dtype is {now}; {_WAY}")
 
 
+def _check_adapters(
+    directory: Path, trained: Mapping[str, Any] | None, now: Mapping[str, Any] | None
+) -> None:
+    if trained is None or now is None:
+        if trained is not now:
+            one, other = ("without", "with") if trained is None else ("with", "without")
+            raise CheckpointError(
+                f"{directory} was trained {one} [model.lora], and now is {other} it; {_WAY}"
+            )
+        return
+    for key, value in now.items():
+        if trained.get(key) != value:
+            raise CheckpointError(
+                f"{directory} was trained with [model.lora] {key} = {trained.get(key)!r}, and now it is {value!r}; {_WAY}"
+            )
+
+
 def _said(state: dict[str, Any]) -> CheckpointMeta:
     version: int = state["version"]
     # A checkpoint without a parent was written when every version's parent was the one before.
@@ -183,7 +211,7 @@ def _said(state: dict[str, Any]) -> CheckpointMeta:
     probe = Probe.from_json(state["probe"]) if state["probe"] else None
     groups = tuple(state["groups"]) if state.get("groups") is not None else None
     every, dtype = state.get("every", 1), state.get("dtype")
-    return CheckpointMeta(version, parent, state["step"], probe, every, groups, dtype)
+    return CheckpointMeta(version, parent, state["step"], probe, every, groups, dtype, state.get("lora"))
 
 
 def newest(directory: Path) -> Path | None:

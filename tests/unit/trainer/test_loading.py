@@ -88,7 +88,7 @@ def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str
     held = sum(p.to_local().numel() for p in policy.model.parameters())  # type: ignore[attr-defined]
     whole = {name: parallel.whole(tensor.detach()) for name, tensor in state.items()}
     policy.check()
-    gathered = parallel.gather(policy.model, ranks)
+    gathered = parallel.gather(policy.published(), ranks)
     assert all(torch.equal(value, whole[name]) for name, value in gathered.items())
     return whole, {name for name, tensor in state.items() if not isinstance(tensor, parallel.DTensor)}, held
 

@@ -89,7 +89,7 @@ def learn(
     model = sharded(ranks, dtype)
     optimizer = optim.create(model.model, OPTIMIZER)
     curve = [step_of(model, ranks, optimizer, step) for step in steps]
-    return curve, parallel.gather(model.model, ranks)
+    return curve, parallel.gather(model.model.state_dict(keep_vars=True), ranks)
 
 
 @pytest.mark.parametrize("replicate", [1, 2])
@@ -115,14 +115,17 @@ def changed(dtype: torch.dtype, compute: torch.dtype | None) -> tuple[float, flo
     """The share of the weights that one step at lr 1e-6 changes, and of those that its backward pass gives a gradient."""
     ranks = parallel.join(ParallelSettings(), "cpu")
     model = sharded(ranks, dtype, compute)
-    before = {name: value.clone() for name, value in parallel.gather(model.model, ranks).items()}
+    before = {
+        name: value.clone()
+        for name, value in parallel.gather(model.model.state_dict(keep_vars=True), ranks).items()
+    }
     optimizer = optim.create(model.model, OptimizerSettings(lr=1e-6))
     model(rows_of(1)).backward()
     graded = sum(
         int(parallel.whole(p.grad).count_nonzero()) for p in model.parameters() if p.grad is not None
     )
     optimizer.step()
-    after = parallel.gather(model.model, ranks)
+    after = parallel.gather(model.model.state_dict(keep_vars=True), ranks)
     names = [name for name in after if name != "lm_head.weight"]
     size = sum(after[name].numel() for name in names)
     return sum(int((after[name] != before[name]).sum()) for name in names) / size, graded / size
@@ -146,7 +149,10 @@ def compute_dtypes() -> tuple[Any, ...]:
     masters = {p.dtype for p in model.parameters()} | {
         p.grad.dtype for p in model.parameters() if p.grad is not None
     }
-    published = {value.dtype for value in parallel.gather(model.model, ranks, torch.bfloat16).values()}
+    published = {
+        value.dtype
+        for value in parallel.gather(model.model.state_dict(keep_vars=True), ranks, torch.bfloat16).values()
+    }
     return seen, masters, published
 
 
@@ -193,7 +199,9 @@ def resumed(
     flat = {f"{n}/{k}": value for n, entry in moments.items() for k, value in entry.items()}
     parallel.read(directory, {**parallel.weights(model.model), **flat}, ranks)
     optimizer.take_moments(moments)
-    return [step_of(model, ranks, optimizer, step) for step in steps], parallel.gather(model.model, ranks)
+    return [step_of(model, ranks, optimizer, step) for step in steps], parallel.gather(
+        model.model.state_dict(keep_vars=True), ranks
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])

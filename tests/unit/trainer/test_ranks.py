@@ -29,12 +29,12 @@ Curve = list[dict[str, float]]
 
 
 def settings_of(
-    model: Path, work: Path, algorithm: dict[str, Any], dtype: str = "float32", context: int = 1
+    model: Path, work: Path, algorithm: dict[str, Any], dtype: str = "float32", context: int = 1, **more: Any
 ) -> Settings:
     return Settings.parse({
         "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
         "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "dtype": dtype},
+        "model": {"path": model, "dtype": dtype, **more},
         "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
         "algorithm": algorithm,
         "batch": {"tokens": 40},
@@ -136,6 +136,50 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     exact_model: Path, tmp_path: Path, before: int, after: int
 ) -> None:
     straight, cut = (settings_of(exact_model, tmp_path / name, {}) for name in ("straight", "cut"))
+    ((expected, one),) = on_ranks(1, learn, straight, torch.float64, STEPS)
+    on_ranks(before, learn, cut, torch.float64, STEPS // 2)
+    (curve, resumed), *_ = on_ranks(after, learn, cut, torch.float64, STEPS)
+    assert_close(curve, expected[STEPS // 2 :], 1e-9)
+    for name, value in one.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-9)
+
+
+ADAPTERS = {"lora": {"rank": 3}, "activation_checkpointing": 1}
+
+
+@pytest.mark.parametrize(("ranks", "context"), [(2, 1), (3, 1), (2, 2)])
+def test_several_ranks_train_the_adapters_that_one_trains(
+    exact_model: Path, tmp_path: Path, ranks: int, context: int
+) -> None:
+    algorithm = ALGORITHMS["with a reference"]
+    settings = [
+        settings_of(exact_model, tmp_path / str(n), algorithm, context=shared, **ADAPTERS)
+        for n, shared in ((1, 1), (ranks, context))
+    ]
+    ((expected, one),) = on_ranks(1, learn, settings[0], torch.float64, STEPS)
+    (curve, several), *_ = on_ranks(ranks, learn, settings[1], torch.float64, STEPS)
+    assert_close(curve, expected, 1e-9)
+    for name, value in one.items():
+        torch.testing.assert_close(several[name], value, rtol=0, atol=1e-9)
+    assert expected[-1]["kl_reference_k3"] > 0
+
+
+def test_adapters_in_bf16_are_alike_on_two_ranks_but_for_rounding(exact_model: Path, tmp_path: Path) -> None:
+    settings = [settings_of(exact_model, tmp_path / str(n), {}, "bfloat16", **ADAPTERS) for n in (1, 2)]
+    ((expected, _),) = on_ranks(1, learn, settings[0], torch.float32, STEPS)
+    (curve, _), _ = on_ranks(2, learn, settings[1], torch.float32, STEPS)
+    for name in ("loss", "grad_norm", "kl_recorded_k3"):
+        found = [point[name] for point in curve]
+        assert found == pytest.approx([point[name] for point in expected], rel=0.02, abs=0.02), name
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_of_adapters_goes_on_with_another_number_of_ranks(
+    exact_model: Path, tmp_path: Path, before: int, after: int
+) -> None:
+    straight, cut = (
+        settings_of(exact_model, tmp_path / name, {}, **ADAPTERS) for name in ("straight", "cut")
+    )
     ((expected, one),) = on_ranks(1, learn, straight, torch.float64, STEPS)
     on_ranks(before, learn, cut, torch.float64, STEPS // 2)
     (curve, resumed), *_ = on_ranks(after, learn, cut, torch.float64, STEPS)

@@ -1,0 +1,380 @@
+"""LoRA: gradients from those of whole matrices, merged weights by hand, and what is trained, kept, published and exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from gateway.engines.fake import create_fake_app
+from processes.ports import free_port
+from tests.harness.gateways import run_gateway, serve, settings_for
+from tests.harness.model_engine import ModelEngine
+from tests.harness.plain_model import plain_logprobs
+from tests.harness.waiting import within
+from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.runs import settings_of as gateway_settings
+from tests.unit.trainer.trees import group
+from trainer.cli import app
+from trainer.data.packing import lay_out
+from trainer.data.tree import row_of_tokens
+from trainer.errors import CheckpointError, ConfigError
+from trainer.learner import Learner
+from trainer.loop.run import Trainer
+from trainer.model import build, parallel, pretrained
+from trainer.model.policy import Policy
+from trainer.report.metrics import Metrics
+from trainer.sections.model import LoraSettings, ModelSettings
+from trainer.sections.parallel import ParallelSettings
+from trainer.settings import Settings
+
+RANK, ALPHA = 3, 7.0
+SCALE = ALPHA / RANK
+ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Linear layers, where GPT-2 has matrices the other way round; its embedding is its head."""
+    directory = tmp_path_factory.mktemp("models") / "llama"
+    torch.manual_seed(4)
+    config = AutoConfig.for_model("llama", **SIZES, tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def adapted(path: Path, monkeypatch: pytest.MonkeyPatch, **lora: Any) -> Policy:
+    """A policy in float64 whose adapters are no longer zero."""
+    monkeypatch.setitem(pretrained.DTYPES, "float32", torch.float64)
+    wanted = ModelSettings(path=path, lora=LoraSettings(rank=RANK, alpha=ALPHA, **lora))
+    policy = build.trained(wanted, parallel.join(ParallelSettings(), "cpu"), seed=1)
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                assert bool((weight == 0).all()), "at the start, nothing is added"
+                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.05)
+    return policy
+
+
+def factors(model: Any, name: str) -> tuple[Tensor, Tensor]:
+    """A and B of a layer."""
+    module = model.get_submodule(name)
+    return module.lora_A.default.weight, module.lora_B.default.weight
+
+
+def targets_of(path: Path) -> list[str]:
+    """The matrices of the layers, by a plain model's names."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    kinds = ("Linear", "Conv1D")
+    return [n for n, m in model.named_modules() if type(m).__name__ in kinds and n != "lm_head"]
+
+
+def whole_model(path: Path, policy: Policy) -> Any:
+    """A plain model whose matrices are W + alpha / rank * B A, all to be trained."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    with torch.no_grad():
+        for name in targets_of(path):
+            a, b = factors(policy.model, name)
+            module = model.get_submodule(name)
+            module.weight += SCALE * ((b @ a).T if type(module).__name__ == "Conv1D" else b @ a)
+    return model
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def path(request: pytest.FixtureRequest, llama: Path, exact_model: Path) -> Path:
+    return llama if request.param == "llama" else exact_model
+
+
+def tolerance(path: Path) -> dict[str, float]:
+    """Llama's norms are computed in float32, whatever its weights are."""
+    return {"rtol": 1e-4, "atol": 1e-5} if path.name == "llama" else {"rtol": 1e-10, "atol": 1e-12}
+
+
+def test_factors_have_the_gradient_of_the_whole_matrix_through_each_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With W' = W + s B A: dL/dB = s dL/dW' A^T and dL/dA = s B^T dL/dW'."""
+    policy = adapted(path, monkeypatch)
+    model = whole_model(path, policy)
+    expected = [plain_logprobs(model, torch.tensor(row)) for row in ROWS]
+    torch.cat(expected).pow(2).sum().backward()
+    micro = lay_out([row_of_tokens(row) for row in ROWS])
+    assert len(micro) < sum(map(len, ROWS)), "a prefix is shared"
+    with policy.at_work(micro):
+        found = policy(micro.to("cpu", torch.float64))[0]
+        found.pow(2).sum().backward()
+    torch.testing.assert_close(found.detach(), torch.cat(expected).detach(), **tolerance(path))
+    names = targets_of(path)
+    for name in names:
+        a, b = factors(policy.model, name)
+        module = model.get_submodule(name)
+        gradient = module.weight.grad.T if type(module).__name__ == "Conv1D" else module.weight.grad
+        torch.testing.assert_close(b.grad, SCALE * gradient @ a.T, **tolerance(path))
+        torch.testing.assert_close(a.grad, SCALE * b.T @ gradient, **tolerance(path))
+    assert sum(p.grad is not None for p in policy.parameters()) == 2 * len(names), "and nothing else has one"
+
+
+def test_what_is_published_computes_what_is_trained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = adapted(path, monkeypatch)
+    model = whole_model(path, policy)
+    micro = lay_out([row_of_tokens(row) for row in ROWS])
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+    apart = policy.logprobs(micro)
+    with policy.computing("merged"):
+        together = policy.logprobs(micro)
+    state = parallel.gather(policy.published(), parallel.join(ParallelSettings(), "cpu"))
+    torch.testing.assert_close(together, apart, **tolerance(path))
+    assert state.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-14, atol=1e-14)
+    assert state["lm_head.weight"].data_ptr() == state[EMBEDDING[path.name]].data_ptr(), "still tied"
+    with policy.computing("initial"):
+        initial = policy.logprobs(micro)
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    expected = torch.cat([plain_logprobs(plain, torch.tensor(row)) for row in ROWS]).detach()
+    torch.testing.assert_close(initial, expected, **tolerance(path))
+    assert float((initial - apart).abs().max()) > 1e-3, "the adapters matter"
+    assert torch.equal(policy.logprobs(micro), apart), "and are back at work"
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.named_parameters())
+
+
+EMBEDDING = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
+
+
+def settings_of(model: Path, work: Path, dtype: str = "float32", **changes: Any) -> Settings:
+    return Settings.parse({
+        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": model, "dtype": dtype, "lora": {"rank": RANK, "alpha": ALPHA, **changes}},
+        "optimizer": {"lr": 1e-2},
+        "algorithm": {"kl_coef": 0.1},
+        "batch": {"tokens": 64},
+    })  # fmt: skip
+
+
+def train(learner: Learner, steps: int) -> list[dict[str, float]]:
+    return [
+        learner.train([group(f"g{learner.version}", [1.0, 0.0, 0.5], version=learner.version)])
+        for _ in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_changes_adapters_alone_and_keeps_them_alone(
+    tiny_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    learner = Learner.open(settings_of(tiny_model, tmp_path, dtype))
+    base = load_file(tiny_model / "model.safetensors")
+    train(learner, 2)
+    weights = {name: parallel.whole(w.detach()) for name, w in learner.model.named_parameters()}
+    target, names = pretrained.DTYPES[dtype], targets_of(tiny_model)  # type: ignore[index]
+    trained = {f"{name}.lora_{factor}.default.weight" for name in names for factor in "AB"}
+    assert {name for name, weight in learner.model.named_parameters() if weight.requires_grad} == trained
+    assert learner.optimizer.moments().keys() == trained
+    for name, weight in weights.items():
+        plain = name.replace(".base_layer", "")
+        assert weight.dtype == (torch.float32 if name in trained else target), name
+        assert plain not in base or torch.equal(weight, base[plain].to(target)), f"{name} is frozen"
+    directory = learner.save_checkpoint()
+    kept = {name.split("/")[1] for name in parallel.stored(directory / "tensors") if "/" in name}
+    assert kept == trained
+    published = learner.published()
+    for name in names:
+        a, b = (weights[f"{name}.lora_{factor}.default.weight"].to(target).float() for factor in "AB")
+        expected = (base[f"{name}.weight"].to(target).float() + SCALE * (b @ a)).to(target)
+        torch.testing.assert_close(published[f"{name}.weight"], expected, rtol=1e-6, atol=1e-7)
+        assert not torch.equal(expected, base[f"{name}.weight"].to(target))
+    learner.ranks.leave()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_probe_is_of_the_weights_as_they_are_published(
+    tiny_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    learner = Learner.open(settings_of(tiny_model, tmp_path / "run", dtype))
+    train(learner, 1)
+    pretrained.save(learner.model, tmp_path / "out", tiny_model, learner.published())
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=pretrained.DTYPES[dtype])  # type: ignore[index]
+    assert learner.probe is not None
+    for ids, said in zip(learner.probe.sequences, learner.probe.new_logprobs, strict=True):
+        logits = found(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1).detach()
+        expected = logits[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
+        limit = 1e-4 if dtype == "float32" else 0.05
+        torch.testing.assert_close(torch.tensor(said), expected, rtol=0, atol=limit)
+    learner.ranks.leave()
+
+
+def test_the_divergence_is_from_the_weights_without_adapters(tiny_model: Path, tmp_path: Path) -> None:
+    """The same run, with the reference of a whole model, has the same figures."""
+    learner = Learner.open(settings_of(tiny_model, tmp_path / "adapters"))
+    other = Learner.open(settings_of(tiny_model, tmp_path / "whole"))
+    whole = other.settings.model.model_copy(update={"lora": None})
+    other._reference = build.reference(whole, other.ranks, Policy(pretrained.load(tiny_model)))
+    assert isinstance(other._reference, Policy)
+    found, expected = train(learner, 3), train(other, 3)
+    assert [m["loss"] for m in found] == pytest.approx([m["loss"] for m in expected], rel=1e-5)
+    assert found[-1]["kl_reference_k3"] == pytest.approx(expected[-1]["kl_reference_k3"], rel=1e-4)
+    assert found[-1]["kl_reference_k3"] > 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+    straight = Learner.open(settings_of(tiny_model, tmp_path, dtype))
+    train(straight, 1)
+    straight.save_checkpoint()
+    train(straight, 2)
+    resumed = Learner.open(straight.settings)
+    assert resumed.version == 1
+    train(resumed, 2)
+    expected = parallel.weights(straight.model)
+    for name, weight in parallel.weights(resumed.model).items():
+        assert torch.equal(parallel.whole(weight), parallel.whole(expected[name])), name
+    assert all(torch.equal(v, resumed.published()[n]) for n, v in straight.published().items())
+    assert resumed.probe == straight.probe
+    straight.ranks.leave()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 5}, r"\[model.lora\] rank = 3, and now it is 5"),
+        ({"alpha": 5.0}, r"\[model.lora\] alpha = 7.0, and now it is 5.0"),
+        ({"targets": ("q_proj",)}, r"\[model.lora\] targets = 'all-linear', and now it is \['q_proj'\]"),
+        (None, r"trained with \[model.lora\], and now is without it"),
+    ],
+)
+def test_what_may_not_change_between_runs_is_refused_by_its_setting(
+    tiny_model: Path, tmp_path: Path, change: dict[str, Any] | None, said: str
+) -> None:
+    settings = settings_of(tiny_model, tmp_path)
+    learner = Learner.open(settings)
+    train(learner, 1)
+    learner.save_checkpoint()
+    lora = (
+        None
+        if change is None or settings.model.lora is None
+        else settings.model.lora.model_copy(update=change)
+    )
+    model = settings.model.model_copy(update={"lora": lora})
+    with pytest.raises(CheckpointError, match=f"v000001 .*{said}"):
+        Learner.open(settings.model_copy(update={"model": model}))
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (["nothing"], "nothing"),
+        (["lm_head"], "lm_head is no matrix"),
+        (["embed_tokens"], "embed_tokens is no"),
+    ],
+)
+def test_targets_that_cannot_be_adapted_are_refused(llama: Path, targets: list[str], said: str) -> None:
+    wanted = ModelSettings(path=llama, lora=LoraSettings(targets=tuple(targets)))
+    with pytest.raises(ConfigError, match=rf"\[model.lora\] targets = .*{said}.*name linear layers"):
+        build.trained(wanted, parallel.join(ParallelSettings(), "cpu"), seed=1)
+
+
+def test_muon_is_refused_with_adapters(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_of(tiny_model, tmp_path).model_dump(exclude={"gateway", "algorithm"})
+    values |= {"gateway": {"url": "http://x"}, "optimizer": {"lr": 1.0, "type": "muon"}}
+    with pytest.raises(ConfigError, match=r'optimizer.type = "muon".*\[model.lora\]; use "adamw"'):
+        Settings.parse(values)
+
+
+CONFIG = """
+[run]
+dir = "{work}/run"
+steps = 3
+device = "cpu"
+[gateway]
+url = "http://127.0.0.1:1"
+[model]
+path = "{model}"
+[optimizer]
+lr = 1e-2
+"""
+LORA = """
+[model.lora]
+rank = 3
+alpha = 7.0
+targets = ["q_proj", "down_proj"]
+"""
+
+
+def export(config: Path, *arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["export", str(config), *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_exports_are_read_by_transformers_and_by_peft_and_say_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "trainer.toml"
+    config.write_text(CONFIG.format(work=tmp_path, model=tiny_model) + LORA)
+    learner = Learner.open(Settings.load(config))
+    train(learner, 2)
+    learner.save_checkpoint()
+    for name, arguments in {"merged": [], "adapter": ["--adapter"]}.items():
+        code, said = export(config, "--out", tmp_path / name, *arguments)
+        assert code == 0, said
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float64)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    before = base(ids).logits
+    apart = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    found, expected = merged(ids).logits, apart(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert float((found - before).abs().max()) > 0.01
+    size = sum(file.stat().st_size for file in (tmp_path / "adapter").iterdir())
+    assert size < (tmp_path / "merged" / "model.safetensors").stat().st_size / 5
+
+
+def test_an_adapter_that_is_not_there_is_not_exported(tiny_model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "trainer.toml"
+    config.write_text(CONFIG.format(work=tmp_path, model=tiny_model))
+    learner = Learner.open(Settings.load(config))
+    train(learner, 1)
+    learner.save_checkpoint()
+    code, said = export(config, "--out", tmp_path / "out", "--adapter")
+    assert (code, "the run has no [model.lora]" in said) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+async def test_engines_run_what_the_probe_was_computed_with(tiny_model: Path, tmp_path: Path) -> None:
+    """An engine that samples from the published weights answers the probe; with others, the version would be refused."""
+    port = free_port()
+    engine = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+    staleness = {"batch": 2, "eta": 1, "min_members": 1}
+    async with (
+        serve(create_fake_app(ModelEngine(str(tiny_model))), port),
+        run_gateway(
+            settings_for(tiny_model, tmp_path, engine=engine, staleness=staleness), in_process=False
+        ) as gateway,
+        episodes(gateway),
+        within("the trainer is through", 120),
+    ):
+        settings = gateway_settings(gateway, tiny_model, tmp_path)
+        lora = settings.model.model_copy(update={"lora": LoraSettings(rank=RANK)})
+        optimizer = settings.optimizer.model_copy(update={"lr": 0.02})
+        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer})
+        with Metrics(settings.run.dir, settings.run.steps) as metrics:
+            trainer = Trainer(settings, Learner.open(settings), gateway.admin, metrics)
+            await trainer.check_versions()
+            await trainer.train()
+        assert (await gateway.admin.status())["version"] == 2
+    probe = json.loads((settings.run.dir / "weights" / "v000002" / "manifest.json").read_text())["probe"]
+    pairs = zip(probe["new_logprobs"], probe["parent_logprobs"], strict=True)
+    assert max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)) > 0.05

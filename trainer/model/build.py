@@ -1,0 +1,95 @@
+"""The policy that is trained, and the one that it is compared with, as `[model]` describes them. Owns no state."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.data.packing import MicroBatch
+from trainer.model import activations, loading, parallel, pretrained
+from trainer.model.parallel import Ranks
+from trainer.model.policy import Policy
+from trainer.sections.model import ModelSettings
+
+
+class Reference(Protocol):
+    """The initial weights, by what they say of tokens."""
+
+    @property
+    def shares(self) -> bool:
+        """True if it can compute a common prefix of rows once."""
+
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """Log-probability of each trained token, without gradient."""
+
+
+class Unadapted:
+    """The initial weights within a policy whose adapters are trained."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    @property
+    def shares(self) -> bool:
+        """True if it can compute a common prefix of rows once."""
+        return self._policy.shares
+
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """Log-probability of each trained token, without gradient."""
+        with self._policy.computing("initial"):
+            return self._policy.logprobs(micro)
+
+
+def trained(wanted: ModelSettings, ranks: Ranks, seed: int) -> Policy:
+    """The initial weights, once they agree with the model's own forward pass in float32, ready to be trained. Collective.
+
+    All of them are trained, in float32, or adapters beside them. `seed`: of the adapters. Raises ConfigError.
+    """
+    stored: pretrained.Dtype = "float32" if wanted.lora is None else wanted.dtype
+    mixed = wanted.dtype != "float32"
+    checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None)
+    loading.fill(checked.model, wanted.path, ranks.device, ranks)
+    checked.check()
+    if not mixed and wanted.lora is None:
+        return checked
+    policy = _empty(wanted, ranks, stored, pretrained.DTYPES[wanted.dtype] if mixed else None, adapted=True)
+    parallel.move(checked, policy, policy.base_of)
+    if policy.adapters is not None:
+        policy.adapters.initialise(ranks.device, seed)
+    return policy
+
+
+def reference(wanted: ModelSettings, ranks: Ranks, policy: Policy) -> Reference:
+    """The initial weights of a policy that is trained, in memory of their own only if all of its weights change. Collective."""
+    if policy.adapters is not None:
+        return Unadapted(policy)
+    found = _empty(wanted, ranks, wanted.dtype, None)
+    loading.fill(found.model, wanted.path, ranks.device, ranks)
+    found.requires_grad_(False)
+    return found
+
+
+def _empty(
+    wanted: ModelSettings,
+    ranks: Ranks,
+    dtype: pretrained.Dtype,
+    compute: torch.dtype | None,
+    *,
+    adapted: bool = False,
+) -> Policy:
+    """A policy without its weights, spread over the ranks."""
+    model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
+    if adapted and wanted.lora is not None:
+        # Seconds to import, for runs with adapters alone.
+        from trainer.model import lora
+
+        masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
+        adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
+    policy = Policy(model, wanted.attention, ranks.exchange, adapters)
+    keep = activations.on_host if wanted.activation_offload else nullcontext
+    activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
+    ranks.shard(policy, policy.layers, compute, passes=("plain",))
+    return policy

@@ -1,0 +1,179 @@
+"""LoRA: frozen weights, and beside each chosen matrix the trained product of two thin ones, `alpha / rank * B A`.
+
+Source: Hu et al., "LoRA" (2021). peft puts the adapters in and computes the pass that is trained. Owns the factors' names and
+initial values. Invariants: no weight of the base ever changes; `merged` is the one formula of the weights as published, by which
+versions are written and by which they are probed.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from trainer.errors import ConfigError
+from trainer.model import parallel
+from trainer.model.parallel import State
+from trainer.sections.model import LoraSettings
+
+_NAME = "default"
+"""peft's for an adapter that is the only one."""
+Weights = Literal["adapted", "initial", "merged"]
+
+
+class Adapters:
+    """The adapters of one model, and the weights by which its layers compute; `adapt` makes it."""
+
+    def __init__(self, model: nn.Module, config: LoraConfig, dtype: torch.dtype) -> None:
+        self.config = config
+        self.dtype = dtype
+        """The precision in which weights are published, and in which passes compute."""
+        self._model = model
+        self._layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+        self._weights: Weights = "adapted"
+        for layer in self._layers.values():
+            layer.forward = partial(self._forward, layer, layer.forward)
+
+    def _forward(self, layer: Any, adapted: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self._weights == "adapted":
+            return adapted(x)
+        found: Tensor
+        if self._weights == "initial":
+            found = layer.base_layer(x)
+        else:
+            weight = self._merged(layer, layer.base_layer.weight, *_factors(layer)).to(x.dtype)
+            found = torch.func.functional_call(layer.base_layer, {"weight": weight}, (x,))
+        return found
+
+    def _merged(self, layer: Any, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return merged(weight, a, b, layer.scaling[_NAME], self.dtype, transposed=layer.fan_in_fan_out)
+
+    @contextmanager
+    def computing(self, weights: Weights) -> Iterator[None]:
+        """Within the block, passes without gradient compute by the initial weights, or by those that are published."""
+        before, self._weights = self._weights, weights
+        try:
+            yield
+        finally:
+            self._weights = before
+
+    @torch.no_grad()
+    def initialise(self, device: str, seed: int) -> None:
+        """Makes the factors on `device`: A uniform as peft has it, the same on any number of ranks, and B zero."""
+        generator = torch.Generator().manual_seed(seed)
+        for layer in self._layers.values():
+            for module in (layer.lora_A[_NAME], layer.lora_B[_NAME]):
+                module.weight = nn.Parameter(torch.zeros_like(module.weight, device=device))
+            a = layer.lora_A[_NAME].weight
+            value = torch.empty(a.shape, dtype=a.dtype)
+            nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
+            parallel.put(a, value)
+
+    def base_of(self, module: nn.Module) -> nn.Module:
+        """The module that has the weights which `module` had before it was adapted."""
+        base: nn.Module = module.base_layer if isinstance(module, Linear) else module
+        return base
+
+    def published(self) -> State:
+        """The merged weights by the names that they have without adapters; each is made when it is called for. Collective."""
+        found: State = {}
+        own = {id(factor) for layer in self._layers.values() for factor in _factors(layer)}
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) not in own:
+                found[name.replace(".base_layer.", ".")] = tensor
+        return found | {f"{name}.weight": partial(self._whole, layer) for name, layer in self._layers.items()}
+
+    def _whole(self, layer: Any) -> Tensor:
+        tensors = (layer.base_layer.weight, *_factors(layer))
+        return self._merged(layer, *(parallel.whole(tensor.detach()) for tensor in tensors))
+
+    def save(self, directory: Path) -> None:
+        """Writes the adapters alone as peft reads them: `adapter_config.json` and `adapter_model.safetensors`."""
+        self.config.save_pretrained(str(directory))
+        factors = {
+            f"base_model.model.{name.replace(f'.{_NAME}', '')}": parallel.whole(weight.detach())
+            for name, weight in self._model.named_parameters()
+            if weight.requires_grad
+        }
+        tensors = {name: weight.to("cpu", self.dtype).contiguous() for name, weight in factors.items()}
+        save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+
+
+def adapt(
+    model: Any, settings: LoraSettings, path: Path, masters: torch.dtype, dtype: torch.dtype
+) -> Adapters:
+    """Freezes a model's weights and puts adapters beside those that are chosen, on the meta device and in precision `masters`.
+
+    `path`: the model's checkpoint. Raises ConfigError if the targets are not there, or are no matrices of their own.
+    """
+    chosen = settings.targets if isinstance(settings.targets, str) else [*settings.targets]
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=chosen,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        base_model_name_or_path=str(path),
+    )
+    tied = {id(weight) for weight in _tied(model)}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
+            inject_adapter_in_model(config, model, _NAME, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise _refused(settings, str(error).splitlines()[0]) from error
+    # Else transformers writes adapters alone, whatever state it is given.
+    model._hf_peft_config_loaded = False
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is None:
+            continue
+        if not isinstance(module, Linear) or id(base.weight) in tied:
+            raise _refused(settings, f"{name} is no matrix of its own")
+        for factor in (module.lora_A, module.lora_B):
+            factor.to(masters)
+    return Adapters(model, config, dtype)
+
+
+def merged(
+    weight: Tensor, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype, *, transposed: bool = False
+) -> Tensor:
+    """The weight, shape (out, in), with `scale * b @ a` added in float32 at least, rounded to `dtype` once.
+
+    `a` has shape (rank, in) and `b` (out, rank); they are rounded to `dtype` first, as a pass does. `transposed`: the weight has
+    shape (in, out).
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    delta = b.to(dtype).to(wide) @ a.to(dtype).to(wide)
+    return (weight.to(wide) + scale * (delta.T if transposed else delta)).to(dtype)
+
+
+def _factors(layer: Any) -> tuple[Tensor, Tensor]:
+    """A and B."""
+    return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+
+
+def _tied(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that several modules have."""
+    seen: dict[int, int] = {}
+    weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
+    for weight in weights:
+        seen[id(weight)] = seen.get(id(weight), 0) + 1
+    return [weight for weight in weights if seen[id(weight)] > 1]
+
+
+def _refused(settings: LoraSettings, why: str) -> ConfigError:
+    return ConfigError(
+        f'[model.lora] targets = {settings.targets!r}: {why}; name linear layers, or use "all-linear"'
+    )
