@@ -113,6 +113,39 @@ def eval_command(
         _main(evaluate(Settings.load(config, [*(changes or ()), *named]), json_out))
 
 
+@app.command("sft")
+def sft_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file with a table [sft].", dir_okay=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the model goes; it must not exist. [default: model in run.dir]", file_okay=False
+        ),
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Fine-tune on conversations, or on recorded episodes that earned enough; ends with a Hugging Face directory.
+
+    Learnt is what the assistant says (`messages` and `tools` as JSON lines, rendered by the tokenizer's chat template), or what
+    was sampled in the episodes of a `gateway export`. A start goes on from the newest checkpoint under run.dir.
+
+    Examples:
+
+      trainer sft sft.toml --set sft.epochs=3 --out tuned
+
+      gateway export --config gateway.toml --out episodes.parquet --all && trainer sft sft.toml --set sft.min_reward=0.9
+    """
+    with _plain_errors():
+        from trainer.commands.sft import sft
+        from trainer.settings import SupervisedSettings
+
+        try:
+            sft(SupervisedSettings.load(config, changes or ()), out)
+        except KeyboardInterrupt:
+            typer.echo("stopped; run again to resume", err=True)
+            raise typer.Exit(130) from None
+
+
 @app.command("export")
 def export_command(
     config: Config,

@@ -30,14 +30,14 @@ from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import build, optim, parallel, pretrained, probe
 from trainer.model.parallel import Ranks
 from trainer.orders import together
-from trainer.settings import Settings
+from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
 
 
 class Learner:
     """Model, optimizer and algorithm; `Learner.open` starts anew or from the newest checkpoint."""
 
-    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+    def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         self.settings = settings
         self.ranks = ranks
         self.ordered = False
@@ -70,7 +70,7 @@ class Learner:
         return self.policy.model
 
     @classmethod
-    def open(cls, settings: Settings) -> Learner:
+    def open(cls, settings: LearnerSettings) -> Learner:
         """The state of the newest checkpoint under `[run] dir`, or version 0. Raises CheckpointError."""
         prepare_torch(settings)
         ranks = parallel.join(settings.parallel, device_of(settings))
@@ -275,6 +275,22 @@ class Learner:
         return lr
 
     @together
+    def likelihood(self, groups: Sequence[Group]) -> tuple[float, int]:
+        """The mean log-probability of the groups' trained tokens, in nats, without gradient, and their number."""
+        packer, found = Packer(self.settings.batch.tokens, share=self.policy.shares), [0.0, 0.0]
+        rows = (rows_of([(episode, {}) for episode in group.episodes]).rows for group in groups)
+        micros = [micro for some in rows for micro in packer.add(some)]
+        self._round.clear()
+        for micro in self._share(Minibatch([*micros, *packer.flush()], 1.0)):
+            logprobs = self.policy.logprobs(micro)
+            if micro.episodes[0]:
+                found[0] += float(logprobs.double().sum())
+                found[1] += len(logprobs)
+        counted = self.ranks.of_all(found if self.ranks.counts else [0.0, 0.0])
+        total, tokens = (sum(some) for some in zip(*counted, strict=True))
+        return total / max(1.0, tokens), int(tokens)
+
+    @together
     def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """One whole batch that is here already."""
         batch = self.begin()
@@ -282,14 +298,14 @@ class Learner:
         return self.step(batch)
 
 
-def device_of(settings: Settings) -> str:
+def device_of(settings: LearnerSettings) -> str:
     """`[run] device`, with `auto` resolved."""
     if settings.run.device != "auto":
         return settings.run.device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def prepare_torch(settings: Settings) -> None:
+def prepare_torch(settings: LearnerSettings) -> None:
     """Threads, seed and determinism of this process."""
     if settings.run.threads is not None:
         torch.set_num_threads(settings.run.threads)

@@ -23,6 +23,7 @@ from pydantic import (
 
 from scheduler.configuration import complaints
 from trainer.algorithms import REGISTRY, AlgorithmSettings
+from trainer.algorithms.sft import LikelihoodSettings
 from trainer.errors import ConfigError
 from trainer.sections.base import Section
 from trainer.sections.batch import BatchSettings
@@ -33,6 +34,7 @@ from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
 from trainer.sections.report import ReportSettings
 from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings
+from trainer.sections.sft import SftRunSettings, SftSettings
 from trainer.sections.state import CheckpointSettings, WeightsSettings
 
 TRAIN_NODES = "HEADGATE_TRAIN_NODES"
@@ -71,11 +73,16 @@ def _set(values: dict[str, Any], change: str) -> None:
         table[key] = text.strip()
 
 
-class Settings(Section):
-    """The whole file."""
+def _no_algorithm(value: Any) -> AlgorithmSettings:
+    if not isinstance(value, LikelihoodSettings):
+        raise ValueError("supervised fine-tuning has no algorithm to choose: leave the table out")
+    return value
+
+
+class LearnerSettings(Section):
+    """The tables of whatever learns."""
 
     run: RunSettings
-    gateway: GatewaySettings
     model: ModelSettings
     optimizer: OptimizerSettings
     algorithm: Annotated[SerializeAsAny[AlgorithmSettings], BeforeValidator(_algorithm)] = Field(
@@ -84,17 +91,8 @@ class Settings(Section):
     batch: BatchSettings = BatchSettings()
     parallel: ParallelSettings = ParallelSettings()
     credit: CreditSettings = CreditSettings()
-    rollout: RolloutSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
-    eval: EvalSettings = EvalSettings()
-    weights: WeightsSettings = WeightsSettings()
     report: ReportSettings = ReportSettings()
-
-    @model_validator(mode="after")
-    def _has_who_evaluates(self) -> Self:
-        if self.eval.every is not None and not (self.eval.agent or self.rollout):
-            raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
-        return self
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -105,7 +103,7 @@ class Settings(Section):
         return self
 
     @classmethod
-    def load(cls, path: Path, changes: Sequence[str] = ()) -> Settings:
+    def load(cls, path: Path, changes: Sequence[str] = ()) -> Self:
         """Reads a TOML file; `changes` are `table.key=value` in the place of what it says. Raises ConfigError."""
         try:
             values = tomllib.loads(path.read_text())
@@ -116,7 +114,7 @@ class Settings(Section):
         return cls.parse(values, " ".join([str(path), *(f"--set {change}" for change in changes)]))
 
     @classmethod
-    def parse(cls, values: dict[str, Any], source: str = "settings") -> Settings:
+    def parse(cls, values: dict[str, Any], source: str = "settings") -> Self:
         """Checks values as they come from TOML. Raises ConfigError, which names every wrong key."""
         key, gateway = os.environ.get("HEADGATE_ADMIN_KEY"), values.get("gateway")
         if isinstance(gateway, dict):
@@ -127,3 +125,28 @@ class Settings(Section):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
+
+
+class Settings(LearnerSettings):
+    """The whole file of `trainer run`."""
+
+    gateway: GatewaySettings
+    rollout: RolloutSettings | None = None
+    eval: EvalSettings = EvalSettings()
+    weights: WeightsSettings = WeightsSettings()
+
+    @model_validator(mode="after")
+    def _has_who_evaluates(self) -> Self:
+        if self.eval.every is not None and not (self.eval.agent or self.rollout):
+            raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
+        return self
+
+
+class SupervisedSettings(LearnerSettings):
+    """The whole file of `trainer sft`."""
+
+    run: SftRunSettings
+    sft: SftSettings
+    algorithm: Annotated[SerializeAsAny[AlgorithmSettings], BeforeValidator(_no_algorithm)] = Field(
+        default_factory=lambda: LikelihoodSettings()
+    )

@@ -15,6 +15,7 @@ from trainer.algorithms.gspo import GspoSettings, gspo
 from trainer.algorithms.ppo import PpoSettings, ppo
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings, reinforce_plus_plus
 from trainer.algorithms.rloo import RlooSettings, rloo
+from trainer.algorithms.sft import Likelihood, LikelihoodSettings
 
 REGISTRY: dict[str, tuple[type[AlgorithmSettings], Any]] = {
     "cispo": (CispoSettings, cispo),
@@ -33,6 +34,8 @@ __all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "
 
 def create(settings: AlgorithmSettings) -> Algorithm:
     """The algorithm that `settings` describe."""
+    if isinstance(settings, LikelihoodSettings):
+        return Likelihood()
     algorithm: Algorithm = REGISTRY[settings.type][1](settings)
     return algorithm
 

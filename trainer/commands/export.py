@@ -33,9 +33,15 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
     learner = Learner.open(settings)
     if version is not None and version != learner.version:
         learner.restore(directory / checkpoint.name_of(version))
-    with Aside(out) as aside:
-        if adapter and learner.policy.adapters is not None:
+    if adapter and learner.policy.adapters is not None:
+        with Aside(out) as aside:
             learner.policy.adapters.save(aside)
-            return learner.version
-        pretrained.save(learner.model, aside, settings.model.path, learner.published())
+    else:
+        write(learner, out)
     return learner.version
+
+
+def write(learner: Learner, out: Path) -> None:
+    """Writes the learner's weights as `out`, whole or not at all."""
+    with Aside(out) as aside:
+        pretrained.save(learner.model, aside, learner.settings.model.path, learner.published())

@@ -152,6 +152,15 @@ class Metrics:
         self._write({**line, "eval/versions": result["versions"]})
         self.say(f"evaluation of version {version}: {in_a_line(result)}")
 
+    def fine_tuned(self, step: int, values: dict[str, float]) -> None:
+        """Writes the record of a step of supervised fine-tuning, and says it in a line."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._write({"time": round(time.time(), 3), "version": step, "step": step, **finite})
+        held_out = f"  held out {values['held_out_loss']:.4f}" if "held_out_loss" in values else ""
+        self.say(
+            f"step {step}/{self.steps}  epoch {values['epoch']:.2f}  loss {values.get('loss', math.nan):.4f}{held_out}"
+        )
+
     def evaluated_versions(self) -> set[int]:
         """Returns the versions whose evaluation is written down."""
         with (self.directory / "metrics.jsonl").open() as lines:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.report.secrets import without_secrets
-from trainer.settings import Settings
+from trainer.settings import LearnerSettings
 
 _GRACE_S = 2.0
 
@@ -26,7 +26,7 @@ _GRACE_S = 2.0
 class Senders:
     """The processes of one run."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LearnerSettings) -> None:
         self._settings = settings
         self._senders: list[Sender] = []
 
@@ -52,7 +52,7 @@ class Senders:
 class Sender:
     """The process of one tracker."""
 
-    def __init__(self, name: str, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, settings: LearnerSettings, say: Callable[[str], None]) -> None:
         self._name = name
         self._say = say
         self._ending = False

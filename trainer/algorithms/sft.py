@@ -1,0 +1,46 @@
+"""Supervised learning: the log-likelihood of every token that is to be learnt, whatever an episode earned.
+
+It is no `[algorithm]` of `trainer run`; `trainer sft` learns by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
+
+
+class LikelihoodSettings(AlgorithmSettings):
+    """No keys."""
+
+    type: Literal["sft"] = "sft"
+
+
+class Likelihood:
+    """The mean over tokens of -log p."""
+
+    needs_reference = False
+    reward_kl = 0.0
+    needs_entropy = False
+    trains_without_advantage = True
+    sequence_mean = False
+    scope: Literal["group", "batch"] = "group"
+    whole_episodes = False
+    minibatches = 1
+
+    def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
+        """1 for every episode."""
+        return [torch.ones_like(group) for group in rewards]
+
+    def normaliser(self, tokens: int, episodes: int) -> float:
+        """Trained tokens."""
+        return float(max(1, tokens))
+
+    def loss(self, batch: TokenBatch) -> Loss:
+        """The sum of -log p over the tokens."""
+        sums = {"entropy": batch.entropy.detach().to(torch.float64).sum()}
+        return Loss(-(batch.weights * batch.logprobs).sum(), sums)

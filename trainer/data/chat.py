@@ -1,0 +1,166 @@
+"""Conversations as token trees: what the assistant says is learnt, all else is its context.
+
+Owns the agreement between what is learnt and what a model is asked. The context of a turn is what the chat template of the
+model's tokenizer makes of the messages before it, with the prompt for the assistant; the turn is what the template adds, up to
+the token at which engines stop. Where a template rewrites what was said before (dropped thoughts), the later turn is a branch
+of its own, as it would be at a gateway. Invariants: every path is the tokens of the text that the template gives, whole; every
+turn of the assistant is learnt once, but those with `"weight": 0`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from gateway.types import Node
+from trainer.errors import ConfigError
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """A tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[int], arguments: Mapping[str, Any]) -> None:
+        """`stops`: the tokens at which engines stop. `arguments`: of the template."""
+        self._tokenizer = tokenizer
+        self._stops = frozenset(stops)
+        self._arguments = dict(arguments)
+        self._special = {*tokenizer.all_special_tokens, *tokenizer.convert_ids_to_tokens(list(stops))}
+
+    @classmethod
+    def of(cls, model: Path, arguments: Mapping[str, Any]) -> ChatTemplate:
+        """That of a Hugging Face checkpoint. Raises ConfigError if it has no template, or nothing says where a turn ends."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"[model] path = {str(model)!r}: its tokenizer cannot be read: {error}"
+            ) from error
+        if not tokenizer.chat_template:
+            raise ConfigError(f"[model] path = {str(model)!r}: its tokenizer has no chat template")
+        stops = _stops(model, tokenizer)
+        if not stops:
+            raise ConfigError(
+                f"[model] path = {str(model)!r}: nothing says at which token a reply ends (eos)"
+            )
+        return cls(tokenizer, stops, arguments)
+
+    def nodes(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[Node, ...]:
+        """The tree of a conversation. Raises ValueError, naming the message, if it cannot be learnt."""
+        shown = [_for_template(message) for message in messages]
+        self._check(shown)
+        nodes: list[Node] = []
+        path: list[int] = []
+        """The tokens up to the last node's end."""
+        for number, message in enumerate(shown):
+            if message["role"] != "assistant":
+                continue
+            prompt, said = self._turn(shown, number, tools)
+            goes_on = bool(path) and prompt[: len(path)] == path
+            added = prompt[len(path) :] if goes_on else prompt
+            nodes.append(_node(nodes, added, goes_on, sampled=False))
+            nodes.append(_node(nodes, said, True, sampled=message.get("weight", 1) != 0))
+            path = prompt + said
+        if not any(node.sampled for node in nodes):
+            raise ValueError("the assistant says nothing that is to be learnt")
+        return tuple(nodes)
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        for number, message in enumerate(messages):
+            for text in (message["content"], message.get("reasoning_content")):
+                if isinstance(text, str) and (found := next((s for s in self._special if s in text), None)):
+                    raise ValueError(f"message {number}: its text holds the special token {found!r}")
+
+    def _turn(
+        self, messages: Sequence[Message], number: int, tools: Sequence[Any] | None
+    ) -> tuple[list[int], list[int]]:
+        """The tokens that a model is asked with before a message, and those that it is to say."""
+        asked = self._text(messages[:number], tools, asks=True)
+        whole = self._text(messages[: number + 1], tools, asks=False)
+        prompt, ids = self._ids(asked), self._ids(whole)
+        if not whole.startswith(asked) or ids[: len(prompt)] != prompt:
+            raise ValueError(
+                f"message {number}: what the template makes of this reply does not begin with what it asks a model with;"
+                " [sft] template may have arguments that mend it, such as those that turn thoughts on or off"
+            )
+        said = ids[len(prompt) :]
+        end = next((at for at, token in enumerate(said, 1) if token in self._stops), None)
+        if end is None:
+            raise ValueError(
+                f"message {number}: the template ends this reply with no token at which engines stop"
+            )
+        return prompt, said[:end]
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None, *, asks: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) if tools else None,
+            add_generation_prompt=asks,
+            tokenize=False,
+            **self._arguments,
+        )
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def _stops(model: Path, tokenizer: Any) -> list[int]:
+    """The end tokens of the tokenizer and of the checkpoint's generation settings."""
+    file = model / "generation_config.json"
+    told = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    named = told if isinstance(told, list) else [told]
+    return [token for token in (tokenizer.eos_token_id, *named) if token is not None]
+
+
+def _node(before: Sequence[Node], ids: Sequence[int], goes_on: bool, *, sampled: bool) -> Node:
+    """The next node, behind the last one or, if it does not go on, at the root."""
+    parent = len(before) - 1 if goes_on else -1
+    n = len(ids) if sampled else 0
+    return Node(
+        *(len(before), parent, len(before[parent].ids) if goes_on else 0, sampled),
+        ids=np.array(ids, np.int32),
+        logprobs=np.zeros(n, np.float32),
+        versions=np.zeros(n, np.int32),
+        flags=np.zeros(n, np.uint8),
+    )
+
+
+def _for_template(message: Any) -> dict[str, Any]:
+    """A message in the form that templates expect: text in place of null, and arguments of tools as objects."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError('a message is an object with a "role"')
+    shown = {**message, "content": message.get("content") or ""}
+    if calls := message.get("tool_calls"):
+        shown["tool_calls"] = [_with_object(call) for call in calls]
+    return shown
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def conversations(path: Path, template: ChatTemplate) -> Iterator[tuple[str, tuple[Node, ...]]]:
+    """The conversations of a file of JSON lines, each with its place in it. Raises ConfigError, naming file and line."""
+    for line, text in enumerate(path.read_text().splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            example = json.loads(text)
+            if not isinstance(example, dict) or not isinstance(example.get("messages"), list):
+                raise ValueError('a conversation is an object with a list "messages"')
+            nodes = template.nodes(example["messages"], example.get("tools"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {line}: {error}") from error
+        yield f"{path.name}:{line}", nodes
