@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from gateway.weights import delta
 from trainer.model import pretrained as model
@@ -76,3 +77,15 @@ def test_a_version_has_a_delta_unless_it_would_be_of_little_use(tiny_model: Path
         for parameter in policy.parameters():
             parameter.normal_()
     assert not (weights.write(3, 2, policy, None) / "delta.npz").exists(), "everything changed"
+
+
+def test_the_config_says_the_precision_of_the_weights_that_are_written(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Engines choose theirs by it."""
+    policy = model.load(tiny_model)
+    state = {name: tensor.bfloat16() for name, tensor in policy.state_dict().items()}
+    version = WeightsDirectory(tmp_path / "weights", tiny_model).write(1, 0, policy, None, state)
+    assert json.loads((version / "config.json").read_text())["dtype"] == "bfloat16"
+    stored = load_file(version / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
