@@ -21,7 +21,7 @@ from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until
 
 CLUSTER_KEY = "the-key-of-the-cluster"
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @dataclass

@@ -8,7 +8,7 @@ import sys
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 LOADED = [
     "pytest",
     "uvicorn",

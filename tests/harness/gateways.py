@@ -23,6 +23,7 @@ from gateway.settings import Settings
 from processes.ports import free_port
 from scheduler.policies.staleness_events import Publish
 from tests.harness.stores import make_tables
+from tests.harness.waiting import LONG_S
 
 
 @dataclass
@@ -167,8 +168,8 @@ async def run_gateway(values: dict[str, Any], *, in_process: bool = True) -> Asy
         await stack.enter_async_context(serve(app, settings.server.port))
         url = settings.server.url
         key = settings.admin.key.get_secret_value() if settings.admin.key else None
-        admin = await stack.enter_async_context(GatewayClient(url, key))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+        admin = await stack.enter_async_context(GatewayClient(url, key, LONG_S))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LONG_S))
         yield RunningGateway(url, settings, admin, http, app.state.services, engine)
 
 

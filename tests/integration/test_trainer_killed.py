@@ -32,7 +32,7 @@ STEPS = len(POINTS) + 5
 BATCH = 3
 RANDOM_KILLS = 3
 ANYWHERE_S = 0.4
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 TRAINER = """
 [run]
 dir = "{work}/run"
