@@ -25,6 +25,7 @@ from torch import Tensor
 from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
+from trainer.data.kept import Keep
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import build, optim, parallel, pretrained, probe
@@ -136,13 +137,21 @@ class Learner:
         )
 
     @together
-    def begin(self) -> Batch:
-        """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten."""
+    def begin(self, keep: Keep | None = None) -> Batch:
+        """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten.
+
+        `keep`: what of it is wanted to be looked at.
+        """
         self.discard()
-        settings, share = self.settings, self.policy.shares
-        kl = self._reference_kl
+        settings = self.settings
         return Batch(
-            self.version, self.algorithm, settings.batch.tokens, kl, share=share, credit=settings.credit
+            self.version,
+            self.algorithm,
+            settings.batch.tokens,
+            self._reference_kl,
+            share=self.policy.shares,
+            credit=settings.credit,
+            keep=keep,
         )
 
     @together
@@ -185,7 +194,7 @@ class Learner:
                 )
             )
             loss.total.backward()
-        batch.count(micro, logprobs.detach(), {"loss": loss.total.detach(), **loss.sums})
+        batch.count(micro, logprobs.detach(), entropy.detach(), loss)
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if not self.algorithm.needs_reference or self._reference is None:

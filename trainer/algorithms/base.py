@@ -6,7 +6,7 @@ Pure tensor maths: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -56,6 +56,9 @@ class Loss:
     """Scalar with gradient: the weighted sum over tokens."""
     sums: dict[str, Tensor]
     """Scalars without gradient; divided by the number of trained tokens they are means."""
+    by_token: Mapping[str, Tensor]
+    """Their terms, of shape (tokens,) and without gradient. Among them are `importance_weight`, which is 0 where a mask leaves
+    the token out, and as bool `clip_fraction` (it is outside of the trust region) and `mask_fraction` (a mask leaves it out)."""
 
 
 class Algorithm(Protocol):

@@ -153,8 +153,9 @@ class PolicyGradient:
             "kl_recorded_k3": k3(batch.recorded, batch.logprobs.detach()),
             "kl_reference_k3": reference_kl,
         }
-        sums = {name: value.detach().to(torch.float64).sum() for name, value in values.items()}
-        return Loss((per_token * batch.weights).sum(), sums)
+        by_token = {name: value.detach() for name, value in values.items()}
+        sums = {name: value.to(torch.float64).sum() for name, value in by_token.items()}
+        return Loss((per_token * batch.weights).sum(), sums, by_token)
 
     def _masks(self) -> list[tuple[str, Bounds]]:
         """The masks that are on, with their bounds."""

@@ -42,5 +42,9 @@ class Likelihood:
 
     def loss(self, batch: TokenBatch) -> Loss:
         """The sum of -log p over the tokens."""
-        sums = {"entropy": batch.entropy.detach().to(torch.float64).sum()}
-        return Loss(-(batch.weights * batch.logprobs).sum(), sums)
+        entropy, every = batch.entropy.detach(), torch.ones_like(batch.recorded)
+        by_token = {
+            "entropy": entropy, "importance_weight": every, "clip_fraction": every == 0, "mask_fraction": every == 0,
+        }  # fmt: skip
+        sums = {"entropy": entropy.to(torch.float64).sum()}
+        return Loss(-(batch.weights * batch.logprobs).sum(), sums, by_token)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from gateway.types import Episode, Group
-from trainer.algorithms import Algorithm
+from trainer.algorithms import Algorithm, Loss
 from trainer.data import credit, tree
+from trainer.data.kept import Figures, Keep, Kept
 from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
@@ -47,6 +48,7 @@ class Counts:
     gap_max: float = 0.0
     computed: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
+    figures: list[Figures] = field(default_factory=list)
 
 
 class Batch:
@@ -61,9 +63,10 @@ class Batch:
         *,
         share: bool = True,
         credit: CreditSettings | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
-        not 0. `share`: whether the attention can compute common prefixes once."""
+        not 0. `share`: whether the attention can compute common prefixes once. `keep`: what is wanted to be looked at."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
@@ -84,6 +87,7 @@ class Batch:
         self.masked: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
+        self.kept = Kept(keep or Keep())
         self._algorithm = algorithm
         self._kl = kl if algorithm.reward_kl else None
         self._tokens = tokens
@@ -147,8 +151,11 @@ class Batch:
     def _rows(self, group: Group, credits: Sequence[Credit]) -> list[Row]:
         teaches = any(advantage for given in credits for advantage in given.values())
         self.equal_groups += int(not teaches)
-        episodes = credit.masked(group, self._credit).episodes
-        found = tree.rows_of(zip(episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean)
+        group = credit.masked(group, self._credit)
+        self.kept.add(group, credits)
+        found = tree.rows_of(
+            zip(group.episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean
+        )
         self.masked += found.masked
         self._ends += [tuple(row.ids[-CANDIDATE_TOKENS:].tolist()) for row in found.rows]
         if not teaches and not self._algorithm.trains_without_advantage:
@@ -166,11 +173,14 @@ class Batch:
         self.kls += [sum(divergence.values()) for divergence in divergences]
         return divergences
 
-    def count(self, micro: MicroBatch, logprobs: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Counts a micro-batch, for `settle`: what the model says of its tokens, and the algorithm's sums."""
+    def count(self, micro: MicroBatch, logprobs: Tensor, entropy: Tensor, loss: Loss) -> None:
+        """Counts a micro-batch, for `settle`: what the model says of its tokens, without gradient, and the algorithm's sums."""
         counts = self._counts
-        for name, value in values.items():
+        counts.sums["loss"] += float(loss.total.detach())
+        for name, value in loss.sums.items():
             counts.sums[name] += float(value)
+        if self.kept.keep.tokens:
+            counts.figures.append(Figures.of(micro, logprobs, entropy, loss.by_token))
         counts.computed += len(micro)
         gaps = (logprobs - micro.recorded).abs()[micro.versions == self.version]
         counts.sums["same_version_tokens"] += gaps.numel()
@@ -187,6 +197,7 @@ class Batch:
             self._gap_max = max(self._gap_max, counts.gap_max)
             self.computed += counts.computed
             self.staleness.update(counts.staleness)
+            self.kept.figures += counts.figures
         self._counts = Counts()
 
     @property

@@ -52,6 +52,8 @@ class MicroBatch:
     """float64, (trained,): the token's weight in the loss's sum."""
     sequences: Tensor
     """int64, (trained,): the token's episode, an index into `episodes`."""
+    nodes: Tensor
+    """int64, (trained,): the node of the episode's tree that the token is of."""
     episodes: tuple[str, ...] = ()
     """The ids of the episodes."""
 
@@ -147,6 +149,7 @@ def lay_out(rows: Sequence[Row], *, share: bool = True) -> MicroBatch:
         advantages=pick("advantages", torch.float64),
         weights=torch.tensor([row.weight for row in rows], dtype=torch.float64).repeat_interleave(lengths),
         sequences=torch.tensor([numbers[row.episode_id] for row in rows]).repeat_interleave(lengths),
+        nodes=pick("nodes", torch.int64),
         episodes=tuple(numbers),
     )
 

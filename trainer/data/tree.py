@@ -54,6 +54,8 @@ class Row:
     """0 where nothing is trained."""
     weight: float
     """The weight of each of its trained tokens in the loss's sum."""
+    nodes: Int32Array
+    """The node of the episode's tree that the token is of."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,25 +93,32 @@ def rows_of(episodes: Iterable[tuple[Episode, Credit]], *, sequence_mean: bool =
 
 def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
     """Which tokens of a node may be trained, shape (n,); counts the others."""
-    train = np.zeros(len(node.ids), dtype=np.bool_)
-    if not node.sampled:
-        return train
+    train = np.full(len(node.ids), node.sampled, dtype=np.bool_)
+    if node.sampled:
+        for reason, tokens in untrained(node):
+            masked[reason] += int(tokens.sum())
+            train &= ~tokens
+    return train
+
+
+def untrained(node: Node) -> Iterator[tuple[str, BoolArray]]:
+    """The tokens of a sampled node that may not be trained, by reason; shape (n,) each, and none is in two of them."""
     if node.mask_reason:
-        masked[node.mask_reason] += len(node.ids)
-        return train
-    train[:] = (node.flags & int(UNTRAINED)) == 0
-    for flags, count in zip(*np.unique(node.flags[~train], return_counts=True), strict=True):
-        masked[_reason(int(flags))] += int(count)
-    invalid = train & ~np.isfinite(node.logprobs)
-    if node.parent < 0 and len(train):
+        yield node.mask_reason, np.ones(len(node.ids), dtype=np.bool_)
+        return
+    forbidden = node.flags & int(UNTRAINED)
+    for flags in np.unique(forbidden):
+        if flags:
+            yield _reason(int(flags)), forbidden == flags
+    left = forbidden == 0
+    if node.parent < 0 and len(left) and left[0]:
         # The first token of a row has no context from which it could be predicted.
-        if train[0]:
-            masked["no_context"] += 1
-        invalid[0] = False
-        train[0] = False
+        first = np.arange(len(left)) == 0
+        yield "no_context", first
+        left &= ~first
+    invalid = left & ~np.isfinite(node.logprobs)
     if invalid.any():
-        masked[_reason(TokenFlag.INVALID_LOGPROB)] += int(invalid.sum())
-    return train & ~invalid
+        yield _reason(TokenFlag.INVALID_LOGPROB), invalid
 
 
 def _reason(flags: int) -> str:
@@ -177,6 +186,7 @@ def _row(
         ])[:end],
         advantages=np.concatenate([np.full(n, credit.get(node.index, 0.0)) for node, n in pieces])[:end] * train[:end],
         weight=weight,
+        nodes=np.concatenate([np.full(n, node.index, np.int32) for node, n in pieces])[:end],
     )  # fmt: skip
 
 
@@ -192,4 +202,5 @@ def row_of_tokens(ids: Sequence[int], *, trained_from: int = 1, episode_id: str 
         temperature=np.ones(n, np.float32),
         advantages=np.zeros(n),
         weight=1.0,
+        nodes=np.zeros(n, np.int32),
     )

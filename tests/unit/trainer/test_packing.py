@@ -45,6 +45,7 @@ def row(episode: str, ids: Sequence[int], train: np.ndarray) -> Row:
         temperature=(columns / 7).astype(np.float32),
         advantages=columns / 3,
         weight=1 / n,
+        nodes=columns.astype(np.int32),
     )
 
 

@@ -1,0 +1,102 @@
+"""What a batch keeps to be looked at: some of its groups, and what the step's own passes said of its tokens.
+
+Pure: no I/O, no model; nothing is computed for it that the step does not need.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy.typing as npt
+from torch import Tensor
+
+from gateway.types import Group
+from trainer.data.packing import MicroBatch
+from trainer.data.tree import Credit
+
+Array = npt.NDArray[Any]
+Judged = tuple[Group, Sequence[Credit]]
+"""A group, and the advantages of each episode's nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The wishes of those who look."""
+
+    groups: int = 0
+    """Groups, a sample of the batch's."""
+    tokens: bool = False
+    """Whether to keep all groups, and figures of each trained token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was said of the trained tokens of one micro-batch; arrays have shape (trained,)."""
+
+    episodes: tuple[str, ...]
+    sequences: Array
+    """int64: an index into `episodes`."""
+    nodes: Array
+    """int64: the node of the episode's tree."""
+    positions: Array
+    """int64: the number of tokens before it on its path."""
+    logprobs: Array
+    """Under the weights that are trained, in nats."""
+    entropy: Array
+    """Of the distribution that the token was drawn from, in nats."""
+    advantages: Array
+    weights: Array
+    """The importance weight; 0 where a mask leaves the token out."""
+    clipped: Array
+    """bool: it has no policy gradient, for it is outside of the trust region."""
+    masked: Array
+    """bool: a mask by ratio leaves it out."""
+
+    @classmethod
+    def of(
+        cls, micro: MicroBatch, logprobs: Tensor, entropy: Tensor, by_token: Mapping[str, Tensor]
+    ) -> Figures:
+        """`by_token` is that of the loss."""
+        tensors = {
+            "sequences": micro.sequences,
+            "nodes": micro.nodes,
+            "positions": micro.positions[micro.at],
+            "logprobs": logprobs,
+            "entropy": entropy,
+            "advantages": micro.advantages,
+            "weights": by_token["importance_weight"],
+            "clipped": by_token["clip_fraction"],
+            "masked": by_token["mask_fraction"],
+        }
+        return cls(
+            micro.episodes, **{name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+        )
+
+    def __post_init__(self) -> None:
+        sizes = {len(getattr(self, f.name)) for f in fields(self) if f.name != "episodes"}
+        assert len(sizes) == 1, "every array has an entry for each trained token"
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is kept of one batch."""
+
+    keep: Keep
+    groups: list[Judged] = field(default_factory=list)
+    figures: list[Figures] = field(default_factory=list)
+    """Of all ranks."""
+
+    def add(self, group: Group, credits: Sequence[Credit]) -> None:
+        """Keeps the group, if it is wanted."""
+        self.groups.append((group, credits))
+        if not self.keep.tokens:
+            self.groups = self.sample()
+
+    def sample(self) -> list[Judged]:
+        """The sample of the batch's groups: the same ones in whatever order they came."""
+        return sorted(self.groups, key=lambda judged: zlib.crc32(judged[0].group_id.encode()))[
+            : self.keep.groups
+        ]
