@@ -1,4 +1,4 @@
-"""`trainer run | eval | export | warmstart`. Heavy imports are inside the commands, so that `--help` is instant."""
+"""`trainer run | eval | export | samples | warmstart`. Heavy imports are inside the commands, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -170,6 +170,25 @@ def export_command(
         exported = export(Settings.load(config, changes or ()), out, version, adapter=adapter)
         way = "the adapter alone, as peft reads it" if adapter else f"serve it with: vllm serve {out}"
         typer.echo(f"{out}: version {exported}; {way}")
+
+
+@app.command("samples")
+def samples_command(
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="`[run] dir` of a run.", file_okay=False, exists=True)
+    ],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="A step that has samples; the newest, if none is named.")
+    ] = None,
+) -> None:
+    """Print what agents were asked and answered in a step, and what that earned, as Markdown.
+
+    `[report] samples_every` says which steps have samples.
+    """
+    with _plain_errors():
+        from trainer.report.markdown import as_markdown, newest, read
+
+        typer.echo(as_markdown(read(newest(directory, step))), nl=False)
 
 
 @app.command("warmstart")

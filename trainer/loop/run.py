@@ -34,6 +34,7 @@ from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group, Lease, LeasedGroups
 from trainer.algorithms import create, learns_from_one
 from trainer.data.batch import Batch
+from trainer.data.kept import Keep
 from trainer.errors import (
     FeedBroken,
     GatewayAhead,
@@ -61,6 +62,7 @@ from trainer.loop.nodes import Nodes
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.report import trackers
+from trainer.report.details import Details
 from trainer.report.masking import masked_warning
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
@@ -135,6 +137,7 @@ class Trainer:
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
         self.nodes = Nodes(self.feed, settings.gateway.nodes)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
+        self.details = Details(settings)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
         self._warned: set[str] = set()
@@ -232,6 +235,9 @@ class Trainer:
             await self.publish()
         with clock.on("ack"), _naming("ack"):
             await self.ack()
+        if batch.kept.keep != Keep():
+            with clock.on("details"):
+                await _thread(self.details.write, self.learner.steps, batch)
         self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
         self._check_skipped()
 
@@ -291,7 +297,8 @@ class Trainer:
     async def stream(self, clock: Clock) -> Batch:
         """Forward and backward over the buffer's groups as they become ready, once the nodes are held; leaves the gradient of
         their sum in the model."""
-        batch, cursor, limit = self.learner.begin(), 0, self.settings.run.batch_wait_s
+        batch = self.learner.begin(self.details.wanted(self.learner.steps + 1))
+        cursor, limit = 0, self.settings.run.batch_wait_s
         gathered: tuple[Group, ...] = ()
         deadline = time.monotonic() + limit
         waits = ["first_group", "idle"]

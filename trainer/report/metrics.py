@@ -12,9 +12,10 @@ An evaluation has a line of its own, with its `version`, the `step`, and figures
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
 whole, `claim` the wait for nodes that were lent, `step`, `checkpoint`, `evaluation` the wait for the end of one, `publish`,
-`ack`), and across them `idle` (waiting for a lease, for groups, for nodes or for an evaluation) and `compute` (forward, backward,
-optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was, as [name,
-start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline` reads it.
+`ack`, `details` the writing of samples and tokens), and across them `idle` (waiting for a lease, for groups, for nodes or for an
+evaluation) and `compute` (forward, backward, optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was,
+as [name, start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline`
+reads it.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.report.files import samples_file
+from trainer.report.markdown import read
 from trainer.report.secrets import without_secrets
 from trainer.report.trackers import REGISTRY, About, Tracker
 from trainer.sections.report import ReportSettings
@@ -104,7 +106,10 @@ class Follower:
 
     def _send(self, record: dict[str, Any]) -> None:
         try:
-            self._tracker.figures(record["version"], record["time"], figures_of(record))
+            step, at = record["version"], record["time"]
+            self._tracker.figures(step, at, figures_of(record))
+            if rows := samples_beside(self._metrics.parent, record):
+                self._tracker.samples(step, at, rows)
         except Exception:
             self._bookmark.position = self._done
             self._bookmark.save(self._path)
@@ -140,6 +145,14 @@ def figures_of(record: dict[str, Any]) -> dict[str, float]:
         for name, value in record.items()
         if name not in _NO_FIGURES and isinstance(value, int | float)
     }
+
+
+def samples_beside(directory: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sample of a step's calls, if it has one; an evaluation's line has none."""
+    if not {"buffer", "step"} <= record.keys():
+        return []
+    path = samples_file(directory, int(record["step"]))
+    return read(path) if path.exists() else []
 
 
 def main() -> None:

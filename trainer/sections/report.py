@@ -41,5 +41,11 @@ class ReportSettings(Section):
     """The run's name there; that of `[run] dir` if absent."""
     finish_s: Seconds = 30.0
     """How long the end of a run waits for trackers to take what is left; the next start sends the rest."""
+    samples_every: int = Field(10, ge=0, le=1_000_000)
+    """A sample of the batch's episodes is written as text in every so many steps, from the first on; 0: never."""
+    samples_episodes: int = Field(4, ge=1, le=1000)
+    """How many: the best and the worst of each of half as many groups."""
+    tokens_every: int = Field(0, ge=0, le=1_000_000)
+    """What the step computed of each token is written as Parquet in every so many steps, from the first on; 0: never."""
     wandb: WandbSettings = WandbSettings()
     mlflow: MlflowSettings = MlflowSettings()

@@ -9,16 +9,21 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from tests.harness.wandb_files import history, runs
 from trainer.errors import ConfigError
+from trainer.report.files import samples_file
 from trainer.report.metrics import Metrics
+from trainer.report.samples import Sample
+from trainer.report.samples import write as write_samples
 from trainer.report.sender import Follower
 from trainer.report.senders import Senders
 from trainer.report.trackers import check
@@ -44,11 +49,18 @@ def measured(step: int) -> dict[str, float]:
     }  # fmt: skip
 
 
+SAMPLE = Sample(
+    "g1", "t1", "e1", 1, "What is 2 + 2?", "```4```", 1.0, None, 0.5, "2-3", "stop", "late (1 of 3)", 3
+)
+
+
 def train(settings: Settings, versions: range) -> str:
-    """A run of the trainer without training; returns what it said."""
+    """A run of the trainer without training, with a sample of its second step; returns what it said."""
     console = Console(file=io.StringIO(), record=True, width=300)
     with Metrics(settings.run.dir, 9, console, senders=Senders(settings)) as metrics:
         for version in versions:
+            if version == 1:
+                write_samples(samples_file(settings.run.dir, 2), [SAMPLE, replace(SAMPLE, turn=2)])
             metrics.trained(version, measured(version + 1), {"idle": 0.5}, 1.0)
     return console.export_text()
 
@@ -98,6 +110,44 @@ def test_tensorboard_has_each_step_once(two_starts: Path) -> None:
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("loss")]
     assert found == [(step, -step / 8) for step in (1, 2, 3)]
+
+
+def test_wandb_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
+    ((_, file), _) = runs(two_starts / "wandb")
+    (row,) = (row for row in history(file) if "samples" in row or "samples.path" in row)
+    assert row["version"] == 2
+    (table,) = two_starts.glob("wandb/offline-run-*/files/media/table/samples_*.table.json")
+    assert_is_the_sample(json.loads(table.read_text()))
+
+
+def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
+    """Read by pandas, in the form in which MLflow keeps tables."""
+    with sqlite3.connect(two_starts / "mlflow.db") as database:
+        ((run,),) = database.execute("select run_uuid from runs").fetchall()
+        ((tables,),) = database.execute(
+            "select value from tags where key = 'mlflow.loggedArtifacts'"
+        ).fetchall()
+    assert json.loads(tables) == [{"path": "samples/step-000002.json", "type": "table"}]
+    (file,) = (two_starts / "mlartifacts").glob(f"{run}/artifacts/samples/step-000002.json")
+    assert_is_the_sample(json.loads(file.read_text()))
+    frame = pd.read_json(file, orient="split")
+    assert frame.reply.tolist() == ["```4```"] * 2
+
+
+def assert_is_the_sample(table: dict[str, Any]) -> None:
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert rows == [asdict(SAMPLE), asdict(replace(SAMPLE, turn=2))]
+
+
+def test_tensorboard_has_the_samples_of_a_step_as_text(two_starts: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(two_starts / "tensorboard"))
+    events.Reload()
+    (event,) = events.Tensors("samples")
+    assert event.step == 2
+    text = event.tensor_proto.string_val[0].decode()
+    assert text.count("What is 2 + 2?") == text.count("not trained: late (1 of 3)") == 2
 
 
 def test_no_secret_is_written_anywhere(two_starts: Path) -> None:
@@ -176,6 +226,9 @@ class Recording:
             self.failures -= 1
             raise ConnectionError(f"https://me:{PASSWORD}@host is away")
         self.taken.append((step, figures))
+
+    def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        raise AssertionError("there are none")
 
     def close(self, failed: bool) -> None:
         self.closed.append(failed)

@@ -5,7 +5,7 @@ A tracker runs in a process of its own (`trainer.report.sender`), so its methods
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,9 @@ class Tracker(Protocol):
 
     def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
         """Takes finite figures of a step, which never is below the one before; `at` is in seconds since 1970."""
+
+    def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes a step's sample of calls (`trainer.report.samples.Sample`), right behind its figures."""
 
     def close(self, failed: bool) -> None:
         """Hands over what is left, and says how the run ended."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.report.trackers.base import About
 
 _UNNAMEABLE = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow refuses in the name of a metric."""
+_TABLES = "mlflow.loggedArtifacts"
+"""The tag by which MLflow knows a run's tables."""
 _MOST_PARAMS = 100
 _LONGEST = 500
 """Characters of a parameter's value."""
@@ -67,6 +70,15 @@ class Mlflow:
         moment = int(at * 1000)
         metrics = [Metric(_UNNAMEABLE.sub("_", name), value, moment, step) for name, value in figures.items()]
         self._client.log_batch(self._run, metrics=metrics)
+
+    def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the calls as one of MLflow's tables."""
+        path = f"samples/step-{step:06d}.json"
+        table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
+        self._client.log_dict(self._run, table, path)
+        tables = json.loads(self._client.get_run(self._run).data.tags.get(_TABLES, "[]"))
+        if (entry := {"path": path, "type": "table"}) not in tables:
+            self._client.set_tag(self._run, _TABLES, json.dumps([*tables, entry]))
 
     def close(self, failed: bool) -> None:
         """Ends the run, until a start goes on with it."""

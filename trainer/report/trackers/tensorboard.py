@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.report.markdown import as_markdown
 from trainer.report.trackers.base import About
 
 
@@ -29,6 +30,16 @@ class TensorBoard:
         self._write(
             step, at, [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
         )
+
+    def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the calls as a text, which TensorBoard shows as Markdown."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        tag, text = "samples", make_tensor_proto([as_markdown(rows).encode()])
+        metadata = create_summary_metadata(display_name=tag, description="")
+        self._write(step, at, [Summary.Value(tag=tag, metadata=metadata, tensor=text)])
 
     def close(self, failed: bool) -> None:
         """Ends the event file."""

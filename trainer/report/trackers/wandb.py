@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.errors import ConfigError
@@ -46,6 +46,13 @@ class Wandb:
     def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
         """Logs the figures under the version; W&B drops what is below its own step."""
         self._log(step, {**figures, "version": step, "_timestamp": at})
+
+    def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Logs the calls as a table."""
+        import wandb
+
+        table = wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+        self._log(step, {"samples": table})
 
     def close(self, failed: bool) -> None:
         """Waits until W&B has everything."""

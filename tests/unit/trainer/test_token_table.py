@@ -1,0 +1,298 @@
+"""The table of a batch's tokens: each column against a plain forward pass of every path apart, in float64."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from gateway.types import Episode, Group, Node, TokenFlag
+from tests.harness.gateways import RunningGateway
+from tests.harness.plain_model import plain_logits
+from tests.harness.ranks import on_ranks
+from tests.harness.waiting import within
+from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.runs import settings_of as settings_for
+from tests.unit.trainer.runs import trainer_of
+from tests.unit.trainer.trees import prompt, sampled
+from trainer.data.kept import Keep
+from trainer.learner import Learner
+from trainer.model import pretrained
+from trainer.orders import dismiss, follow
+from trainer.report.files import whole
+from trainer.report.tokens import token_table, write
+from trainer.settings import Settings
+
+CAP, LOW, HIGH, BOUNDS, TEMPERATURE = 1.5, 0.2, 0.28, (0.5, 1.9), 0.7
+ALGORITHM = {
+    "type": "grpo", "importance_cap": CAP, "clip_low": LOW, "clip_high": HIGH, "mask_token": BOUNDS,
+}  # fmt: skip
+
+
+def settings_of(model: Path, work: Path, algorithm: Mapping[str, Any], tokens: int = 40) -> Settings:
+    return Settings.parse({
+        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": model},
+        "optimizer": {"lr": 1e-3},
+        "algorithm": algorithm,
+        "batch": {"tokens": tokens},
+        "parallel": {"timeout_s": 60},
+    })  # fmt: skip
+
+
+def learner_of(settings: Settings) -> Learner:
+    """A learner in float64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(pretrained.DTYPES, "float32", torch.float64)
+        learner = Learner.open(settings)
+    return learner
+
+
+def groups_of() -> list[Group]:
+    """Branching episodes with tokens that may not be trained, of several versions; the rewards of group 2 are equal."""
+    rng = np.random.default_rng(5)
+
+    def turn(index: int, parent: int, at: int, n: int, flags: Sequence[int] | None = None) -> Node:
+        node = sampled(
+            index, parent, at, rng.integers(0, 250, n).tolist(), flags=flags, temperature=TEMPERATURE
+        )
+        logprobs = rng.uniform(-7.5, -4.0, n).astype(np.float32)
+        return replace(
+            node, logprobs=logprobs, versions=rng.integers(0, 3, n).astype(np.int32), call_id=f"call {index}"
+        )
+
+    groups = []
+    for g in range(3):
+        members = []
+        for m in range(3):
+            n = int(rng.integers(4, 9))
+            flags = (
+                [TokenFlag.LATE, TokenFlag.GREEDY | TokenFlag.ORPHANED] + [0] * (n - 2) if m == 1 else None
+            )
+            spoilt = turn(3, 2, 2, 4)
+            spoilt.logprobs[1] = np.nan
+            nodes = (
+                prompt(0, -1, 0, rng.integers(0, 250, 3 + g).tolist()),
+                turn(1, 0, 2, n, flags),
+                prompt(2, 1, n, [5, 6]),
+                spoilt,
+                turn(4, 1, 2, 3),
+                replace(turn(5, 0, 1, 2), mask_reason="abandoned"),
+            )
+            members.append(Episode(f"{g}-{m}", 0.5 if g == 2 else float(rng.normal()), nodes))
+        groups.append(Group(f"g{g}", f"t{g}", 0, tuple(members)))
+    return groups
+
+
+REASONS = {int(TokenFlag.LATE): "late", int(TokenFlag.GREEDY | TokenFlag.ORPHANED): "greedy"}
+
+
+def reference(learner: Learner, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What the table should say, token by token, from the papers' formulas and the model's own forward pass."""
+    rows = []
+    for group in groups:
+        rewards = np.array([episode.reward for episode in group.episodes])
+        for episode in group.episodes:
+            advantage = (episode.reward - rewards.mean()) / rewards.std() if rewards.std() > 1e-12 else 0.0
+            for node in episode.nodes:
+                if node.sampled:
+                    rows += rows_of(learner, group.group_id, episode, node, advantage)
+    return rows
+
+
+def rows_of(
+    learner: Learner, group: str, episode: Episode, node: Node, advantage: float
+) -> list[dict[str, Any]]:
+    context = context_of(episode, node)
+    with torch.no_grad():
+        logits = plain_logits(learner.model, torch.tensor([context + node.ids.tolist()]))[0]
+    rows = []
+    for i, token in enumerate(node.ids.tolist()):
+        recorded = float(node.logprobs[i])
+        reason = node.mask_reason or REASONS.get(int(node.flags[i]), "")
+        reason = reason or ("invalid_logprob" if np.isnan(recorded) else "" if advantage else "equal_rewards")
+        row = {
+            "group_id": group, "episode_id": episode.episode_id, "call_id": f"call {node.index}",
+            "node": node.index, "position": len(context) + i, "token": token,
+            "version": int(node.versions[i]), "recorded_logprob": recorded, "advantage": advantage,
+            "mask_reason": reason or None,
+            **dict.fromkeys(("logprob", "entropy", "weight", "mismatch", "clipped")),
+        }  # fmt: skip
+        if not reason:
+            scaled = (logits[len(context) + i - 1] / float(np.float32(TEMPERATURE))).numpy()
+            probabilities = np.exp(scaled - scaled.max())
+            probabilities /= probabilities.sum()
+            logprob = float(np.log(probabilities[token]))
+            ratio = np.exp(logprob - recorded)
+            kept = BOUNDS[0] <= ratio <= BOUNDS[1]
+            row |= {
+                "logprob": logprob,
+                "entropy": float(-(probabilities * np.log(probabilities)).sum()),
+                "weight": min(ratio, CAP) if kept else 0.0,
+                "mismatch": logprob - recorded,
+                "clipped": bool(ratio > 1 + HIGH if advantage > 0 else ratio < 1 - LOW),
+                "mask_reason": None if kept else "ratio",
+            }
+        rows.append(row)
+    return rows
+
+
+def context_of(episode: Episode, node: Node) -> list[int]:
+    if node.parent < 0:
+        return []
+    parent = episode.nodes[node.parent]
+    return context_of(episode, parent) + parent.ids[: node.at].tolist()
+
+
+def table_of(learner: Learner, groups: Sequence[Group]) -> pa.Table:
+    """The table of one step."""
+    batch = learner.begin(Keep(tokens=True))
+    for group in groups:
+        learner.take(batch, [group])
+    learner.step(batch)
+    return token_table(batch.kept)
+
+
+def assert_says(table: pa.Table, expected: Sequence[Mapping[str, Any]]) -> None:
+    rows = table.to_pylist()
+    assert len(rows) == len(expected) > 0
+    for row, wanted in zip(rows, expected, strict=True):
+        for name, value in wanted.items():
+            if isinstance(value, float):
+                assert row[name] == pytest.approx(value, rel=1e-10, abs=1e-10, nan_ok=True), (name, wanted)
+            else:
+                assert row[name] == value, (name, wanted)
+
+
+@pytest.mark.parametrize("tokens", [16, 40, 10_000])
+def test_each_column_is_that_of_a_plain_forward_pass_of_every_path(
+    exact_model: Path, tmp_path: Path, tokens: int
+) -> None:
+    groups = groups_of()
+    learner = learner_of(settings_of(exact_model, tmp_path, ALGORITHM, tokens))
+    expected = reference(learner, groups)
+    reasons = Counter(row["mask_reason"] for row in expected)
+    assert reasons.keys() == {
+        None, "ratio", "late", "greedy", "abandoned", "invalid_logprob", "equal_rewards"
+    }  # fmt: skip
+    assert {row["clipped"] for row in expected} == {True, False, None}
+    assert_says(table_of(learner, groups), expected)
+
+
+def test_a_group_without_advantage_that_is_trained_has_its_figures(exact_model: Path, tmp_path: Path) -> None:
+    """An entropy bonus trains it."""
+    learner = learner_of(settings_of(exact_model, tmp_path, {**ALGORITHM, "entropy_coef": 0.01}))
+    rows = table_of(learner, groups_of()).to_pylist()
+    equal = [row for row in rows if row["group_id"] == "g2" and row["mask_reason"] in (None, "ratio")]
+    assert equal
+    assert all(row["advantage"] == 0 and row["entropy"] > 0 for row in equal)
+
+
+def test_with_minibatches_each_token_has_the_figures_of_its_own_step(
+    exact_model: Path, tmp_path: Path
+) -> None:
+    """The second minibatch is trained by weights that the first has changed, and weighed by both ratios."""
+    algorithm = {"type": "ppo", "minibatches": 2, "importance_cap": CAP, "clip_low": LOW, "clip_high": HIGH}
+    groups = groups_of()[:2]
+    learner = learner_of(settings_of(exact_model, tmp_path, algorithm))
+    weights: list[dict[str, torch.Tensor]] = []
+    step = learner.optimizer.step
+
+    def watched() -> None:
+        weights.append({name: p.detach().clone() for name, p in learner.model.named_parameters()})
+        step()
+
+    learner.optimizer.step = watched  # type: ignore[method-assign]
+    table = table_of(learner, groups).to_pylist()
+    expected: list[dict[str, Any]] = []
+    proximal: list[float] = []
+    for group, state in zip(groups, weights, strict=True):
+        learner.model.load_state_dict(weights[0], strict=False)
+        proximal += [row["logprob"] for row in reference(learner, [group])]
+        learner.model.load_state_dict(state, strict=False)
+        expected += reference(learner, [group])
+    moved = 0
+    for row, wanted, before in zip(table, expected, proximal, strict=True):
+        if wanted["logprob"] is None:
+            continue
+        assert row["logprob"] == pytest.approx(wanted["logprob"], rel=1e-9)
+        moved += before != wanted["logprob"]
+        weight = min(np.exp(before - wanted["recorded_logprob"]), CAP) * np.exp(wanted["logprob"] - before)
+        assert row["weight"] == pytest.approx(weight, rel=1e-9)
+    assert moved
+
+
+def table_on_ranks(settings: Settings) -> list[dict[str, Any]] | None:
+    learner = learner_of(settings)
+    if not learner.ranks.leads:
+        follow(learner)
+        return None
+    table = table_of(learner, groups_of())
+    dismiss(learner)
+    return table.to_pylist()
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_two_ranks_write_the_table_of_one(exact_model: Path, tmp_path: Path, context: int) -> None:
+    one, two = (settings_of(exact_model, tmp_path / name, ALGORITHM) for name in ("1", "2"))
+    two = two.model_copy(update={"parallel": two.parallel.model_copy(update={"context": context})})
+    (expected,) = on_ranks(1, table_on_ranks, one)
+    found, other = on_ranks(2, table_on_ranks, two)
+    assert other is None
+    assert_says(pa.Table.from_pylist(found), expected)
+
+
+async def test_a_run_writes_the_tokens_of_every_so_many_steps(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Read by pandas, as people will, and held against the step's metrics."""
+    settings = settings_for(gateway, tiny_model, tmp_path, steps=3)
+    report = settings.report.model_copy(update={"tokens_every": 2, "samples_every": 0})
+    settings = settings.model_copy(update={"report": report})
+    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
+        await trainer.train()
+    records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
+    folder = settings.run.dir / "tokens"
+    assert [path.name for path in sorted(folder.iterdir())] == ["step-000001.parquet", "step-000003.parquet"]
+    assert not (settings.run.dir / "samples").exists()
+    for step in (1, 3):
+        path, record = folder / f"step-{step:06d}.parquet", records[step - 1]
+        table = pd.read_parquet(path)
+        trained = table[table.logprob.notna()]
+        assert len(trained) == record["trained_tokens"] > 0
+        assert (table.mask_reason == "equal_rewards").sum() == record["skipped_tokens"]
+        assert trained.entropy.mean() == pytest.approx(record["entropy"], rel=1e-4)
+        assert trained.weight.mean() == pytest.approx(record["importance_weight"], rel=1e-4)
+        assert (-trained.mismatch).mean() == pytest.approx(record["kl_recorded_k1"], rel=1e-4)
+        assert json.loads(pq.read_schema(path).metadata[b"headgate"]) == {
+            "step": step, "buffer": step - 1, "version": step
+        }  # fmt: skip
+
+
+def test_a_table_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "tokens" / "step-000001.parquet"
+
+    def fails() -> None:
+        with whole(path) as aside:
+            aside.write_bytes(b"PAR1 half a table")
+            assert not path.exists()
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fails()
+    assert list(path.parent.iterdir()) == []
+    for said in ({"step": 1}, {"step": 2}):
+        write(path, pa.table({"token": [1]}), said)
+    assert json.loads(pq.read_schema(path).metadata[b"headgate"]) == {"step": 2}
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,46 @@
+"""What is written about a step beside its figures: samples of its episodes, and a table of its tokens."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from trainer.data.batch import Batch
+from trainer.data.kept import Keep
+from trainer.report import samples, tokens
+from trainer.report.files import samples_file, tokens_file
+from trainer.report.samples import Decode
+from trainer.settings import Settings
+
+
+class Details:
+    """The writer of one run's; `[report] samples_every` and `tokens_every` say of which steps."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def wanted(self, step: int) -> Keep:
+        """What the batch of a step is to keep; steps are counted from 1."""
+        report = self._settings.report
+        groups = (report.samples_episodes + 1) // 2 if _is_due(step, report.samples_every) else 0
+        return Keep(groups, _is_due(step, report.tokens_every))
+
+    def write(self, step: int, batch: Batch) -> None:
+        """Writes what was kept of the batch of a step, each file at once. Blocks; raises OSError."""
+        kept, directory = batch.kept, self._settings.run.dir
+        if kept.keep.groups:
+            found = samples.samples_of(kept, self._settings.report.samples_episodes, self._decode)
+            samples.write(samples_file(directory, step), found)
+        if kept.keep.tokens:
+            said = {"step": step, "buffer": batch.version, "version": batch.version + 1}
+            tokens.write(tokens_file(directory, step), tokens.token_table(kept), said)
+
+    @cached_property
+    def _decode(self) -> Decode:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self._settings.model.path)
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and (step - 1) % every == 0
