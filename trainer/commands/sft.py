@@ -16,6 +16,7 @@ from trainer.errors import ConfigError, NotFinite
 from trainer.learner import Learner
 from trainer.model.parallel import own_rank
 from trainer.orders import dismiss, follow
+from trainer.report import trackers
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import SupervisedSettings
@@ -30,6 +31,7 @@ def sft(settings: SupervisedSettings, out: Path | None = None) -> None:
 
     Every rank of the run calls it. Raises ConfigError and NotFinite; blocks.
     """
+    trackers.check(settings.report.to)
     out = out or settings.run.dir / "model"
     if own_rank() == 0 and out.exists():
         raise ConfigError(f"{out} exists; name another --out, or remove it")
