@@ -93,6 +93,21 @@ def test_a_trainer_without_torch_says_in_one_line_what_to_install(command: list[
     )
 
 
+def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anything(tmp_path: Path) -> None:
+    config = tmp_path / "trainer.toml"
+    config.write_text(
+        f"[run]\ndir = '{tmp_path}/run'\nsteps = 1\n[gateway]\nurl = 'http://127.0.0.1:1'\n"
+        f"[model]\npath = '{tmp_path}/no-model'\n[optimizer]\nlr = 1e-3\n[report]\nto = ['wandb']\n"
+    )
+    code = "import sys\nsys.modules['wandb'] = None\nfrom trainer.cli import main\nmain()"
+    done = run(code, "run", str(config))
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line) == (
+        2, "[report] to: wandb is not installed: pip install 'headgate[trackers]'"
+    )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_tokenizer_that_only_transformers_can_read_is_refused_with_the_extra_that_has_it(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,8 @@ from trainer.report.files import samples_file, tokens_file
 from trainer.report.samples import Decode
 from trainer.settings import Settings
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+
 
 class Details:
     """The writer of one run's; `[report] samples_every` and `tokens_every` say of which steps."""
@@ -36,9 +38,13 @@ class Details:
 
     @cached_property
     def _decode(self) -> Decode:
+        """By the tokenizer beside the model; without one, a text is its token ids."""
+        path = self._settings.model.path
+        if not any((path / name).exists() for name in _TOKENIZERS):
+            return lambda ids: " ".join(map(str, ids))
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self._settings.model.path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
         return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 

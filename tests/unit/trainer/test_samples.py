@@ -15,10 +15,15 @@ from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, trainer_of
 from tests.unit.trainer.trees import group, prompt, sampled
+from trainer.algorithms import create
 from trainer.cli import app
+from trainer.data.batch import Batch
 from trainer.data.kept import Keep, Kept
+from trainer.report.details import Details
 from trainer.report.files import samples_file
+from trainer.report.markdown import read
 from trainer.report.samples import LONGEST, samples_of, write
+from trainer.settings import Settings
 
 
 def spelt(ids: Sequence[int]) -> str:
@@ -81,6 +86,23 @@ def test_the_middle_of_a_long_text_is_left_out() -> None:
     assert len(whole) > 2 * LONGEST
     assert sample.reply.startswith(whole[: LONGEST // 2]) and sample.reply.endswith(whole[-LONGEST // 2 :])
     assert f"[... {len(whole) - LONGEST} characters ...]" in sample.reply
+
+
+def test_without_a_tokenizer_beside_the_model_a_text_is_its_token_ids(
+    exact_model: Path, tmp_path: Path
+) -> None:
+    settings = Settings.parse({
+        "run": {"dir": tmp_path, "steps": 1},
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": exact_model},
+        "optimizer": {"lr": 1e-3},
+    })  # fmt: skip
+    details = Details(settings)
+    batch = Batch(0, create(settings.algorithm), 100, keep=details.wanted(1))
+    assert list(batch.take([group("g", [1.0])])) == []
+    details.write(1, batch)
+    (row,) = read(samples_file(tmp_path, 1))
+    assert row["reply"] == spelt(group("g", [1.0]).episodes[0].nodes[1].ids.tolist())
 
 
 async def test_a_run_writes_samples_that_the_command_line_prints(
