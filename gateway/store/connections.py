@@ -1,6 +1,7 @@
 """Connections to the two databases, and what their errors mean.
 
-`postgresql://` is spoken by psycopg. A gateway that stands still in the middle of a transaction (a paused machine) loses it after
+`postgresql://` is spoken by psycopg, which SQLAlchemy imports when it connects: its errors and connections are told by their
+attributes here. A gateway that stands still in the middle of a transaction (a paused machine) loses it after
 `_IDLE_S`, so that its locks hold nobody else up. Only a server that takes writes is connected to.
 """
 
@@ -9,9 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
@@ -19,6 +19,9 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError,
 from gateway.errors import Unprocessable
 from gateway.settings import ConfigError
 from gateway.store.columns import from_json, to_json
+
+if TYPE_CHECKING:
+    import psycopg
 
 _CONNECT_S = 5
 _CACHE_KIB = 8_192
@@ -117,8 +120,8 @@ def is_away(error: BaseException) -> bool:
     """True if the error means that the database cannot be reached, or cannot work, for now."""
     if not isinstance(error, DBAPIError):
         return False
-    original = error.orig
-    if isinstance(original, psycopg.Error):
+    original: Any = error.orig
+    if hasattr(original, "sqlstate"):
         if original.sqlstate is None:  # libpq's own error: no connection, or a broken one
             return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
         return original.sqlstate.startswith(_AWAY)
@@ -152,8 +155,9 @@ def is_unusable(error: BaseException) -> bool:
         return False
     if (code := _sqlite_code(error)) is not None:
         return code in _SQLITE_UNUSABLE
-    if isinstance(error.orig, psycopg.Error):
-        return error.orig.sqlstate in _UNUSABLE or any(words in str(error.orig) for words in _LET_IN_NOBODY)
+    original: Any = error.orig
+    if hasattr(original, "sqlstate"):
+        return original.sqlstate in _UNUSABLE or any(words in str(original) for words in _LET_IN_NOBODY)
     return False
 
 
@@ -170,15 +174,21 @@ def is_broken(connection: Connection) -> bool:
     """True if a connection is of no use any more."""
     if connection.closed or connection.invalidated:
         return True
-    raw = connection.connection.dbapi_connection
-    return isinstance(raw, psycopg.Connection) and (raw.closed or raw.broken)
+    raw = _libpq(connection)
+    return raw is not None and (raw.closed or raw.broken)
 
 
 def is_failed(connection: Connection) -> bool:
     """True if PostgreSQL takes nothing more in this transaction, because a statement in it failed."""
-    raw = connection.connection.dbapi_connection
-    failed = psycopg.pq.TransactionStatus.INERROR
-    return isinstance(raw, psycopg.Connection) and raw.info.transaction_status == failed
+    raw = _libpq(connection)
+    return raw is not None and raw.info.transaction_status.name == "INERROR"
+
+
+def _libpq(connection: Connection) -> psycopg.Connection | None:
+    """psycopg's connection; None with SQLite."""
+    if connection.dialect.name != "postgresql":
+        return None
+    return cast("psycopg.Connection | None", connection.connection.dbapi_connection)
 
 
 def delays() -> Iterator[float]:
