@@ -1,7 +1,6 @@
-"""The gateway's vocabulary, and the form in which token trees travel to a trainer.
+"""The gateway's vocabulary. Everything here is a value: no I/O, no behaviour beyond construction.
 
-Everything here is a value: no I/O, no behaviour beyond construction and conversion. The Arrow schema is the contract between
-gateway and trainer; `FEED_SCHEMA_VERSION` changes whenever a field changes its meaning.
+Token trees travel to a trainer in the form of `gateway/arrow.py`.
 
 Invariants of a token tree (`Node`):
 - nodes are numbered in creation order, so a parent always comes before its children;
@@ -13,14 +12,13 @@ Invariants of a token tree (`Node`):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -28,8 +26,6 @@ UInt8Array = npt.NDArray[np.uint8]
 
 EpisodeMode = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
-
-FEED_SCHEMA_VERSION = 2
 
 UNUSABLE_LOGPROB = -9000.0
 """vLLM writes -9999 where it has no log-probability: nothing at or below this is one."""
@@ -279,135 +275,3 @@ class Sampling:
         if self.grammar is not None or self.logit_bias or self.min_tokens or penalties:
             flags |= TokenFlag.CONSTRAINED
         return flags
-
-
-FEED_SCHEMA = pa.schema(
-    [
-        ("group_id", pa.string()),
-        ("task_id", pa.string()),
-        ("group_version", pa.int32()),
-        ("buffer", pa.int32()),
-        ("episode_id", pa.string()),
-        ("reward", pa.float64()),
-        ("node", pa.int32()),
-        ("parent", pa.int32()),
-        ("at", pa.int32()),
-        ("sampled", pa.bool_()),
-        ("ids", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("versions", pa.list_(pa.int32())),
-        ("flags", pa.list_(pa.uint8())),
-        ("temperature", pa.float32()),
-        ("mask_reason", pa.string()),
-        ("call_id", pa.string()),
-        ("call_reward", pa.float64()),
-        ("finish_reason", pa.string()),
-    ],
-    metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
-)
-"""One row per node; the rows of an episode, and the episodes of a group, are consecutive.
-
-An episode that made no call has one row with node -1: it has nothing to train, but its reward counts in its group.
-`reward` is the episode's, with those of its calls. A sampled node has those of its call: `call_reward`, what was posted (null:
-nothing), and `finish_reason`, why it ended (see `Node`). Readers take columns by name: those new to a reader are left alone, and
-`finish_reason` may be missing.
-"""
-_LATER = {"finish_reason": ""}
-"""Columns that feeds and exports of this schema version may lack, and what stands for them."""
-
-
-_NO_NODE = Node(
-    *(-1, -1, 0, False),
-    ids=np.empty(0, np.int32),
-    logprobs=np.empty(0, np.float32),
-    versions=np.empty(0, np.int32),
-    flags=np.empty(0, np.uint8),
-)
-
-
-def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
-    """The groups as a table of `FEED_SCHEMA`."""
-    rows = [
-        {
-            "group_id": group.group_id,
-            "task_id": group.task_id,
-            "group_version": group.version,
-            "buffer": group.buffer,
-            "episode_id": episode.episode_id,
-            "reward": episode.reward,
-            "node": node.index,
-            "parent": node.parent,
-            "at": node.at,
-            "sampled": node.sampled,
-            "ids": node.ids,
-            "logprobs": node.logprobs,
-            "versions": node.versions,
-            "flags": node.flags,
-            "temperature": node.temperature,
-            "mask_reason": node.mask_reason,
-            "call_id": node.call_id,
-            "call_reward": node.reward,
-            "finish_reason": node.finish_reason,
-        }
-        for group in groups
-        for episode in group.episodes
-        for node in episode.nodes or (_NO_NODE,)
-    ]
-    return pa.Table.from_pylist(rows, schema=FEED_SCHEMA)
-
-
-def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
-    """The inverse of `groups_to_arrow`. Raises ValueError on another schema version."""
-    version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
-    if version != str(FEED_SCHEMA_VERSION):
-        raise ValueError(f"feed schema {version or 'unknown'}: this build reads {FEED_SCHEMA_VERSION}")
-    groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
-    for row in _rows(table):  # a later batch may have a group of the same name
-        _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
-        _, nodes = episodes.setdefault(row["episode_id"], (row["reward"], []))
-        if row["node"] >= 0:
-            nodes.append(_node(row))
-    return tuple(
-        Group(
-            group_id,
-            head["task_id"],
-            head["group_version"],
-            tuple(Episode(eid, reward, tuple(nodes)) for eid, (reward, nodes) in episodes.items()),
-            head["buffer"],
-        )
-        for (group_id, _), (head, episodes) in groups.items()
-    )
-
-
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    arrays = {"ids", "logprobs", "versions", "flags"}
-    table = table.combine_chunks()
-    for name, missing in _LATER.items():
-        if name not in table.column_names:
-            table = table.append_column(
-                name, pa.array([missing] * table.num_rows, FEED_SCHEMA.field(name).type)
-            )
-    columns = {name: table[name] if name in arrays else table[name].to_pylist() for name in FEED_SCHEMA.names}
-    for i in range(table.num_rows):
-        yield {
-            name: column[i].values.to_numpy(zero_copy_only=False) if name in arrays else column[i]
-            for name, column in columns.items()
-        }
-
-
-def _node(row: dict[str, Any]) -> Node:
-    return Node(
-        index=row["node"],
-        parent=row["parent"],
-        at=row["at"],
-        sampled=row["sampled"],
-        ids=row["ids"],
-        logprobs=row["logprobs"],
-        versions=row["versions"],
-        flags=row["flags"],
-        temperature=row["temperature"],
-        mask_reason=row["mask_reason"],
-        call_id=row["call_id"],
-        reward=row["call_reward"],
-        finish_reason=row["finish_reason"],
-    )

@@ -1,6 +1,6 @@
 """`/admin/v1/leases`: the trainer's feed; `/admin/v1/batches`: what was trained.
 
-Groups travel as an Arrow stream of `gateway.types.FEED_SCHEMA`.
+Groups travel as an Arrow stream of `gateway.arrow.FEED_SCHEMA`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import pyarrow as pa
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Admin, admin
 from gateway.api.context import Number
-from gateway.types import LeasedGroups, groups_to_arrow
+from gateway.types import LeasedGroups
 
 router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(admin)])
 
@@ -122,8 +121,6 @@ async def _stream(leased: LeasedGroups) -> Response:
 
 
 def _arrow(leased: LeasedGroups) -> bytes:
-    table = groups_to_arrow(leased.groups)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    from gateway.arrow import write_stream  # pyarrow takes 40 MiB, and not every gateway has a trainer
+
+    return write_stream(leased.groups)

@@ -23,7 +23,7 @@ def export(
 ) -> None:
     """Write the groups that were trained to a Parquet file, from the database; no gateway need run.
 
-    The schema is the feed's (gateway.types.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
+    The schema is the feed's (gateway.arrow.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
     datasets.load_dataset("parquet", data_files=FILE).
     """
     from gateway.cli.progress import GroupProgress

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import httpx
-import pyarrow as pa
 from httpx_aiohttp import AiohttpTransport
 
+from gateway.arrow import read_stream
 from gateway.types import (
     AS_ASKED,
     EpisodeMode,
@@ -21,7 +21,6 @@ from gateway.types import (
     Group,
     Lease,
     LeasedGroups,
-    groups_from_arrow,
 )
 
 ADMIN = "/admin/v1"
@@ -323,8 +322,7 @@ class GatewayClient:
 
 
 def _leased(response: httpx.Response) -> LeasedGroups:
-    with pa.ipc.open_stream(response.content) as reader:
-        groups = groups_from_arrow(reader.read_all())
+    groups = read_stream(response.content)
     complete = response.headers["x-headgate-complete"] == "true"
     return LeasedGroups(groups, int(response.headers["x-headgate-cursor"]), complete)
 

@@ -1,4 +1,4 @@
-"""Exports the store's groups as a Parquet file of `gateway.types.FEED_SCHEMA`.
+"""Exports the store's groups as a Parquet file of `gateway.arrow.FEED_SCHEMA`.
 
 Reads the database directly and changes nothing in it, whether or not a gateway runs. The file is written under another name and
 renamed, so it is complete or absent.
@@ -17,6 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 
+from gateway.arrow import FEED_SCHEMA, groups_to_arrow
 from gateway.feed.decision_log import Entry
 from gateway.feed.groups import GroupReader, as_of
 from gateway.settings import Settings
@@ -24,7 +25,6 @@ from gateway.store import decisions, episodes
 from gateway.store import ledger as statements
 from gateway.store.connections import driver, without_password
 from gateway.store.schema import newest_revision
-from gateway.types import FEED_SCHEMA, groups_to_arrow
 from scheduler.policies.lineage import orphans
 
 ROW_GROUP = 32

@@ -13,9 +13,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gateway.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
 from gateway.cli import app
 from gateway.feed import export as exports
-from gateway.types import FEED_SCHEMA, Group, groups_from_arrow, groups_to_arrow
+from gateway.types import Group
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from gateway.arrow import groups_to_arrow
 from gateway.client.admin import GatewayRefused
-from gateway.types import Lease, groups_to_arrow
+from gateway.types import Lease
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import nodes_of, versions_of
 from tests.harness.waiting import result_of

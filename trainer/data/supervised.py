@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from gateway.types import Episode, Group, Node, groups_from_arrow
+from gateway.arrow import groups_from_arrow
+from gateway.types import Episode, Group, Node
 from trainer.data.chat import ChatTemplate, conversations
 from trainer.data.tree import rows_of
 from trainer.errors import ConfigError

@@ -12,18 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
 from gateway.store.turns import spans_of
-from gateway.types import (
-    FEED_SCHEMA,
-    Episode,
-    Group,
-    Node,
-    Probe,
-    Sampling,
-    TokenFlag,
-    groups_from_arrow,
-    groups_to_arrow,
-)
+from gateway.types import Episode, Group, Node, Probe, Sampling, TokenFlag
 
 
 def test_flags_of_sampling_parameters() -> None:
