@@ -38,7 +38,6 @@ from gateway.rollout.handover import Handover
 from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies
-from gateway.rollout.upstream import Upstream
 from gateway.sections import ClusterMember
 from gateway.settings import ConfigError, Settings
 from gateway.store.database import Database
@@ -125,6 +124,8 @@ async def _models(stack: AsyncExitStack, settings: Settings, database: Database)
     shared = settings.cluster.url is not None
     for name, given in settings.models.items():
         if given.upstream is not None:
+            from gateway.rollout.upstream import Upstream  # httpx brings rich and pygments with it
+
             models.upstream[name] = upstream = Upstream(
                 name, given.upstream, database, settings.server.keep_alive_s
             )

@@ -8,10 +8,10 @@ from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import admitted, count_replies, generate, respond
 from gateway.api.stored import body_of
 from gateway.api.upstream import relay
+from gateway.control.models import ServedModel
 from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
-from gateway.rollout.upstream import Upstream
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -23,7 +23,7 @@ async def completions(request: Request, gateway: Gateway) -> Response:
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = gateway.models.resolve(values["model"], caller.model)
-    if isinstance(model, Upstream):
+    if not isinstance(model, ServedModel):
         count_replies(request.scope, *replies_of(values))
         return await relay(gateway, caller, model, "completions", values)
     completion, asked = await offload_read(body, lambda: parse(values))

@@ -18,7 +18,6 @@ from gateway.dialects.messages_answer import PING, MessagesAnswer
 from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, GatewayError
 from gateway.render.offload import offload_read
-from gateway.rollout.upstream import Upstream
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -50,7 +49,7 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
 
 def _model(gateway: Services, caller: Caller, name: str) -> ServedModel:
     model = gateway.models.resolve(name, caller.model)
-    if isinstance(model, Upstream):
+    if not isinstance(model, ServedModel):
         message = f"the model {name!r} is upstream, behind OpenAI's API: it is called by /v1/chat/completions"
         raise BadRequest(message, code="unsupported_model", param="model")
     return model

@@ -27,7 +27,6 @@ from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, NotFound
 from gateway.render.offload import offload, offload_read
-from gateway.rollout.upstream import Upstream
 from gateway.store import answers
 
 router = APIRouter(tags=["OpenAI"])
@@ -45,7 +44,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
-    if isinstance(model, Upstream):
+    if not isinstance(model, ServedModel):
         return await relay(gateway, caller, model, "responses", values)
     asked = await offload_read(body, lambda: dialect.parse(values))
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
@@ -78,7 +77,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
     asked = await offload_read(body, lambda: dialect.parse({**values, **said}))
     model = gateway.models.resolve(asked.model, caller.model)
-    if isinstance(model, Upstream):
+    if not isinstance(model, ServedModel):
         instead = "it is upstream, and counts its tokens itself: see `usage` in its answers"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)

@@ -13,9 +13,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
@@ -26,7 +25,12 @@ from gateway.dialects.responses_answer import error_event
 from gateway.episodes.callers import Caller
 from gateway.episodes.episodes import OpenEpisode
 from gateway.errors import GatewayError
-from gateway.rollout.upstream import Upstream, UpstreamCall
+from gateway.rollout.upstream_call import UpstreamCall
+
+if TYPE_CHECKING:
+    import httpx
+
+    from gateway.rollout.upstream import Upstream
 
 _EVENTS = "text/event-stream"
 _PASSED = ("retry-after", "retry-after-ms", "x-should-retry")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.control.versions import Versions
 from gateway.errors import BadRequest, NotFound
@@ -17,11 +18,13 @@ from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.upstream import Upstream
 from gateway.sections import ModelSettings
 from gateway.settings import Settings
 from gateway.tenancy.projects import Projects, Reach
 from gateway.trajectories.recorder import Recorder
+
+if TYPE_CHECKING:
+    from gateway.rollout.upstream import Upstream
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Literal
 from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.errors import Conflict
 from gateway.rollout.completion import Completion
-from gateway.rollout.upstream import UpstreamCall
+from gateway.rollout.upstream_call import UpstreamCall
 from gateway.types import AS_ASKED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"

@@ -16,7 +16,6 @@ from typing import Any, Self
 from gateway.grading.base import Grader, GradingFailed
 from gateway.grading.episode_view import describe_episode
 from gateway.grading.function import FunctionGrader
-from gateway.grading.url import UrlGrader
 from gateway.render.renderer import ChatRenderer
 from gateway.sections import GraderSettings, RewardSettings
 from gateway.settings import ConfigError
@@ -137,6 +136,8 @@ class Grading:
 
 def _grader(given: GraderSettings) -> Grader:
     if given.url is not None:
+        from gateway.grading.url import UrlGrader  # httpx brings rich and pygments with it
+
         return UrlGrader(given.url, given.workers, given.timeout_s)
     assert given.function is not None
     return FunctionGrader(given.function, given.workers, given.timeout_s)

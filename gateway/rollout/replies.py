@@ -28,7 +28,7 @@ from gateway.rollout.handover import Handover
 from gateway.rollout.logged import LoggedCall
 from gateway.rollout.reply import Reader, Reply
 from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated
-from gateway.rollout.upstream import UpstreamCall
+from gateway.rollout.upstream_call import UpstreamCall
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import Place, TokenTree

@@ -7,13 +7,10 @@ the episode ends in the middle of it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import aiohttp
 import httpx
@@ -21,6 +18,7 @@ import orjson
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimedOut
+from gateway.rollout.upstream_call import UpstreamCall
 from gateway.sections import UpstreamSettings
 from gateway.store import turns
 from gateway.store.database import Database
@@ -30,51 +28,6 @@ log = logging.getLogger(__name__)
 _CONNECT_S = 10.0
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
 """0 is no limit; None would be aiohttp's default of 100."""
-
-
-@dataclass(slots=True, eq=False)
-class UpstreamCall:
-    """A call to an upstream model, and its answer so far."""
-
-    call_id: str
-    episode_id: str
-    api: str
-    asked: dict[str, Any]
-    received_at: float
-    status: int = 0
-    parts: list[bytes] = field(default_factory=list)
-    first_part_at: float | None = None
-    finish_reason: Literal["upstream", "error", "abandoned"] = "abandoned"
-    recorded: bool = False
-    _stopped_by: GatewayError | None = None
-    _scope: asyncio.Timeout | None = None
-
-    async def stop(self, reason: GatewayError | None = None) -> None:
-        """Ends the call; its client gets `reason`."""
-        self._stopped_by = reason or UpstreamFailed("the call was stopped", code="call_stopped")
-        if self._scope is not None:
-            self._scope.reschedule(asyncio.get_running_loop().time())
-
-    @asynccontextmanager
-    async def until_stopped(self) -> AsyncIterator[None]:
-        """A context that `stop` ends by raising its reason."""
-        if self._stopped_by is not None:
-            raise self._stopped_by
-        try:
-            async with asyncio.timeout(None) as self._scope:
-                yield
-        except TimeoutError:
-            if self._stopped_by is None:
-                raise
-            raise self._stopped_by from None
-        finally:
-            self._scope = None
-
-    def take(self, part: bytes) -> None:
-        """Adds a part of the answer."""
-        if self.first_part_at is None:
-            self.first_part_at = time.time()
-        self.parts.append(part)
 
 
 class Upstream:
