@@ -82,6 +82,7 @@ def _empty(
 ) -> Policy:
     """A policy without its weights, spread over the ranks."""
     model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
+    ranks.divide(model)
     if adapted and wanted.lora is not None:
         # Seconds to import, for runs with adapters alone.
         from trainer.model import lora

@@ -1,10 +1,10 @@
 """Several processes that train one model: their mesh, the weights' shards, and what the ranks say to one another.
 
-Imports torch.distributed, as its part `context` does, and no other module. Owns the process group. FSDP2 shards a model by
-layers; it also carries mixed precision, so a single rank with bf16 compute has a process group of one. Invariants: gradients of
-ranks are summed, not averaged, and accumulate in the precision of the weights; between passes every weight is a shard, so that an
-optimizer step is never followed by a pass with old weights. Every function that says so is collective: all ranks call it, in the
-same order.
+Imports torch.distributed, as its parts `context_parallel` and `tensor_parallel` do, and no other module. Owns the process group.
+FSDP2 shards a model by layers; it also carries mixed precision, so a single rank with bf16 compute has a process group of one.
+Invariants: gradients of ranks are summed, not averaged, and accumulate in the precision of the weights; between passes every
+weight is a shard, so that an optimizer step is never followed by a pass with old weights. Every function that says so is
+collective: all ranks call it, in the same order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.errors import ConfigError, RankLost
-from trainer.model.context import ContextExchange
+from trainer.model import tensor_parallel
+from trainer.model.context_parallel import ContextExchange
 from trainer.sections.parallel import ParallelSettings
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Ranks:
             return
         reduce = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-        options: dict[str, Any] = {"mesh": self.mesh, "mp_policy": policy, "reshard_after_forward": True}
+        options: dict[str, Any] = {"mesh": self._copies, "mp_policy": policy, "reshard_after_forward": True}
         for layer in layers:
             fully_shard(layer, **options)
         fully_shard(model, **options)
@@ -91,19 +92,29 @@ class Ranks:
                 module.set_reduce_scatter_unused_params(True)
 
     @property
+    def together(self) -> int:
+        """Neighbouring ranks that compute each micro-batch together."""
+        return self._settings.context * self._settings.tensor
+
+    @property
     def shares(self) -> int:
-        """Micro-batches that are computed at a time: `[parallel] context` ranks compute each together."""
-        return self.size // self._settings.context
+        """Micro-batches that are computed at a time."""
+        return self.size // self.together
 
     @property
     def share(self) -> int:
         """The number of the micro-batch, of those, on which this rank computes."""
-        return self.rank // self._settings.context
+        return self.rank // self.together
 
     @property
     def counts(self) -> bool:
         """True for the rank that counts the figures of its share: they are alike on the ranks that compute it together."""
-        return self.rank % self._settings.context == 0
+        return self.rank % self.together == 0
+
+    def divide(self, model: Any) -> None:
+        """Divides a Hugging Face model's matrices by `[parallel] tensor`, before `shard`. Raises ConfigError. Collective."""
+        if self._settings.tensor > 1:
+            tensor_parallel.divide(model, self.mesh["tensor"])
 
     @cached_property
     def exchange(self) -> ContextExchange | None:
@@ -115,14 +126,22 @@ class Ranks:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks by `replicate` and `shard`. The first use is collective."""
+        """The ranks by `replicate`, `shard` and `tensor`. The first use is collective."""
         if self._mesh is None:
             start(self._settings.timeout_s, self.device)
-            replicate = self._settings.replicate
-            shape = (self.size,) if replicate == 1 else (replicate, self.size // replicate)
-            names = ("shard",) if replicate == 1 else ("replicate", "shard")
-            self._mesh = init_device_mesh(torch.device(self.device).type, shape, mesh_dim_names=names)
+            replicate, tensor = self._settings.replicate, self._settings.tensor
+            sizes = {"replicate": replicate, "shard": self.size // (replicate * tensor), "tensor": tensor}
+            used = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
+            self._mesh = init_device_mesh(
+                torch.device(self.device).type, tuple(used.values()), mesh_dim_names=tuple(used)
+            )
         return self._mesh
+
+    @property
+    def _copies(self) -> DeviceMesh:
+        """The mesh without `tensor`: the ranks that have the same part of every matrix, or shards of it."""
+        names = tuple(name for name in self.mesh.mesh_dim_names or () if name != "tensor")
+        return self.mesh[names]
 
     def from_first(self, value: Any = None) -> Any:
         """Rank 0's value, on every rank. Collective."""
@@ -215,17 +234,20 @@ def own_rank() -> int:
 
 def check(settings: ParallelSettings, size: int) -> None:
     """Refuses a number of ranks that `[parallel]` cannot divide. Raises ConfigError."""
-    shard = settings.shard
-    exact = settings.replicate * shard if shard is not None else None
-    if exact is not None and exact != size:
-        wanted = f"[parallel] shard = {shard} times replicate = {settings.replicate} needs {exact} ranks"
-    elif size % settings.replicate:
-        wanted = f"[parallel] replicate = {settings.replicate} needs a multiple of as many ranks"
+    sizes = {"replicate": settings.replicate, "shard": settings.shard, "tensor": settings.tensor}
+    product = math.prod(n for n in sizes.values() if n is not None)
+    said = " times ".join(
+        f"{name} = {n}" for name, n in sizes.items() if n is not None and (n > 1 or name == "shard")
+    )
+    if settings.shard is not None and product != size:
+        wanted = f"[parallel] {said} needs {product} ranks"
+    elif size % product:
+        wanted = f"[parallel] {said} needs a multiple of {product} ranks"
     elif size % settings.context:
         wanted = f"[parallel] context = {settings.context} needs a multiple of as many ranks"
     else:
         return
-    least = exact or math.lcm(settings.replicate, settings.context)
+    least = product if settings.shard is not None else math.lcm(product, settings.context)
     raise ConfigError(
         f"{wanted}, but {size} run: start them with torchrun --nproc-per-node {least} -m trainer.cli run CONFIG, or with"
         " [trainer] ranks of a cluster's file"

@@ -23,14 +23,15 @@ class ParallelSettings(Section):
     """Of those ranks, so many compute each micro-batch together (Ulysses): each has a run of its tokens and, in attention, all
     tokens of some heads. For sequences whose activations fit on no device; the attention heads are a multiple of it."""
     tensor: int = Field(1, ge=1, le=RANKS)
-    """Ranks that share each matrix product. Refused above 1: there is no such support yet."""
+    """Ranks that share each matrix product of the layers, beside `shard` and `replicate`: by transformers' plan for the
+    architecture, and a divisor of its attention heads. Neighbouring ranks, for they talk in every layer."""
     timeout_s: Seconds = 600.0
     """How long one rank waits for the others within a step before it ends with an error."""
 
     @model_validator(mode="after")
     def _is_supported(self) -> Self:
-        if self.tensor > 1:
+        if self.tensor > 1 and self.context > 1:
             raise ValueError(
-                f"tensor = {self.tensor}: this trainer cannot do that; weights that do not fit on a device are spread by `shard`"
+                f"tensor = {self.tensor} and context = {self.context}: this trainer cannot do both; long sequences need `context`"
             )
         return self

@@ -221,9 +221,11 @@ def test_what_some_ranks_wrote_others_read(tmp_path: Path, before: int, after: i
 @pytest.mark.parametrize(
     ("values", "size", "said"),
     [
-        ({"shard": 4}, 2, "shard = 4 times replicate = 1 needs 4 ranks, but 2 run"),
-        ({"shard": 2, "replicate": 2}, 2, "needs 4 ranks, but 2 run"),
-        ({"replicate": 2}, 3, "replicate = 2 needs a multiple of as many ranks, but 3 run"),
+        ({"shard": 4}, 2, "shard = 4 needs 4 ranks, but 2 run"),
+        ({"shard": 2, "replicate": 2}, 2, "replicate = 2 times shard = 2 needs 4 ranks, but 2 run"),
+        ({"shard": 2, "tensor": 2}, 2, "shard = 2 times tensor = 2 needs 4 ranks, but 2 run"),
+        ({"replicate": 2}, 3, "replicate = 2 needs a multiple of 2 ranks, but 3 run"),
+        ({"tensor": 2}, 3, "tensor = 2 needs a multiple of 2 ranks, but 3 run"),
         ({"context": 2}, 3, "context = 2 needs a multiple of as many ranks, but 3 run"),
     ],
 )
@@ -233,6 +235,6 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], 
     parallel.check(ParallelSettings(**values), 4)
 
 
-def test_what_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="tensor = 2: this trainer cannot do that"):
-        ParallelSettings.model_validate({"tensor": 2})
+def test_context_and_tensor_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensor = 2 and context = 2: this trainer cannot do both"):
+        ParallelSettings.model_validate({"tensor": 2, "context": 2})

@@ -4,94 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from gateway.types import Episode, Group
 from tests.harness.ranks import DIED, on_ranks
-from tests.unit.trainer.trees import prompt, sampled
+from tests.unit.trainer.learning import STEPS, assert_close, groups_of, learn, settings_of
 from trainer.data.batch import Batch
 from trainer.errors import RankLost
 from trainer.learner import Learner
-from trainer.model import pretrained
-from trainer.orders import beat, dismiss, follow
+from trainer.orders import beat, follow
 from trainer.settings import Settings
-
-STEPS = 4
-Curve = list[dict[str, float]]
-
-
-def settings_of(
-    model: Path, work: Path, algorithm: dict[str, Any], dtype: str = "float32", context: int = 1, **more: Any
-) -> Settings:
-    return Settings.parse({
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "dtype": dtype, **more},
-        "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
-        "algorithm": algorithm,
-        "batch": {"tokens": 40},
-        "parallel": {"timeout_s": 60, "context": context},
-    })  # fmt: skip
-
-
-def groups_of(version: int) -> list[Group]:
-    """Groups of unlike length whose log-probabilities are about those of an untrained model."""
-    rng = np.random.default_rng(version)
-    groups = []
-    for g in range(3):
-        episodes = []
-        for e in range(3):
-            start = prompt(0, -1, 0, [g + 1, 7, 9])
-            turn = sampled(
-                1, 0, 3, rng.integers(0, 250, 4 + 3 * e + g).tolist(), logprob=-5.5, version=version
-            )
-            episodes.append(Episode(f"{g}-{e}", float(rng.normal()), (start, turn)))
-        groups.append(Group(f"g{g}", f"g{g}", version, tuple(episodes)))
-    return groups
-
-
-def learner_of(settings: Settings, dtype: torch.dtype) -> Learner:
-    """A learner whose weights have a precision that no setting gives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(pretrained.DTYPES, "float32", dtype)
-        return Learner.open(settings)
-
-
-def learn(settings: Settings, dtype: torch.dtype, until: int) -> tuple[Curve, dict[str, Tensor]] | None:
-    """Trains from the newest checkpoint to a version, with a checkpoint at the end: the metrics and the weights."""
-    learner = learner_of(settings, dtype)
-    if not learner.ranks.leads:
-        follow(learner)
-        return None
-    curve = []
-    while learner.version < until:
-        batch = learner.begin()
-        for group in groups_of(learner.version):
-            learner.take(batch, [group])
-        curve.append(learner.step(batch))
-    learner.save_checkpoint()
-    weights = learner.published()
-    dismiss(learner)
-    return curve, weights
-
-
-def assert_close(
-    found: Sequence[dict[str, float]], expected: Sequence[dict[str, float]], limit: float
-) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        # An empty micro-batch is computed for the other ranks' sake.
-        for name in ours.keys() - {"computed_tokens"}:
-            assert ours[name] == pytest.approx(theirs[name], rel=limit, abs=limit), name
-
 
 ALGORITHMS = {
     "grpo": {"type": "grpo"},
@@ -153,7 +79,7 @@ def test_several_ranks_train_the_adapters_that_one_trains(
 ) -> None:
     algorithm = ALGORITHMS["with a reference"]
     settings = [
-        settings_of(exact_model, tmp_path / str(n), algorithm, context=shared, **ADAPTERS)
+        settings_of(exact_model, tmp_path / str(n), algorithm, more=ADAPTERS, context=shared)
         for n, shared in ((1, 1), (ranks, context))
     ]
     ((expected, one),) = on_ranks(1, learn, settings[0], torch.float64, STEPS)
@@ -165,7 +91,7 @@ def test_several_ranks_train_the_adapters_that_one_trains(
 
 
 def test_adapters_in_bf16_are_alike_on_two_ranks_but_for_rounding(exact_model: Path, tmp_path: Path) -> None:
-    settings = [settings_of(exact_model, tmp_path / str(n), {}, "bfloat16", **ADAPTERS) for n in (1, 2)]
+    settings = [settings_of(exact_model, tmp_path / str(n), {}, "bfloat16", ADAPTERS) for n in (1, 2)]
     ((expected, _),) = on_ranks(1, learn, settings[0], torch.float32, STEPS)
     (curve, _), _ = on_ranks(2, learn, settings[1], torch.float32, STEPS)
     for name in ("loss", "grad_norm", "kl_recorded_k3"):
@@ -178,7 +104,7 @@ def test_a_run_of_adapters_goes_on_with_another_number_of_ranks(
     exact_model: Path, tmp_path: Path, before: int, after: int
 ) -> None:
     straight, cut = (
-        settings_of(exact_model, tmp_path / name, {}, **ADAPTERS) for name in ("straight", "cut")
+        settings_of(exact_model, tmp_path / name, {}, more=ADAPTERS) for name in ("straight", "cut")
     )
     ((expected, one),) = on_ranks(1, learn, straight, torch.float64, STEPS)
     on_ranks(before, learn, cut, torch.float64, STEPS // 2)
@@ -190,7 +116,7 @@ def test_a_run_of_adapters_goes_on_with_another_number_of_ranks(
 
 def lose(settings: Settings, victim: int) -> str:
     """Rank `victim` kills itself in its second micro-batch; what the other says of it."""
-    learner = learner_of(settings, torch.float32)
+    learner = Learner.open(settings)
     inner, calls = learner._accumulate, iter(range(9))
 
     def accumulate(batch: Batch, *arguments: Any) -> None:
@@ -221,7 +147,7 @@ def beat_on(learner: Learner) -> None:
 
 def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
     """What a rank that has no order to give or to follow says when `victim`, after two heartbeats, ends or says nothing more."""
-    learner = learner_of(settings, torch.float32)
+    learner = Learner.open(settings)
     ranks, mine = learner.ranks, learner.ranks.rank
     for _ in range(2):
         beat(learner) if ranks.leads else ranks.order()
