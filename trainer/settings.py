@@ -100,6 +100,10 @@ class LearnerSettings(Section):
             raise ValueError(
                 'optimizer.type = "muon" makes whole matrices orthogonal, and not the factors of [model.lora]; use "adamw"'
             )
+        if self.model.lora is not None and self.parallel.tensor > 1:
+            raise ValueError(
+                "[model.lora] cannot be trained with [parallel] tensor: adapters are not divided; use `shard`"
+            )
         return self
 
     @classmethod

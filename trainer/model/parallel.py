@@ -114,7 +114,8 @@ class Ranks:
     def divide(self, model: Any) -> None:
         """Divides a Hugging Face model's matrices by `[parallel] tensor`, before `shard`. Raises ConfigError. Collective."""
         if self._settings.tensor > 1:
-            tensor_parallel.divide(model, self.mesh["tensor"])
+            plan = tensor_parallel.plan_of(model, self._settings.tensor)
+            tensor_parallel.divide(model, self.mesh["tensor"], plan)
 
     @cached_property
     def exchange(self) -> ContextExchange | None:

@@ -49,12 +49,8 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 }
 
 
-def divide(model: Any, mesh: DeviceMesh) -> None:
-    """Divides the weights of a Hugging Face model, which may be on the meta device, over a mesh of one dimension. Collective.
-
-    Raises ConfigError if it has no plan, or cannot be divided by it.
-    """
-    plan = _plan(model, mesh.size())
+def divide(model: Any, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
+    """Divides the weights of a Hugging Face model, which may be on the meta device, over a mesh of one dimension. Collective."""
     tied = list(_tied(model))
     styles = {
         name: _style(model, name, plan)
@@ -66,8 +62,8 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
         module.weight = first.weight
 
 
-def _plan(model: Any, ranks: int) -> Mapping[str, str]:
-    """Styles by the names of modules in the decoder. Raises ConfigError."""
+def plan_of(model: Any, ranks: int) -> Mapping[str, str]:
+    """How to divide a model: styles by the names of modules in its decoder. Raises ConfigError, alike on every rank."""
     config, name = model.config.get_text_config(), type(model).__name__
     plan = config.base_model_tp_plan
     if not plan:

@@ -15,7 +15,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from tests.harness.ranks import on_ranks
 from tests.unit.trainer.learning import STEPS, Curve, assert_close, learn, settings_of
 from trainer.errors import ConfigError
-from trainer.learner import Learner
+from trainer.model import loading
+from trainer.model.tensor_parallel import plan_of
 from trainer.settings import Settings
 
 ARCHITECTURES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -95,21 +96,21 @@ def test_a_run_goes_on_with_shared_matrices_and_without(
     assert_equal(found, (expected[0][STEPS // 2 :], expected[1]))
 
 
-def refusal(settings: Settings) -> str:
-    with pytest.raises(ConfigError) as refused:
-        Learner.open(settings)
-    return str(refused.value)
-
-
-def test_a_model_without_a_plan_is_refused(exact_model: Path, tmp_path: Path) -> None:
-    said, _ = on_ranks(2, refusal, settings_of(exact_model, tmp_path, {}, tensor=2))
-    assert "[parallel] tensor = 2: transformers has no plan for GPT2LMHeadModel" in said
+def test_a_model_without_a_plan_is_refused(exact_model: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"\[parallel\] tensor = 2: transformers has no plan for GPT2LMHeadModel"
+    ):
+        plan_of(loading.empty(exact_model, torch.float32), 2)
 
 
 @pytest.mark.parametrize("model", [("llama", False)], indirect=True)
-def test_heads_that_cannot_be_divided_are_refused(model: Path, tmp_path: Path) -> None:
-    said, *_ = on_ranks(4, refusal, settings_of(model, tmp_path, {}, tensor=4))
-    assert (
-        "[parallel] tensor = 4: LlamaForCausalLM has 2 num_key_value_heads, which cannot be divided by it"
-        in said
-    )
+def test_heads_that_cannot_be_divided_are_refused(model: Path) -> None:
+    said = "LlamaForCausalLM has 2 num_key_value_heads, which cannot be divided by it"
+    with pytest.raises(ConfigError, match=said):
+        plan_of(loading.empty(model, torch.float32), 4)
+    assert plan_of(loading.empty(model, torch.float32), 2)
+
+
+def test_adapters_are_refused(exact_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be trained with \[parallel\] tensor"):
+        settings_of(exact_model, tmp_path, {}, more={"lora": {"rank": 3}}, tensor=2)
