@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.errors import ConfigError, RankLost
@@ -113,9 +114,8 @@ class Ranks:
 
     def divide(self, model: Any) -> None:
         """Divides a Hugging Face model's matrices by `[parallel] tensor`, before `shard`. Raises ConfigError. Collective."""
-        if self._settings.tensor > 1:
-            plan = tensor_parallel.plan_of(model, self._settings.tensor)
-            tensor_parallel.divide(model, self.mesh["tensor"], plan)
+        if (ranks := self._settings.tensor) > 1:
+            tensor_parallel.divide(model, tensor_parallel.plan_of(model, ranks), self.mesh["tensor"])
 
     @cached_property
     def exchange(self) -> ContextExchange | None:
@@ -192,11 +192,9 @@ class Ranks:
         """The ranks whose connections are closed, by their end or since they did not answer; empty if none is within a moment."""
         others = [rank for rank in range(self.size) if rank != self.rank] if self._talk is not None else []
         until = time.monotonic() + _FIND_S
-        while True:
-            gone = [rank for rank in others if not self._reaches(rank)]
-            if gone or time.monotonic() > until:
-                return gone
+        while not (gone := [rank for rank in others if not self._reaches(rank)]) and time.monotonic() < until:
             time.sleep(0.05)
+        return gone
 
     def _reaches(self, rank: int) -> bool:
         """False if the connection to a rank is closed; what is sent here, nobody receives."""
@@ -260,10 +258,14 @@ def start(timeout_s: float, device: str) -> None:
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    options: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=timeout_s)}
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(**options)
+    limit = timedelta(seconds=timeout_s)
+    store: dist.Store = dist.HashStore()
+    rank, size = own_rank(), int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1:
+        # torchrun keeps its store over restarts, and with it the addresses of ranks that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", next(rendezvous("env://", timeout=limit))[0])
+    dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
 
 
 def _own_device(device: str) -> str:

@@ -49,7 +49,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 }
 
 
-def divide(model: Any, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
+def divide(model: Any, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Divides the weights of a Hugging Face model, which may be on the meta device, over a mesh of one dimension. Collective."""
     tied = list(_tied(model))
     styles = {
