@@ -14,7 +14,6 @@ from trainer.data import supervised
 from trainer.data.supervised import Examples
 from trainer.errors import ConfigError, NotFinite
 from trainer.learner import Learner
-from trainer.model.parallel import own_rank
 from trainer.orders import dismiss, follow
 from trainer.report import trackers
 from trainer.report.metrics import Metrics
@@ -33,7 +32,7 @@ def sft(settings: SupervisedSettings, out: Path | None = None) -> None:
     """
     trackers.check(settings.report.to)
     out = out or settings.run.dir / "model"
-    if own_rank() == 0 and out.exists():
+    if out.exists():
         raise ConfigError(f"{out} exists; name another --out, or remove it")
     examples = supervised.read(settings.sft, settings.model.path, settings.run.seed)
     steps = min(settings.run.steps, examples.steps)

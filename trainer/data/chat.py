@@ -3,8 +3,8 @@
 Owns the agreement between what is learnt and what a model is asked. The context of a turn is what the chat template of the
 model's tokenizer makes of the messages before it, with the prompt for the assistant; the turn is what the template adds, up to
 the token at which engines stop. Where a template rewrites what was said before (dropped thoughts), the later turn is a branch
-of its own, as it would be at a gateway. Invariants: every path is the tokens of the text that the template gives, whole; every
-turn of the assistant is learnt once, but those with `"weight": 0`.
+of its own. Invariants: every path is the tokens of the text that the template gives, whole; every turn of the assistant is learnt
+once, but those with `"weight": 0`.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class Evaluations:
                 async with asyncio.timeout(limit):
                     status = await process.wait()
                 if status:
-                    why = (process.tail(1) or f"it ended with {status}") + f"; see {log}"
+                    said = process.said().strip().splitlines()
+                    why = (said[-1] if said else f"it ended with {status}") + f"; see {log}"
             finally:
                 await process.stop(0.0)
         except TimeoutError:

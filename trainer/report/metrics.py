@@ -157,15 +157,16 @@ class Metrics:
         """Writes the record of a step of supervised fine-tuning, and says it in a line."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._write({"time": round(time.time(), 3), "version": step, "step": step, **finite})
-        held_out = f"  held out {values['held_out_loss']:.4f}" if "held_out_loss" in values else ""
-        self.say(
-            f"step {step}/{self.steps}  epoch {values['epoch']:.2f}  loss {values.get('loss', math.nan):.4f}{held_out}"
-        )
+        shown = {"loss": "loss", "held_out_loss": "held out"}
+        losses = "".join(f"  {label} {values[name]:.4f}" for name, label in shown.items() if name in values)
+        self.say(f"step {step}/{self.steps}  epoch {values['epoch']:.2f}{losses}")
 
     def evaluated_versions(self) -> set[int]:
         """Returns the versions whose evaluation is written down."""
         with (self.directory / "metrics.jsonl").open() as lines:
-            return {json.loads(line)["version"] for line in lines if '"eval/versions"' in line}
+            # A line without an end was cut by a crash.
+            whole = (line for line in lines if '"eval/versions"' in line and line.endswith("\n"))
+            return {json.loads(line)["version"] for line in whole}
 
     def _write(self, line: dict[str, object]) -> None:
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
