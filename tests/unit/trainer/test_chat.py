@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.types import Node
-from tests.families.family import named, reference, save
+from tests.families.family import named, reference, renderer, save
 from trainer.data.chat import ChatTemplate, conversations
 from trainer.errors import ConfigError
 
@@ -76,6 +76,7 @@ def test_every_turn_of_the_assistant_is_learnt_to_its_end_and_no_other_token(
     tokenizer = reference(family)
     nodes = template_of(family).nodes(TALK)
     said = [node for node in nodes if node.sampled]
+    assert nodes[0].ids.tolist() == renderer(family).render(TALK[:1], []), "a gateway asks so"
     assert [tokenizer.decode(node.ids) for node in said] == [first, second]
     assert sum(node.parent < 0 for node in nodes) == branches
     for node, turn in zip(said, (2, 4), strict=True):
