@@ -194,9 +194,11 @@ def test_a_group_without_advantage_that_is_trained_has_its_figures(exact_model: 
     """An entropy bonus trains it."""
     learner = learner_of(settings_of(exact_model, tmp_path, {**ALGORITHM, "entropy_coef": 0.01}))
     rows = table_of(learner, groups_of()).to_pylist()
-    equal = [row for row in rows if row["group_id"] == "g2" and row["mask_reason"] in (None, "ratio")]
-    assert equal
-    assert all(row["advantage"] == 0 and row["entropy"] > 0 for row in equal)
+    equal = [row for row in rows if row["group_id"] == "g2"]
+    trained = [row for row in equal if row["logprob"] is not None]
+    assert Counter(row["mask_reason"] for row in trained).keys() == {None, "ratio"}
+    assert all(row["advantage"] == 0 and row["entropy"] > 0 for row in trained)
+    assert "equal_rewards" not in {row["mask_reason"] for row in equal}
 
 
 def test_with_minibatches_each_token_has_the_figures_of_its_own_step(
@@ -250,6 +252,7 @@ def test_two_ranks_write_the_table_of_one(exact_model: Path, tmp_path: Path, con
     (expected,) = on_ranks(1, table_on_ranks, one)
     found, other = on_ranks(2, table_on_ranks, two)
     assert other is None
+    assert any(row["logprob"] is not None for row in expected)
     assert_says(pa.Table.from_pylist(found), expected)
 
 

@@ -24,7 +24,9 @@ def trees(draw: st.DrawFn) -> Episode:
         if draw(st.booleans()):
             flags = draw(st.lists(st.sampled_from([0, 1, 4, 16]), min_size=len(ids), max_size=len(ids)))
             reason = draw(st.sampled_from(["", "", "abandoned"]))
-            nodes.append(sampled(index, parent, at, ids, flags=flags, mask_reason=reason))
+            node = sampled(index, parent, at, ids, flags=flags, mask_reason=reason)
+            node.logprobs[draw(st.lists(st.integers(0, len(ids) - 1), max_size=2))] = np.nan
+            nodes.append(node)
         else:
             nodes.append(prompt(index, parent, at, ids))
     return Episode("e", 1.0, tuple(nodes))
