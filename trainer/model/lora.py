@@ -8,7 +8,6 @@ versions are written and by which they are probed.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -117,24 +116,20 @@ def adapt(
 
     `path`: the model's checkpoint. Raises ConfigError if the targets are not there, or are no matrices of their own.
     """
-    chosen = settings.targets if isinstance(settings.targets, str) else [*settings.targets]
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
-        target_modules=chosen,
+        target_modules=_linear(model) if settings.targets == "all-linear" else [*settings.targets],
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=str(path),
     )
     tied = {id(weight) for weight in _tied(model)}
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
-            inject_adapter_in_model(config, model, _NAME, low_cpu_mem_usage=True)
+        # Not the model itself: of one that peft knows, it would adapt experts in one tensor under their former names.
+        inject_adapter_in_model(config, nn.ModuleDict({"model": model}), _NAME, low_cpu_mem_usage=True)
     except ValueError as error:
         raise _refused(settings, str(error).splitlines()[0]) from error
-    # Else transformers writes adapters alone, whatever state it is given.
-    model._hf_peft_config_loaded = False
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is None:
@@ -162,6 +157,18 @@ def merged(
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
     """A and B."""
     return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+
+
+def _linear(model: Any) -> list[str]:
+    """The last names of all linear layers but the output head."""
+    head = model.get_output_embeddings()
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and module is not head
+        }
+    )
 
 
 def _tied(model: nn.Module) -> list[nn.Parameter]:

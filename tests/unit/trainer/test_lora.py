@@ -55,10 +55,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def adapted(path: Path, monkeypatch: pytest.MonkeyPatch, **lora: Any) -> Policy:
-    """A policy in float64 whose adapters are no longer zero."""
-    monkeypatch.setitem(pretrained.DTYPES, "float32", torch.float64)
-    wanted = ModelSettings(path=path, lora=LoraSettings(rank=RANK, alpha=ALPHA, **lora))
+def adapted(path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float64) -> Policy:
+    """A policy whose adapters are no longer zero."""
+    monkeypatch.setitem(pretrained.DTYPES, "float32", dtype)
+    wanted = ModelSettings(path=path, lora=LoraSettings(rank=RANK, alpha=ALPHA))
     policy = build.trained(wanted, parallel.join(ParallelSettings(), "cpu"), seed=1)
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
@@ -151,6 +151,29 @@ def test_what_is_published_computes_what_is_trained(path: Path, monkeypatch: pyt
 
 
 EMBEDDING = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
+
+
+def test_experts_stay_as_they_are_and_are_published_as_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the model they are one tensor, in the checkpoint one for each expert."""
+    torch.manual_seed(4)
+    config = AutoConfig.for_model("mixtral", **SIZES, num_local_experts=3, num_experts_per_tok=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    policy = adapted(tmp_path / "base", monkeypatch, torch.float32)
+    adapters = {
+        name.split(".lora_")[0] for name, weight in policy.model.named_parameters() if weight.requires_grad
+    }
+    attention = {f"model.layers.{i}.self_attn.{n}_proj" for i in range(2) for n in "qkvo"}
+    assert adapters == attention
+    state = parallel.gather(policy.published(), parallel.join(ParallelSettings(), "cpu"))
+    pretrained.save(policy.model, tmp_path / "out", tmp_path / "base", state)
+    base, out = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "out"))
+    assert base.keys() == out.keys()
+    changed = {
+        name.removesuffix(".weight") for name, value in base.items() if not torch.equal(value, out[name])
+    }
+    assert changed == attention
 
 
 def settings_of(model: Path, work: Path, dtype: str = "float32", **changes: Any) -> Settings:
