@@ -191,6 +191,33 @@ def samples_command(
         typer.echo(as_markdown(read(newest(directory, step))), nl=False)
 
 
+@app.command("plan-memory")
+def plan_memory_command(
+    config: Config,
+    memory: Annotated[
+        str | None, typer.Option(help="One device's, such as 80GiB: says what to change until the run fits.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="[default: shard times replicate of \\[parallel], or 1]")
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Predict the memory of each rank by parts, from `config.json` of the model alone; the last line is one JSON object.
+
+    Nothing is loaded and nothing computed: the shapes of one micro-batch of `[batch] tokens` go through the model.
+    The exit status is 1 if the run does not fit.
+    """
+    with _plain_errors():
+        from trainer.commands.plan_memory import bytes_of, plan
+        from trainer.settings import Settings
+
+        found = plan(Settings.load(config, changes or ()), ranks, bytes_of(memory) if memory else None)
+        for line in (*found.lines(), json.dumps(found.to_json())):
+            typer.echo(line)
+        if found.fits is False:
+            raise typer.Exit(1)
+
+
 @app.command("warmstart")
 def warmstart_command(
     out: Annotated[Path, typer.Option(help="Where the checkpoint goes.", file_okay=False)],

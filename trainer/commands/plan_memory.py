@@ -1,0 +1,111 @@
+"""`trainer plan-memory`: predicts a rank's memory by parts, and says what to change until a run fits. No weights are needed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from trainer.algorithms import create
+from trainer.errors import ConfigError
+from trainer.memory import GIB, Change, Prediction, Shapes, advise, predict
+from trainer.model import pretrained, shapes
+from trainer.sections.model import ModelSettings
+from trainer.settings import Settings
+
+_UNITS = {"": 1, "GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a run needs on each rank, and how it becomes less."""
+
+    ranks: int
+    weights: int
+    """Of the model, trained or not."""
+    prediction: Prediction
+    memory: int | None
+    """Bytes of one device; None if none were named."""
+    changes: tuple[Change, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """None without a device's memory."""
+        return None if self.memory is None else self.prediction.needed <= self.memory
+
+    def to_json(self) -> dict[str, Any]:
+        """Bytes."""
+        return {
+            "ranks": self.ranks,
+            "weights": self.weights,
+            **asdict(self.prediction),
+            "total": self.prediction.total,
+            "needed": self.prediction.needed,
+            "memory": self.memory,
+            "fits": self.fits,
+            "changes": [{"set": each.name, "needed": each.prediction.needed} for each in self.changes],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """A table for people."""
+        yield f"{self.weights / 1e9:.2f} billion weights, {self.ranks} rank{'s' * (self.ranks > 1)}; GiB of each rank's device:"
+        yield from _rows(self.prediction.device)
+        yield _row("all tensors", self.prediction.total)
+        yield (
+            _row("needed", self.prediction.needed)
+            + "  (with the device's own and 5 % lost between tensors: assumed)"
+        )
+        if any(self.prediction.host.values()):
+            yield "GiB of the host's memory, for the first rank:"
+            yield from _rows(self.prediction.host)
+        if self.memory is None:
+            return
+        yield f"{'fits' if self.fits else 'does not fit'} into {self.memory / GIB:.1f} GiB"
+        for change in self.changes:
+            yield _row(change.name, change.prediction.needed)
+        if self.changes and self.changes[-1].prediction.needed > self.memory:
+            yield "no setting makes it fit: [model.lora] trains less, a smaller model or a larger device is needed"
+
+
+def plan(settings: Settings, ranks: int | None = None, memory: int | None = None) -> MemoryPlan:
+    """The plan of a run on `ranks` (those that `[parallel]` names, or one). Raises ConfigError."""
+    parallel = settings.parallel
+    count = ranks or math.lcm((parallel.shard or 1) * parallel.replicate, parallel.context)
+    prediction = _predicted(settings, count)
+    changes = advise(_predicted, settings, count, memory) if memory is not None else []
+    return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes))
+
+
+def _predicted(settings: Settings, ranks: int) -> Prediction:
+    algorithm = create(settings.algorithm)
+    reference = bool(algorithm.needs_reference or algorithm.reward_kl)
+    return predict(_shapes(settings), settings, ranks, reference=reference)
+
+
+def _shapes(settings: Settings) -> Shapes:
+    tokens = -(-settings.batch.tokens // settings.parallel.context)
+    return _measured(settings.model, tokens, create(settings.algorithm).needs_entropy)
+
+
+@cache
+def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
+    return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
+
+
+def bytes_of(text: str) -> int:
+    """`80GiB` as a number. Raises ConfigError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2] not in _UNITS:
+        raise ConfigError(f"--memory {text}: a number with GiB, GB, MiB or MB is needed, such as 80GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _rows(parts: Mapping[str, int]) -> Iterator[str]:
+    return (_row(name, size) for name, size in parts.items() if size)
+
+
+def _row(name: str, size: int) -> str:
+    return f"  {name:<48}{size / GIB:>10.2f}"

@@ -1,0 +1,180 @@
+"""What a model's weights and passes weigh, found without either: on the meta device, tensors have shapes and no memory.
+
+A whole forward and backward pass over one micro-batch runs there, through the model's own layers, the trainer's head and its
+activation checkpointing. Attention alone is replaced, by what a kernel keeps that never has all scores at a time: queries, keys,
+values, results, and one number for each query and head. Owns the entry `_NAME` of transformers' registry of attention.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface
+
+from trainer.data.packing import MicroBatch
+from trainer.errors import ConfigError
+from trainer.memory import Shapes, Weights
+from trainer.model import activations, loading, optim
+from trainer.model.policy import Policy
+from trainer.sections.model import ModelSettings
+
+_NAME = "headgate_shapes"
+
+
+def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_grad: bool = False) -> Shapes:
+    """Shapes of the model at `[model] path`, of which `config.json` is enough, and of a pass over `tokens` trained tokens.
+
+    `dtype` is the precision of the pass. Raises ConfigError if the architecture does not run without values.
+    """
+    policy = Policy(loading.empty(wanted.path, dtype))
+    live = Live(policy.parameters())
+    keep = live.host if wanted.activation_offload else nullcontext
+    activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
+    try:
+        peaks = _pass(policy, live, tokens, entropy_grad)
+    except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+        name, why = type(policy.model).__name__, str(error).strip().splitlines()[0]
+        raise ConfigError(f"[model] path: {name} does not run on the meta device: {why}") from error
+    layers = [_count(layer.parameters()) for layer in policy.layers]
+    inner = {id(weight) for layer in policy.layers for weight in layer.parameters()}
+    trained = [weight for weight in policy.parameters() if weight.requires_grad]
+    return Shapes(
+        weights=_count(policy.parameters()),
+        layer=max(layers, key=lambda each: each.all, default=Weights(0, 0)),
+        outer=_count([weight for weight in policy.parameters() if id(weight) not in inner]),
+        matrices=sum(weight.numel() for weight in optim.muon_weights(policy.model)),
+        largest=max(weight.numel() for weight in trained),
+        kept=peaks["kept"],
+        kept_on_host=live.on_host,
+        head=peaks["head"] - peaks["kept"],
+        layers=max(peaks["decode"], peaks["backward"]) - peaks["kept"],
+    )
+
+
+def _count(weights: Iterable[nn.Parameter]) -> Weights:
+    """Counts weights, each once."""
+    unique = {id(weight): weight for weight in weights}.values()
+    trained = sum(weight.numel() for weight in unique if weight.requires_grad)
+    return Weights(trained, sum(weight.numel() for weight in unique) - trained)
+
+
+def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[str, int]:
+    """Bytes that live at the end of the decoder, and the most of them in each part of a pass."""
+    AttentionInterface.register(_NAME, _attention)
+    policy.model.set_attn_implementation(_NAME)
+    found: dict[str, int] = {}
+
+    def head_is_done(_: Tensor) -> None:
+        found["head"] = live.restart()
+
+    def decoded(_: nn.Module, __: Any, result: Any) -> None:
+        found["decode"], found["kept"] = live.restart(), live.now
+        result.last_hidden_state.register_hook(head_is_done)
+
+    def drop(weight: Tensor) -> None:
+        weight.grad = None
+
+    hooks = [
+        weight.register_post_accumulate_grad_hook(drop)
+        for weight in policy.parameters()
+        if weight.requires_grad
+    ]
+    hooks.append(policy.model.get_decoder().register_forward_hook(decoded))
+    with live:
+        policy(_micro_batch(tokens), entropy_grad=entropy_grad)[0].sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return found | {"backward": live.restart()}
+
+
+def _micro_batch(tokens: int) -> MicroBatch:
+    """One row on the meta device, all of whose tokens but the first are trained."""
+    ids = torch.zeros(tokens, dtype=torch.int64, device="meta")
+    real = torch.zeros(tokens - 1, device="meta")
+    at = ids[1:]
+    return MicroBatch(ids, ids, ids, at, at, real, at, real, real, real, at, ("",))
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors that were made under it and are still there, and the most there were at a time."""
+
+    def __init__(self, known: Iterator[Tensor]) -> None:
+        """`known`: tensors that do not count."""
+        super().__init__()
+        self.now = 0
+        self.on_host = 0
+        """Bytes of what autograd kept within `host`."""
+        self._peak = 0
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def restart(self) -> int:
+        """Answers the most bytes since the last time."""
+        peak, self._peak = self._peak, self.now
+        return peak
+
+    def host(self) -> AbstractContextManager[Any]:
+        """Autograd keeps tensors elsewhere, for they go from here until the backward pass wants them."""
+
+        def pack(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+            self.on_host += tensor.nbytes
+            return tensor.shape, tensor.stride(), tensor.dtype
+
+        def unpack(packed: tuple[torch.Size, tuple[int, ...], torch.dtype]) -> Tensor:
+            shape, stride, dtype = packed
+            return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+        return saved_tensors_hooks(pack, unpack)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            if isinstance(each, Tensor):
+                self._see(each.untyped_storage())
+        return found
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.now += size
+        self._peak = max(self._peak, self.now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+
+class _Kernel(torch.autograd.Function):
+    """Attention by its shapes alone, as FlashAttention and FlexAttention keep them."""
+
+    @staticmethod
+    def forward(context: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found = query.new_empty((*query.shape[:3], value.shape[3]))
+        sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+        context.save_for_backward(query, key, value, found, sums)
+        return found
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, _, sums = context.saved_tensors
+        delta = torch.empty_like(sums)
+        found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        del delta
+        return found
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    found: Tensor = _Kernel.apply(query, key, value)
+    return found.transpose(1, 2), None
