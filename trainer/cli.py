@@ -1,4 +1,4 @@
-"""`trainer run | eval | export | samples | warmstart`. Heavy imports are inside the commands, so that `--help` is instant."""
+"""The command `trainer`. Heavy imports are inside of its commands, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from trainer.settings import Settings
 
 app = typer.Typer(
     help="Learns from a gateway's episodes.",
@@ -35,8 +38,26 @@ Changes = Annotated[
 ]
 
 
+Memory = Annotated[
+    str | None, typer.Option(help="One device's, such as 80GiB: says what to change until the run fits.")
+]
+
+
 @app.command("run")
-def run_command(config: Config, changes: Changes = None) -> None:
+def run_command(
+    config: Config,
+    changes: Changes = None,
+    dry: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Load everything, make one pass over random tokens, and say what it takes."
+        ),
+    ] = False,
+    meta: Annotated[
+        bool, typer.Option("--meta", help="With --dry-run: the shapes alone; no weights are needed.")
+    ] = False,
+    memory: Memory = None,
+) -> None:
     """Train: lease batches, update the model, publish the weights; stop with ctrl-c or a kill, go on with the same command.
 
     Forward and backward begin with a batch's first groups, before it is whole. A start goes on from the newest checkpoint under
@@ -45,17 +66,44 @@ def run_command(config: Config, changes: Changes = None) -> None:
     newer checkpoints were removed, the checkpoint's weights become a new version, and the versions between are orphaned.
 
     Several ranks, as `[parallel]` divides them: torchrun --nproc-per-node N -m trainer.cli run CONFIG on each machine.
+
+    A dry run writes nothing and needs no gateway; its last line is one JSON object.
     """
+    if (meta or memory) and not dry:
+        raise typer.BadParameter("--meta and --memory are for --dry-run")
     with _plain_errors():
         from trainer.loop.run import follow_first, run
         from trainer.model.parallel import own_rank
         from trainer.settings import Settings
 
         settings = Settings.load(config, changes or ())
-        if own_rank() == 0:
+        if dry:
+            _rehearse(settings, meta, memory)
+        elif own_rank() == 0:
             _main(run(settings))
         else:
             follow_first(settings)
+
+
+def _rehearse(settings: Settings, meta: bool, memory: str | None) -> None:
+    from trainer.commands.dry_run import rehearse
+    from trainer.commands.plan_memory import bytes_of
+    from trainer.loop.run import follow_first
+    from trainer.model.parallel import own_rank
+
+    if own_rank() == 0:
+        found = rehearse(settings, meta=meta, memory=bytes_of(memory) if memory else None)
+        _tell(found.lines(), found.to_json(), found.memory.fits)
+    elif not meta:
+        follow_first(settings)
+
+
+def _tell(lines: Iterable[str], result: dict[str, Any], fits: bool | None) -> None:
+    """A table for people, and the same for programs as the last line; what does not fit is a failure."""
+    for line in (*lines, json.dumps(result)):
+        typer.echo(line)
+    if fits is False:
+        raise typer.Exit(1)
 
 
 @app.command("eval")
@@ -194,9 +242,7 @@ def samples_command(
 @app.command("plan-memory")
 def plan_memory_command(
     config: Config,
-    memory: Annotated[
-        str | None, typer.Option(help="One device's, such as 80GiB: says what to change until the run fits.")
-    ] = None,
+    memory: Memory = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="[default: shard times replicate of \\[parallel], or 1]")
     ] = None,
@@ -212,10 +258,7 @@ def plan_memory_command(
         from trainer.settings import Settings
 
         found = plan(Settings.load(config, changes or ()), ranks, bytes_of(memory) if memory else None)
-        for line in (*found.lines(), json.dumps(found.to_json())):
-            typer.echo(line)
-        if found.fits is False:
-            raise typer.Exit(1)
+        _tell(found.lines(), found.to_json(), found.fits)
 
 
 @app.command("warmstart")

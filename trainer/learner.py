@@ -260,6 +260,17 @@ class Learner:
             self.optimizer.zero_grad()
         return len(minibatches), norm
 
+    @together
+    def rehearse(self, batch: Batch) -> float:
+        """The passes of a batch's first minibatch, without a step; answers the gradient's norm, and forgets it."""
+        minibatch = batch.minibatches()[0]
+        micros = self._share(minibatch)
+        for micro, old in zip(micros, self._proximal(micros), strict=True):
+            self._accumulate(batch, micro, old)
+        norm = parallel.divide_and_clip(self.model, minibatch.normaliser, self.settings.optimizer.grad_clip)
+        self.discard()
+        return norm
+
     def _share(self, minibatch: Minibatch) -> list[MicroBatch]:
         """This rank's micro-batches of those that are left: as many as every other rank has, the last maybe an empty one."""
         left, self._round = [*self._round, *minibatch.micros], []

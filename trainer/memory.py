@@ -1,8 +1,9 @@
 """How much memory a rank needs for a step: arithmetic on shapes, and what to change until it fits.
 
-Pure: `trainer.model.shapes` finds the shapes. All figures are bytes. The fullest moment of a step is one of four: the output
-head's backward pass, one layer's, the end of the backward pass, where gradients outside of layers are summed over the ranks, and
-the optimizer's step. FSDP (`[model] dtype = "bfloat16"`, or several ranks) gathers each layer's weights when it computes.
+Pure: `trainer.model.shapes` finds the shapes. All figures are bytes. With FSDP (`[model] dtype = "bfloat16"`, or several ranks)
+each layer's weights are gathered when it computes, and its gradients are summed in float32 afterwards. The fullest moment of a
+step is one of five: the output head's backward pass (`head`), a layer's (`layers`), the sum of a layer's gradients (`sums`), that
+of the gradients outside of layers, at the end (`end`), and the optimizer's step (`step`).
 """
 
 from __future__ import annotations
@@ -123,14 +124,19 @@ def _add_gathered(moments: dict[str, dict[str, int]], shapes: Shapes, wide: int,
     def summed(trained: int) -> int:
         return trained * (wide + MASTER) + trained * MASTER // shards
 
-    moments["head"]["gathered weights"] = wide * outer.all
-    # While a layer computes, the next is gathered.
-    moments["layers"]["gathered weights"] = wide * (outer.all + 2 * layer.all)
-    moments["layers"]["gradients to be summed"] = wide * outer.trained + summed(layer.trained)
-    moments["end"] = {
-        "gathered weights": wide * outer.all,
-        "gradients to be summed": summed(outer.trained),
-    }
+    # While a layer computes, the next one is gathered, and several ranks still exchange the gradients of the one before.
+    exchanged = MASTER * layer.trained if shards > 1 else 0
+    # Gradients of the output head wait for the others outside of layers.
+    waiting = wide * outer.trained
+    moments |= {"sums": {"activations kept": shapes.kept}, "end": {}}
+    for moment, layers, gradients in (
+        ("head", 0, 0),
+        ("layers", 2, waiting + wide * layer.trained + exchanged),
+        ("sums", 1, waiting + summed(layer.trained)),
+        ("end", 0, summed(outer.trained)),
+    ):
+        moments[moment]["gathered weights"] = wide * (outer.all + layers * layer.all)
+        moments[moment]["gradients to be summed"] = gradients
 
 
 @dataclass(frozen=True, slots=True)

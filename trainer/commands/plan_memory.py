@@ -67,7 +67,7 @@ class MemoryPlan:
         for change in self.changes:
             yield _row(change.name, change.prediction.needed)
         if self.changes and self.changes[-1].prediction.needed > self.memory:
-            yield "no setting makes it fit: [model.lora] trains less, a smaller model or a larger device is needed"
+            yield "more ranks do not make it fit: train adapters ([model.lora]), or take a smaller model or a larger device"
 
 
 def plan(settings: Settings, ranks: int | None = None, memory: int | None = None) -> MemoryPlan:
@@ -81,7 +81,8 @@ def plan(settings: Settings, ranks: int | None = None, memory: int | None = None
 
 def _predicted(settings: Settings, ranks: int) -> Prediction:
     algorithm = create(settings.algorithm)
-    reference = bool(algorithm.needs_reference or algorithm.reward_kl)
+    # Without its adapters, a model is its own reference.
+    reference = settings.model.lora is None and bool(algorithm.needs_reference or algorithm.reward_kl)
     return predict(_shapes(settings), settings, ranks, reference=reference)
 
 

@@ -34,7 +34,13 @@ def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_g
 
     `dtype` is the precision of the pass. Raises ConfigError if the architecture does not run without values.
     """
-    policy = Policy(loading.empty(wanted.path, dtype))
+    model = loading.empty(wanted.path, dtype)
+    if wanted.lora is not None:
+        # Seconds to import, for runs with adapters alone.
+        from trainer.model import lora
+
+        lora.adapt(model, wanted.lora, wanted.path, dtype, dtype)
+    policy = Policy(model)
     live = Live(policy.parameters())
     keep = live.host if wanted.activation_offload else nullcontext
     activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)

@@ -1,0 +1,95 @@
+"""recipes/: every file is one that its program takes, they agree with one another, and the models' real shapes fit their GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.settings import Settings as GatewaySettings
+from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer
+from trainer.cli import app
+from trainer.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
+PUBLISHED = {
+    "qwen3-0.6b": ("Qwen3-0.6B", 596_049_920),
+    "qwen3-8b": ("Qwen3-8B", 8_190_735_360),
+    "qwen3-8b-lora": ("Qwen3-8B", 8_190_735_360),
+    "qwen3-32b": ("Qwen3-32B", 32_762_123_264),
+}
+"""The model of each recipe, and its number of weights as its stored tensors have them."""
+GPU = 80.0
+"""GiB."""
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_recipe_is_checked_here() -> None:
+    assert {path.parent.name for path in RECIPES.glob("*/trainer.toml")} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_files_of_a_recipe_agree(name: str) -> None:
+    folder = Path("recipes") / name
+    trainer, gateway = Settings.load(folder / "trainer.toml"), GatewaySettings.load(folder / "gateway.toml")
+    assert trainer.model.path == gateway.model.path == Path("models") / PUBLISHED[name][0]
+    assert gateway.model.max_model_len is not None and gateway.model.max_model_len <= trainer.batch.tokens
+    said = (folder / "README.md").read_text()
+    assert "Nothing here has run on a GPU" in said and f"Qwen/{PUBLISHED[name][0]}" in said
+    if not (folder / "cluster.toml").exists():
+        assert trainer.gateway.config == folder / "gateway.toml"
+        return
+    file = ClusterFile.load(folder / "cluster.toml")
+    assert file.trainer is not None and file.trainer.config is not None
+    check_trainer(file.trainer.config)
+    assert (file.gateway.config, file.trainer.config) == (folder / "gateway.toml", folder / "trainer.toml")
+    assert trainer.gateway.url is not None
+    assert trainer.gateway.url.endswith(
+        GatewayFile.read(file.gateway.config, None, {"HEADGATE_ADMIN_KEY": "key"}).url[-5:]
+    )
+    assert trainer.parallel.shard == file.trainer.ranks
+    assert file.trainer.gpus == 1 and file.engine.gpus == (
+        2 if "--tensor-parallel-size" in gateway.engine.args else 1
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_real_shapes_fit_the_gpus(name: str) -> None:
+    """The dry run on the meta device: a forward and a backward pass of the whole architecture, and the memory for it."""
+    model, weights = PUBLISHED[name]
+    args = GatewaySettings.load(RECIPES / name / "gateway.toml").engine.args
+    engine = (
+        float(args[args.index("--gpu-memory-utilization") + 1]) if "--gpu-memory-utilization" in args else 0.0
+    )
+    memory = f"{GPU * (1 - engine):.0f}GiB"
+    found = CliRunner().invoke(app, [
+        "run", f"recipes/{name}/trainer.toml", "--dry-run", "--meta", "--memory", memory,
+        "--set", f"model.path=recipes/shapes/{model}",
+        # Nobody is asked: the address of a recipe may be somebody's.
+        *(("--set", "gateway.url=http://127.0.0.1:1") if name in ("qwen3-8b", "qwen3-32b") else ()),
+    ])  # fmt: skip
+    assert found.exit_code == 0, found.output
+    said: dict[str, Any] = json.loads(found.output.splitlines()[-1])["memory"]
+    assert said["fits"] and said["changes"] == []
+    trained = Settings.load(RECIPES / name / "trainer.toml")
+    assert said["weights"] == weights + _adapters(trained)
+    # What the pages say is what is predicted.
+    for page in (RECIPES / name / "README.md", RECIPES / "README.md"):
+        assert f"{said['needed'] / 2**30:.0f} GiB" in page.read_text()
+
+
+def _adapters(settings: Settings) -> int:
+    """Of Qwen3-8B's linear layers: rank times the sum of both sides, for each."""
+    if settings.model.lora is None:
+        return 0
+    width, inner, queries, keys = 4096, 12_288, 32 * 128, 8 * 128
+    sides = [(width, queries), (width, keys), (width, keys), (queries, width), *[(width, inner)] * 3]
+    return 36 * settings.model.lora.rank * sum(a + b for a, b in sides)

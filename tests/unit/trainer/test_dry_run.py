@@ -1,0 +1,114 @@
+"""`trainer run --dry-run`: what it says, that it writes nothing, and that it is stopped by what would stop a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.harness.models import VOCABULARY
+from tests.unit.trainer.trees import group
+from trainer.cli import app
+from trainer.learner import Learner
+from trainer.settings import Settings
+
+CONFIG = """
+[run]
+dir = "{work}/run"
+steps = 3
+device = "cpu"
+threads = 1
+[gateway]
+url = "http://127.0.0.1:1"
+[model]
+path = "{model}"
+[optimizer]
+lr = 1e-2
+[batch]
+tokens = 256
+"""
+Invoke = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def config(tiny_model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "trainer.toml"
+    path.write_text(CONFIG.format(work=tmp_path, model=tiny_model))
+    return path
+
+
+@pytest.fixture
+def invoke(config: Path) -> Invoke:
+    def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
+        result = CliRunner().invoke(app, ["run", str(config), *arguments])
+        last = result.output.strip().splitlines()[-1]
+        return result.exit_code, json.loads(last) if last.startswith("{") else {}, result.output
+
+    return run
+
+
+def everything_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
+    invoke: Invoke, config: Path, tmp_path: Path
+) -> None:
+    code, said, text = invoke("--dry-run")
+    assert code == 0, text
+    assert [path.name for path in tmp_path.iterdir()] == ["trainer.toml"]
+    assert said["tokenizer"] == VOCABULARY and said["memory"]["fits"] is None
+    assert "http://127.0.0.1:1 does not answer" in said["gateway"]
+    done = said["pass"]
+    assert (done["version"], done["tokens"], done["peak"]) == (0, 256, None)
+    assert done["grad_norm"] > 0 and done["seconds"] > 0
+    learner = Learner.open(Settings.load(config))
+    learner.train([group("g", [1.0, 0.0])])
+    learner.save_checkpoint()
+    before = everything_in(tmp_path)
+    code, said, _ = invoke("--dry-run")
+    assert (code, said["pass"]["version"]) == (0, 1), "the run would go on from its checkpoint"
+    assert everything_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce++"])
+@pytest.mark.parametrize("credit", ["episode", "call"])
+def test_every_kind_of_batch_is_rehearsed(invoke: Invoke, algorithm: str, credit: str) -> None:
+    """Minibatches, whole episodes, advantages over the batch, and a reference: each has a gradient of random tokens."""
+    changes = (
+        "--set",
+        f"algorithm.type={algorithm}",
+        "--set",
+        f"credit.level={credit}",
+        "--set",
+        "algorithm.kl_coef=0.1",
+    )
+    code, said, text = invoke("--dry-run", *changes)
+    assert code == 0, text
+    assert said["pass"]["grad_norm"] > 0 and said["memory"]["device"]["reference model"] > 0
+
+
+def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text((tiny_model / "config.json").read_text())
+    for arguments in (("--dry-run", "--meta"), ("--dry-run", "--set", f"model.path={bare}")):
+        code, said, text = invoke(*arguments)
+        assert (code, said["pass"], said["tokenizer"]) == (0, None, None), text
+        assert said["memory"]["weights"] > 0 and "shapes alone" in text
+    assert invoke("--dry-run", "--meta", "--memory", "1MiB")[0] == 1
+
+
+def test_what_would_stop_a_run_stops_the_dry_one(invoke: Invoke, tiny_model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).symlink_to(tiny_model / name)
+    code, _, text = invoke("--dry-run", "--set", f"model.path={bare}")
+    assert code == 2 and "its tokenizer cannot be read" in text
+    code, _, text = invoke("--meta")
+    assert code == 2 and "--dry-run" in text

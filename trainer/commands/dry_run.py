@@ -1,0 +1,156 @@
+"""`trainer run --dry-run`: everything that a run loads, one forward and backward pass, and what it takes. Nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from gateway.client import GatewayClient, GatewayRefused
+from gateway.types import Episode, Group, Node
+from trainer.commands.plan_memory import MemoryPlan, plan
+from trainer.errors import ConfigError, NotFinite
+from trainer.learner import Learner
+from trainer.orders import dismiss
+from trainer.sections.run import GatewaySettings
+from trainer.settings import Settings
+
+_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One micro-batch for each share of the ranks, forwards and backwards."""
+
+    version: int
+    """Of the weights: 0 for the initial ones, else the newest checkpoint's."""
+    tokens: int
+    seconds: float
+    grad_norm: float
+    peak: int | None
+    """The most bytes that the device's tensors took; None on the CPU, which does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a dry run found."""
+
+    memory: MemoryPlan
+    vocabulary: int | None
+    """The tokenizer's; None for shapes alone."""
+    computed: Pass | None
+    """None for shapes alone."""
+    gateway: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds, bytes, tokens."""
+        computed = self.computed and {
+            name: getattr(self.computed, name)
+            for name in ("version", "tokens", "seconds", "grad_norm", "peak")
+        }
+        return {
+            "memory": self.memory.to_json(),
+            "tokenizer": self.vocabulary,
+            "pass": computed,
+            "gateway": self.gateway,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield from self.memory.lines()
+        if self.computed is None:
+            yield "shapes alone: no weights were read, and nothing was computed"
+        else:
+            found = self.computed
+            yield f"tokenizer: {self.vocabulary} tokens; attention and output head agree with the model's own"
+            yield (
+                f"forward and backward of version {found.version}: {found.seconds:.2f} s for {found.tokens} tokens"
+                f" ({found.tokens / found.seconds:.0f}/s), gradient norm {found.grad_norm:.3g}"
+            )
+        yield f"gateway: {self.gateway}"
+
+
+def rehearse(settings: Settings, *, meta: bool = False, memory: int | None = None) -> DryRun:
+    """Rehearses a run as the first rank; `meta`, or a model without weights: its shapes alone.
+
+    Raises TrainerError as a start would, and NotFinite for a gradient that no step could be made of.
+    """
+    shapes_alone = meta or not any(settings.model.path.glob("*.safetensors"))
+    if shapes_alone:
+        return DryRun(plan(settings, None, memory), None, None, asyncio.run(_gateway(settings.gateway)))
+    vocabulary = _tokenizer(settings)
+    learner = Learner.open(settings)
+    computed = _compute(learner)
+    found = plan(settings, learner.ranks.size, memory)
+    dismiss(learner)
+    return DryRun(found, vocabulary, computed, asyncio.run(_gateway(settings.gateway)))
+
+
+def _tokenizer(settings: Settings) -> int:
+    path = settings.model.path
+    try:
+        return len(AutoTokenizer.from_pretrained(str(path), local_files_only=True))
+    except (OSError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ConfigError(f"[model] path = {str(path)!r}: its tokenizer cannot be read: {why}") from error
+
+
+def _compute(learner: Learner) -> Pass:
+    """The second of two passes is timed: the first one compiles kernels and finds memory."""
+    norm, seconds, tokens = 0.0, 0.0, 0
+    for _ in range(2):
+        groups = [_group(learner, number) for number in range(learner.ranks.shares)]
+        tokens = sum(len(node.ids) for each in groups for episode in each.episodes for node in episode.nodes)
+        started = time.perf_counter()
+        batch = learner.begin()
+        learner.take(batch, groups)
+        norm = learner.rehearse(batch)
+        seconds = time.perf_counter() - started
+    if not np.isfinite(norm):
+        raise NotFinite(f"the gradient's norm is {norm}, with random tokens")
+    cuda = learner.device.startswith("cuda")
+    return Pass(learner.version, tokens, seconds, norm, torch.cuda.max_memory_allocated() if cuda else None)
+
+
+def _group(learner: Learner, number: int) -> Group:
+    """A group that fills one micro-batch: episodes of random tokens, as long as the model takes and at least two."""
+    config, tokens = learner.model.config.get_text_config(), learner.settings.batch.tokens
+    longest = min(getattr(config, "max_position_embeddings", tokens), tokens // 2)
+    lengths = [longest] * (tokens // longest)
+    random = np.random.default_rng(number)
+    episodes = []
+    for i, length in enumerate(lengths):
+        ids = random.integers(0, config.vocab_size, length).astype(np.int32)
+        nodes = (
+            _node(0, ids[:1], learner.version, sampled=False),
+            _node(1, ids[1:], learner.version, sampled=True),
+        )
+        episodes.append(Episode(f"rehearsal-{number}-{i}", float(i % 2), nodes))
+    return Group(f"rehearsal-{number}", "rehearsal", learner.version, tuple(episodes))
+
+
+def _node(index: int, ids: Any, version: int, *, sampled: bool) -> Node:
+    n = len(ids) if sampled else 0
+    logprobs, versions = np.full(n, -1.0, np.float32), np.full(n, version, np.int32)
+    return Node(index, index - 1, index, sampled, ids, logprobs, versions, np.zeros(n, np.uint8))
+
+
+async def _gateway(settings: GatewaySettings) -> str:
+    """What the gateway says, or that it is away; a run would wait for it."""
+    if settings.url is None:
+        return f"{settings.config}: the run would start it"
+    try:
+        async with GatewayClient(settings.url, settings.key, _ANSWER_S) as client:
+            await client.status(settings.model)
+    except GatewayRefused as error:
+        return f"{settings.url} refuses: {error}"
+    except httpx.HTTPError as error:
+        return f"{settings.url} does not answer ({type(error).__name__})"
+    return f"{settings.url} answers"
