@@ -244,7 +244,7 @@ def plan_memory_command(
     config: Config,
     memory: Memory = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="[default: shard times replicate of \\[parallel], or 1]")
+        int | None, typer.Option(min=1, help="Ranks of the run. [default: as its mesh says, or 1]")
     ] = None,
     changes: Changes = None,
 ) -> None:

@@ -19,6 +19,8 @@ MASTER = 4
 _OWN, _LOST = 1.5 * GIB, 0.05
 """What no tensor tells of: the device's libraries and queues, and the share of memory that is lost between tensors. Assumed."""
 _FEWEST_TOKENS, _MOST_RANKS = 2048, 1024
+_WORTH = 0.01
+"""A change that saves no more than this share is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def advise(
             break
         changed, more = _changed(settings, values), ranks * factor
         then = predicted(changed, more)
-        if then.needed < now.needed:
+        if then.needed < now.needed * (1 - _WORTH):
             settings, ranks, now = changed, more, then
             found.append(Change(settings, ranks, name.format(ranks=ranks), then))
     return found

@@ -151,6 +151,6 @@ async def _gateway(settings: GatewaySettings) -> str:
             await client.status(settings.model)
     except GatewayRefused as error:
         return f"{settings.url} refuses: {error}"
-    except httpx.HTTPError as error:
-        return f"{settings.url} does not answer ({type(error).__name__})"
+    except httpx.HTTPError:
+        return f"{settings.url} does not answer"
     return f"{settings.url} answers"

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.algorithms import create
 from trainer.errors import ConfigError
 from trainer.memory import GIB, Change, Prediction, Shapes, advise, predict
-from trainer.model import pretrained, shapes
+from trainer.model import parallel, pretrained, shapes
 from trainer.sections.model import ModelSettings
 from trainer.settings import Settings
 
@@ -72,8 +72,9 @@ class MemoryPlan:
 
 def plan(settings: Settings, ranks: int | None = None, memory: int | None = None) -> MemoryPlan:
     """The plan of a run on `ranks` (those that `[parallel]` names, or one). Raises ConfigError."""
-    parallel = settings.parallel
-    count = ranks or math.lcm((parallel.shard or 1) * parallel.replicate, parallel.context)
+    mesh = settings.parallel
+    count = ranks or math.lcm((mesh.shard or 1) * mesh.replicate, mesh.context)
+    parallel.check(mesh, count)
     prediction = _predicted(settings, count)
     changes = advise(_predicted, settings, count, memory) if memory is not None else []
     return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes))

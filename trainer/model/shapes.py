@@ -104,9 +104,10 @@ def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[s
 def _micro_batch(tokens: int) -> MicroBatch:
     """One row on the meta device, all of whose tokens but the first are trained."""
     ids = torch.zeros(tokens, dtype=torch.int64, device="meta")
-    real = torch.zeros(tokens - 1, device="meta")
-    at = ids[1:]
-    return MicroBatch(ids, ids, ids, at, at, real, at, real, real, real, at, ("",))
+    whole, real = ids[1:], torch.zeros(tokens - 1, device="meta")
+    figures = dict.fromkeys(("recorded", "temperature", "advantages", "weights"), real)
+    numbers = dict.fromkeys(("at", "context", "versions", "sequences", "nodes"), whole)
+    return MicroBatch(ids=ids, positions=ids, ends=ids, **figures, **numbers, episodes=("",))
 
 
 class Live(TorchDispatchMode):
@@ -173,10 +174,9 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, _, sums = context.saved_tensors
-        delta = torch.empty_like(sums)
-        found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-        del delta
-        return found
+        # Kernels have one more number for each query and head while they make the gradients.
+        _ = torch.empty_like(sums)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def _attention(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.harness.models import VOCABULARY
+from tests.harness.models import MARKS, SPECIALS
 from tests.unit.trainer.trees import group
 from trainer.cli import app
 from trainer.learner import Learner
@@ -61,7 +61,7 @@ def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
     code, said, text = invoke("--dry-run")
     assert code == 0, text
     assert [path.name for path in tmp_path.iterdir()] == ["trainer.toml"]
-    assert said["tokenizer"] == VOCABULARY and said["memory"]["fits"] is None
+    assert said["tokenizer"] == 256 + len(SPECIALS) + len(MARKS) and said["memory"]["fits"] is None
     assert "http://127.0.0.1:1 does not answer" in said["gateway"]
     done = said["pass"]
     assert (done["version"], done["tokens"], done["peak"]) == (0, 256, None)
