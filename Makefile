@@ -6,6 +6,7 @@ ENGINE := .venv-engine
 COMPAT := .venv-compat
 CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
 LITELLM := .venv-litellm
+TRL := .venv-trl
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
@@ -18,7 +19,7 @@ TESTS = $(BIN)/python -m tests
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
-	litellm up up-vllm down compose-check clean
+	litellm trl bench-trainer up up-vllm down compose-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -106,6 +107,11 @@ bench: setup engine litellm ## the gateway beside LiteLLM's proxy, a pass-throug
 
 litellm: $(LITELLM)/.ready ## install LiteLLM's proxy, to compare with, into .venv-litellm
 
+bench-trainer: setup trl ## the trainer's step beside TRL's GRPOTrainer: rates, trees, padding, the head's memory, two ranks
+	$(BIN)/python -m bench.trainer
+
+trl: $(TRL)/.ready ## install TRL, to compare with, into .venv-trl
+
 bench-chat: setup engine ## the gateway's CPU against that of vLLM's own chat front end
 	$(BIN)/python -m bench.vllm_chat
 
@@ -149,7 +155,7 @@ bench-lengths: setup ## recall of the longest 20% of calls, predicted before the
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) $(TRL) .cache runs *.egg-info build
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
@@ -169,6 +175,13 @@ $(LITELLM)/.ready: requirements/litellm.txt
 	@echo "installing LiteLLM's proxy into $(LITELLM)"
 	@$(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/python $(PIP) --no-deps -r requirements/litellm.txt
+	@touch $@
+
+$(TRL)/.ready: requirements/trl.txt
+	@echo "installing TRL into $(TRL)"
+	@$(PYTHON) -m venv $(TRL)
+	@$(TRL)/bin/python $(PIP) $(TORCH)
+	@$(TRL)/bin/python $(PIP) --no-deps -r requirements/trl.txt
 	@touch $@
 
 $(COMPAT)/%/.ready: requirements/compat/%.txt

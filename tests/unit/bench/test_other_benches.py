@@ -47,6 +47,17 @@ def test_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_trainer(tmp_path: Path) -> None:
+    """Without TRL, whose environment `make bench-trainer` alone has."""
+    report = report_of("trainer", tmp_path / "trainer.json", "--small", "--rounds", "1", "--trl", "none")
+    assert report["vs_trl_long_tail"] is None
+    assert report["tree_efficiency"] > 0
+    assert report["padding_share"] == 0
+    assert report["two_rank_error"] < 1e-9
+    assert report["head_peak_ratio"] > 0
+
+
+@pytest.mark.long
 def test_ledger(tmp_path: Path) -> None:
     size = ["--groups", "20", "--seconds", "1", "--calls", "1", "--concurrency", "4"]
     report = report_of("ledger", tmp_path / "ledger.json", *size)

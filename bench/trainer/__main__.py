@@ -1,0 +1,277 @@
+"""The trainer's step beside TRL's GRPOTrainer: the same model, batch and loss, on the CPU, in turns within one run.
+
+Before anything is timed, the clipped gradients of a first step are compared. Batches are made from a seed (`bench.trainer.load`):
+
+- long_tail: `vs_trl_long_tail`, how many times TRL's trained tokens a second; and `padding_share`, the share of the tokens that
+  went through the model and need not have.
+- trees: `vs_trl_trees`, the same on episodes that branch; and `tree_efficiency`, how much faster our trainer is with the tree
+  than with every path apart, as a share of how many fewer tokens the tree has.
+- head: `head_peak_ratio`, the most memory that the output head takes beside its weights and their gradient, with a vocabulary of
+  151,936 over one with 8,192, at equal tokens.
+- ranks: `two_rank_error`, the greatest difference of a weight after two steps of one rank and of two, in float64.
+
+TRL is in an environment of its own (`make bench-trainer` makes it); without one (`--trl none`) its keys are null.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from bench.report import Steps, finish, machine, number, ranged, show, spread
+from bench.trainer import load as workloads
+from bench.trainer.load import Rollout, Sizes
+from bench.trainer.model import Shape, write_model
+from bench.trainer.ranks import two_rank_error
+
+GOALS = {
+    "vs_trl_long_tail": 2.0,
+    "vs_trl_trees": 3.0,
+    "tree_efficiency": 0.8,
+    "padding_share": 0.02,
+    "head_peak_ratio": 1.3,
+    "two_rank_error": 1e-9,
+}
+"""At least; the last three at most."""
+SMALL, LARGE = 8192, 151_936
+"""Vocabularies."""
+_HEAD_TOKENS = 4096
+"""Enough to fill a chunk of the head with either vocabulary."""
+TOLERANCE = 2e-3
+"""The most that the gradients of two sides may differ, as a share of their norm: float32, other orders of sums."""
+
+
+class Side:
+    """A process that trains on one batch whenever it is told."""
+
+    def __init__(self, python: str, module: str, folder: Path, name: str, *options: str) -> None:
+        self.gradient = folder / f"{name}.npz"
+        self.answers: list[dict[str, Any]] = []
+        self._log = (folder / f"{name}.log").open("w")
+        argv = [python, "-m", module, *options, "--gradient", str(self.gradient)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+        self._log.close()
+
+    def step(self) -> dict[str, Any]:
+        """One optimizer step; answers what it says of it. Raises RuntimeError if it dies."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(Path(self._log.name).read_text()[-3000:])
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def measure(self) -> None:
+        """A step that counts."""
+        self.answers.append(self.step())
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each step that counts."""
+        return [answer["seconds"] for answer in self.answers]
+
+
+@dataclass(slots=True)
+class Load:
+    """A workload, and the sides that have it."""
+
+    batch: list[Rollout]
+    sides: dict[str, Side] = field(default_factory=dict)
+
+    def rate(self, name: str) -> list[float]:
+        """Trained tokens a second, of each step."""
+        trained = workloads.trained_tokens(self.batch)
+        return [trained / seconds for seconds in self.sides[name].seconds]
+
+    def times(self, name: str, other: str) -> float | None:
+        """The median rate of one side over another's; None without that side."""
+        if other not in self.sides:
+            return None
+        return statistics.median(self.rate(name)) / statistics.median(self.rate(other))
+
+    def times_of_cpu(self, name: str, other: str) -> float | None:
+        """The same by the CPU seconds of a step."""
+        if other not in self.sides:
+            return None
+        mine, theirs = (
+            statistics.median(a["cpu_s"] for a in self.sides[side].answers) for side in (name, other)
+        )
+        return theirs / mine
+
+    def gap(self, name: str, other: str) -> float | None:
+        """The norm of the difference of two sides' first gradients, as a share of the norm."""
+        if other not in self.sides:
+            return None
+        mine, theirs = (np.load(self.sides[side].gradient) for side in (name, other))
+        if set(mine.files) != set(theirs.files):
+            raise RuntimeError(f"{name} and {other} have not the same parameters")
+        squares = [float(np.square(mine[p].astype(np.float64)).sum()) for p in mine.files]
+        gaps = [float(np.square(mine[p].astype(np.float64) - theirs[p]).sum()) for p in mine.files]
+        return (sum(gaps) / sum(squares)) ** 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The options of a run."""
+
+    folder: Path
+    trl: str
+    """The Python of an environment with TRL; empty for none."""
+    rows: int
+    """Of a micro-batch on TRL's side."""
+    threads: int
+    rounds: int
+
+    def side(self, name: str, batch: Path, *options: str) -> Side:
+        """A side that trains on the batch in a file."""
+        module = "bench.trainer.trl" if name == "trl" else "bench.trainer.headgate"
+        python = self.trl if name == "trl" else sys.executable
+        shared = [
+            "--model",
+            str(self.folder / "model"),
+            "--batch",
+            str(batch),
+            "--threads",
+            str(self.threads),
+        ]
+        return Side(python, module, self.folder, f"{batch.stem}-{name}", *shared, *options)
+
+    def run(self, name: str, batch: list[Rollout], steps: Steps, *, apart: bool) -> Load:
+        """Steps of each side in turns, after one that is not timed and whose gradients must agree."""
+        path = self.folder / f"{name}.npz"
+        workloads.save(batch, path)
+        longest = max(len(_ids(row)) for row in workloads.paths_apart(batch))
+        tokens = ["--tokens", str(self.rows * longest)]
+        load = Load(batch, {"headgate": self.side("headgate", path, *tokens)})
+        if apart:
+            load.sides["apart"] = self.side("apart", path, *tokens, "--apart")
+        if self.trl:
+            load.sides["trl"] = self.side("trl", path, "--rows", str(self.rows))
+        try:
+            steps.begin(f"{name}: the same gradient?")
+            for side in load.sides.values():
+                side.step()
+            for other in load.sides.keys() - {"headgate"}:
+                gap = load.gap("headgate", other)
+                if gap is None or not gap < TOLERANCE:
+                    raise RuntimeError(
+                        f"{name}: the gradients of headgate and {other} differ by {gap} of their norm"
+                    )
+            for turn in range(self.rounds):
+                steps.begin(f"{name}: round {turn + 1}")
+                for side in load.sides.values():
+                    side.measure()
+        finally:
+            for side in load.sides.values():
+                side.close()
+        return load
+
+    def long_tail(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
+        """Lengths with a long tail: rates, and the padding on our side."""
+        batch = workloads.long_tail(sizes, 1, prompt=32, median=48.0, sigma=1.0, most=1024)
+        load = self.run("long_tail", batch, steps, apart=False)
+        computed = load.sides["headgate"].answers[0]["tokens"]
+        ideal = workloads.shared_tokens(batch)
+        padding = (computed - ideal) / computed
+        figures = {"vs_trl_long_tail": load.times("headgate", "trl"), "padding_share": padding}
+        return figures, self.rows_of("long-tailed lengths", load)
+
+    def trees(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
+        """Episodes of four paths that share 70 %: rates with the tree, without it, and TRL's."""
+        batch = workloads.branches(sizes, 2, path=400, shared=0.7, fan=4)
+        load = self.run("trees", batch, steps, apart=True)
+        fewer = (
+            load.sides["apart"].answers[0]["tokens"] / load.sides["headgate"].answers[0]["tokens"]
+        )  # the ideal, by token count
+        gained = load.times("headgate", "apart")
+        efficiency = None if gained is None else gained / fewer
+        figures = {"vs_trl_trees": load.times("headgate", "trl"), "tree_efficiency": efficiency}
+        return figures, self.rows_of("branching episodes", load)
+
+    def rows_of(self, what: str, load: Load) -> list[list[str]]:
+        """The table's rows of a workload."""
+        return [
+            [
+                f"{what}: {name}",
+                ranged(spread(load.rate(name))),
+                number(statistics.median(answer["cpu_s"] for answer in side.answers)),
+                number(load.times(name, "trl"), 2),
+                number(load.times_of_cpu(name, "trl"), 2),
+                number(load.gap("headgate", name), 2) if name != "headgate" else "-",
+            ]
+            for name, side in load.sides.items()
+        ]
+
+
+def head_peak_ratio(steps: Steps, tokens: int) -> float:
+    """The head's peak memory with the large vocabulary over that with the small one."""
+    peaks = []
+    for vocabulary in (SMALL, LARGE):
+        steps.begin(f"head: a vocabulary of {vocabulary:,}")
+        argv = [sys.executable, "-m", "bench.trainer.head", "--vocabulary", str(vocabulary)]
+        argv += ["--hidden", "64", "--tokens", str(tokens)]
+        peaks.append(int(subprocess.run(argv, check=True, capture_output=True, text=True).stdout))
+    return peaks[1] / peaks[0]
+
+
+def main(
+    trl: Annotated[
+        str, typer.Option(help="The Python of an environment with TRL; `none`: without it.")
+    ] = ".venv-trl/bin/python",
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each side that count.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads on each side.")] = 1,
+    small: Annotated[bool, typer.Option(help="A batch that only shows that everything works.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/bench-trainer.json"),
+) -> None:
+    """Measure the trainer's step beside TRL's GRPOTrainer: the same model, batch and loss, on the CPU."""
+    trl = "" if trl == "none" else trl
+    if trl and not Path(trl).exists():
+        raise typer.BadParameter("no such file: run `make bench-trainer`, or give `none`", param_hint="--trl")
+    sizes = (
+        Sizes(groups=2, members=2, vocabulary=SMALL)
+        if small
+        else Sizes(groups=3, members=4, vocabulary=SMALL)
+    )
+    figures: dict[str, Any] = {}
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as folder, Steps(2 * (1 + rounds) + 3) as steps:
+        bench = Bench(Path(folder), trl, 2 if small else 4, threads, rounds)
+        write_model(Path(folder) / "model", Shape(hidden=64, layers=1) if small else Shape())
+        for measure in (bench.long_tail, bench.trees):
+            found, shown = measure(steps, sizes)
+            figures |= found
+            rows += shown
+        figures["head_peak_ratio"] = head_peak_ratio(steps, _HEAD_TOKENS)
+        steps.begin("ranks: one and two")
+        few = Sizes(groups=1, members=2, vocabulary=SMALL)
+        batch = workloads.long_tail(few, 3, prompt=8, median=16.0, sigma=1.0, most=64)
+        figures["two_rank_error"] = two_rank_error(bench.folder / "model", batch, 128, bench.folder)
+    header = ("side", "trained tokens/s", "CPU s a step", "x TRL", "x TRL by CPU", "gradient's gap")
+    show("A trainer's step", header, rows, "medians of the rounds (least..most)")
+    goals = [[key, number(figures[key], 4), f"{goal:g}"] for key, goal in GOALS.items()]
+    show("Figures", ("key", "measured", "goal"), goals)
+    finish({"bench": "trainer", **figures, "small": small, "rounds": rounds, "machine": machine()}, out)
+
+
+def _ids(row: Rollout) -> list[int]:
+    return [token for turn in row.turns for token in turn.ids.tolist()]
+
+
+if __name__ == "__main__":
+    typer.run(main)
