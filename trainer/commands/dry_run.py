@@ -94,12 +94,17 @@ def rehearse(settings: Settings, *, meta: bool = False, memory: int | None = Non
 
 
 def _tokenizer(settings: Settings) -> int:
+    """The tokenizer's number of tokens. Raises ConfigError if it cannot be read, or has none."""
     path = settings.model.path
     try:
-        return len(AutoTokenizer.from_pretrained(str(path), local_files_only=True))
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        if not tokenizer("hello")["input_ids"]:
+            # Without its files, transformers makes one that knows no text.
+            raise ValueError("its files are not there")
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise ConfigError(f"[model] path = {str(path)!r}: its tokenizer cannot be read: {why}") from error
+    return len(tokenizer)
 
 
 def _compute(learner: Learner) -> Pass:
