@@ -118,9 +118,9 @@ class RunningCluster:
         return await result_of(self.process.wait(), "the supervisor ends", UP_S)
 
 
-def write_files(folder: Path, model: Path, cluster: str) -> tuple[Path, int]:
+def write_files(folder: Path, model: Path, cluster: str, port: int | None = None) -> tuple[Path, int]:
     """A cluster file beside its gateway's; the cluster's, and the gateway's port."""
-    port = free_port()
+    port = port or free_port()
     folder.joinpath("gateway.toml").write_text(f"""
 [server]
 port = {port}
@@ -158,10 +158,14 @@ recording = "{folder}/control.jsonl"
 
 @asynccontextmanager
 async def run_cluster(
-    folder: Path, model: Path, cluster: str, env: Mapping[str, Any] | None = None
+    folder: Path,
+    model: Path,
+    cluster: str,
+    env: Mapping[str, Any] | None = None,
+    port: int | None = None,
 ) -> AsyncIterator[RunningCluster]:
-    """`scheduler run` of a cluster file, of which the gateway is written here."""
-    path, port = write_files(folder, model, cluster)
+    """`scheduler run` of a cluster file, of which the gateway, at `port` if one is named, is written here."""
+    path, port = write_files(folder, model, cluster, port)
     environment = {"HEADGATE_ADMIN_KEY": KEY, "CLUSTER_TEST_FOLDER": str(folder), **(env or {})}
     argv = [sys.executable, "-m", "scheduler.cli", "run", str(path)]
     process = await LocalProcess.start("scheduler run", argv, folder / "run.log", environment)

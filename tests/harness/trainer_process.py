@@ -60,6 +60,11 @@ RANKS = {
     "gathered": Point("trainer.learner:Learner", "published", "after"),
 }
 """Points that every rank passes, beside those of the learner in `POINTS`."""
+IDLE = {
+    0: Point("trainer.loop.heartbeat:orders", "beat", "after"),
+    1: Point("trainer.model.parallel:Ranks", "order", "after"),
+}
+"""By rank, a point at which it waits, where there is no batch: the first heartbeat."""
 
 
 def start(
@@ -78,11 +83,12 @@ def _main(config: Path, log: Path, point: Point | None, environ: Mapping[str, st
     from trainer.cli import app
 
     if point is not None:
-        _arm(point)
+        arm(point)
     app(["run", str(config)])
 
 
-def _arm(point: Point) -> None:
+def arm(point: Point) -> None:
+    """Makes this process die at a point."""
     module, _, name = point.owner.partition(":")
     owner = getattr(importlib.import_module(module), name)
     inner = getattr(owner, point.attribute)
@@ -96,9 +102,9 @@ def _plain(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
         if point.of and path.parent.name != point.of:
             return inner(first, *arguments, **named)
         if point.when == "before":
-            _die()
+            die()
         inner(first, *arguments, **named)
-        _die()
+        die()
 
     return wrapped
 
@@ -107,10 +113,11 @@ def _async(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
     async def wrapped(*arguments: Any, **named: Any) -> Any:
         running = asyncio.ensure_future(inner(*arguments, **named))
         await (asyncio.sleep(UNDERWAY_S) if point.when == "underway" else running)
-        _die()
+        die()
 
     return wrapped
 
 
-def _die() -> None:
+def die() -> None:
+    """Ends this process."""
     os.kill(os.getpid(), signal.SIGKILL)

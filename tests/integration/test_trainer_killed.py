@@ -6,8 +6,7 @@ import asyncio
 import json
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +14,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
-from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
-from tests.harness.models import logprobs
+from tests.harness.gateways import RunningGateway
+from tests.harness.killed_runs import BATCH, TRAINER, note_manifest, straight_on_two, world
 from tests.harness.ranks import environment, on_ranks
-from tests.harness.trainer_process import POINTS, RANKS, REPLAY, Point, start
+from tests.harness.trainer_process import IDLE, POINTS, RANKS, REPLAY, Point, start
 from tests.harness.waiting import until
-from tests.unit.trainer.rollouts import episodes
 from trainer.learner import Learner
-from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
 
 STEPS = len(POINTS) + 5
-BATCH = 3
 RANDOM_KILLS = 3
 ANYWHERE_S = 0.4
 LIMIT_S = 600.0
-TRAINER = """
-[run]
-dir = "{work}/run"
-steps = {steps}
-device = "cpu"
-threads = 1
-deterministic = true
-[gateway]
-url = "{url}"
-[model]
-path = "{model}"
-[optimizer]
-lr = 1e-3
-[batch]
-tokens = 64
-[checkpoint]
-every = {every}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -59,53 +36,6 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
-
-
-class ScoringEngine(FakeEngine):
-    """Samples as the fake does, but scores the probe as the weights do that it was given, and keeps what it was given."""
-
-    def __init__(self, weights: str) -> None:
-        self.given: dict[str, str] = {}
-        """The manifest of every version's directory when it was loaded."""
-        super().__init__(weights)
-
-    def _take(self, weights: str) -> None:
-        super()._take(weights)
-        self.weights = Path(weights)
-        note_manifest(self.weights, self.given)
-
-    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
-        values = await asyncio.to_thread(logprobs, self.weights, list(ids))
-        found = zip(ids[1:], values, strict=True)
-        return [None, *({str(token): {"logprob": value, "rank": 1}} for token, value in found)]
-
-
-def note_manifest(weights: Path, noted: dict[str, str]) -> None:
-    """Remembers what a number names, and fails if it named something else before."""
-    if not (weights / "manifest.json").exists():
-        return
-    manifest = (weights / "manifest.json").read_text()
-    assert noted.setdefault(weights.name, manifest) == manifest, f"{weights.name} has two contents"
-
-
-@asynccontextmanager
-async def world(
-    model: Path, work: Path, *sources: str
-) -> AsyncIterator[tuple[RunningGateway, ScoringEngine]]:
-    """A gateway, its engine, and agents that go on whatever becomes of the trainer."""
-    async with AsyncExitStack() as stack:
-        engine, port = ScoringEngine(str(model)), free_port()
-        await stack.enter_async_context(serve(create_fake_app(engine), port))
-        values = settings_for(
-            model,
-            work,
-            engine={"launch": "external", "url": f"http://127.0.0.1:{port}"},
-            staleness={"batch": BATCH, "eta": 1, "min_members": 1},
-            weights={"sources": sources, "dir": str(work / "copies")},
-        )
-        gateway = await stack.enter_async_context(run_gateway(values, in_process=False))
-        await stack.enter_async_context(episodes(gateway, open_wait_s=20.0))
-        yield gateway, engine
 
 
 async def run_once(
@@ -266,22 +196,6 @@ async def run_two(config: Path, victim: int | None = None, point: Point | None =
             process.kill()
 
 
-def straight_on_two(settings: Settings, work: Path, batches: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Files and probe of every version of an uninterrupted run on the recorded batches."""
-    learner = Learner.open(settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})}))
-    if not learner.ranks.leads:
-        follow(learner)
-        return []
-    written, found = WeightsDirectory(work, settings.model.path), []
-    for version, batch in enumerate(batches, start=1):
-        learner.train(batch)
-        path = written.write(version, version - 1, learner.model, learner.probe, learner.published())
-        manifest = json.loads((path / "manifest.json").read_text())
-        found.append((manifest["files"], manifest["probe"]))
-    dismiss(learner)
-    return found
-
-
 async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_run_learns(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -310,3 +224,18 @@ async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_r
     for version, expected in enumerate(straight, start=1):
         noted = json.loads(engine.given[f"v{version:06d}"])
         assert (noted["files"], noted["probe"]) == expected, version
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_rank_that_is_killed_while_there_is_no_batch_ends_the_other(
+    tiny_model: Path, tmp_path: Path, victim: int
+) -> None:
+    async with world(tiny_model, tmp_path, agents=False) as (gateway, _):
+        config = tmp_path / "trainer.toml"
+        names = {"work": tmp_path, "steps": 1, "url": gateway.url, "model": tiny_model, "every": 1}
+        config.write_text(TRAINER.format(**names) + "[parallel]\ntimeout_s = 100\n")
+        ended = await run_two(config, victim, IDLE[victim])
+    said = config.with_suffix(f".{1 - victim}.log").read_text()
+    step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
+    assert (ended[victim], ended[1 - victim]) == (-signal.SIGKILL, 1), said[-3000:]
+    assert f"RankLost: rank {1 - victim} lost rank {victim} in step '{step}'" in said

@@ -14,11 +14,12 @@ import httpx
 from gateway.client import EpisodeRunner, Task
 from gateway.client.agents import FunctionAgent
 from tests.harness.gateways import RunningGateway
+from tests.harness.scheduler_process import RunningCluster
 
 
 @asynccontextmanager
 async def episodes(
-    gateway: RunningGateway, model: str | None = None, open_wait_s: float = 0.5
+    gateway: RunningGateway | RunningCluster, model: str | None = None, open_wait_s: float = 0.5
 ) -> AsyncIterator[None]:
     """Groups of two episodes without end; the reward is a checksum of the answer.
 

@@ -1,0 +1,59 @@
+"""Ranks that a launcher starts, and that kill themselves with SIGKILL where a plan says.
+
+The launcher's command stays what a user would give. Every Python process that inherits the environment of `planned` imports a
+`sitecustomize`, which arms those that are ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tests
+from tests.harness import trainer_process
+from tests.harness.trainer_process import POINTS, RANKS
+
+_FOLDER = "HEADGATE_TEST_KILLED_RANKS"
+Victim = tuple[int, str]
+"""A rank and the point at which it dies, one for each life of a run."""
+
+
+def planned(folder: Path, victims: Sequence[Victim]) -> dict[str, str]:
+    """Writes a plan; the environment under which ranks heed it."""
+    folder.mkdir()
+    folder.joinpath("sitecustomize.py").write_text(
+        "from tests.harness import killed_ranks\n\nkilled_ranks.arm()\n"
+    )
+    folder.joinpath("plan.json").write_text(json.dumps(victims))
+    root = Path(tests.__file__).parents[1]
+    return {"PYTHONPATH": f"{folder}:{root}", _FOLDER: str(folder)}
+
+
+def happened(folder: Path) -> list[Victim]:
+    """Who died by the plan, in order."""
+    noted = sorted(folder.glob("died-*"), key=lambda path: int(path.name.removeprefix("died-")))
+    return [(int(rank), point) for rank, _, point in (path.read_text().partition(" ") for path in noted)]
+
+
+def arm() -> None:
+    """Makes this process die where the plan says, if it is a rank, and no child of one, whose life it is."""
+    if "RANK" not in os.environ or "trainer.cli" not in sys.orig_argv:
+        return
+    folder, rank = Path(os.environ[_FOLDER]), int(os.environ["RANK"])
+    with folder.joinpath(f"lives-{rank}").open("a") as file:
+        life = file.tell()
+        file.write("x")
+    victims = json.loads(folder.joinpath("plan.json").read_text())
+    if life >= len(victims) or victims[life][0] != rank:
+        return
+    name, die = victims[life][1], trainer_process.die
+
+    def noted() -> None:
+        folder.joinpath(f"died-{life}").write_text(f"{rank} {name}")
+        die()
+
+    trainer_process.die = noted
+    trainer_process.arm({**POINTS, **RANKS}[name])
