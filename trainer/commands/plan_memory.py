@@ -73,6 +73,11 @@ class MemoryPlan:
 def plan(settings: Settings, ranks: int | None = None, memory: int | None = None) -> MemoryPlan:
     """The plan of a run on `ranks` (those that `[parallel]` names, or one). Raises ConfigError."""
     mesh = settings.parallel
+    if mesh.tensor > 1:
+        raise ConfigError(
+            f"[parallel] tensor = {mesh.tensor}: what matrices weigh that ranks share cannot be predicted; plan"
+            " with shard in its place"
+        )
     count = ranks or math.lcm((mesh.shard or 1) * mesh.replicate, mesh.context)
     parallel.check(mesh, count)
     prediction = _predicted(settings, count)

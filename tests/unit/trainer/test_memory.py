@@ -19,6 +19,7 @@ from gateway.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
+from trainer.errors import ConfigError
 from trainer.learner import Learner
 from trainer.memory import Shapes, Weights, advise, predict
 from trainer.settings import Settings
@@ -169,6 +170,11 @@ def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_
     ]
     assert [change.prediction.needed <= 8 * 2**30 for change in found] == [False, False, True]
     assert found[-1].ranks == 2 and found[-1].settings.model.activation_checkpointing == 1
+
+
+def test_ranks_that_share_matrices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[parallel\] tensor = 2: what matrices weigh"):
+        plan(settings_of(tmp_path, parallel={"tensor": 2}))
 
 
 @pytest.fixture
