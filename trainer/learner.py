@@ -33,6 +33,7 @@ from trainer.model.parallel import Ranks
 from trainer.orders import together
 from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
+from trainer.state.background import Background
 
 
 class Learner:
@@ -55,7 +56,8 @@ class Learner:
         self.groups: tuple[str, ...] | None = ()
         """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
-        """The newest checkpoint; None before the first."""
+        """The newest checkpoint that is whole; None before the first."""
+        self._background = Background()
         self.policy = build.trained(settings.model, ranks, settings.run.seed)
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self.model, settings.optimizer)
@@ -109,9 +111,39 @@ class Learner:
 
     @together
     def save_checkpoint(self) -> Path:
-        """Writes the state as a checkpoint, atomically."""
+        """Writes the state as a checkpoint, atomically. Raises CheckpointError."""
+        self.checkpoint_written()
+        said = self._described()
+        tensors = checkpoint.tensors_of(self.model, self.optimizer, self.ranks)
+        path = checkpoint.save(self.checkpoints, said, tensors, self.ranks)
+        self.saved = said
+        return path
+
+    @together
+    def begin_checkpoint(self) -> None:
+        """Copies the state, and writes the copy as a checkpoint while what follows goes on. Raises CheckpointError."""
+        self.checkpoint_written()
+        said = self._described()
+        tensors = parallel.copied(checkpoint.tensors_of(self.model, self.optimizer, self.ranks))
+
+        def write() -> checkpoint.CheckpointMeta:
+            checkpoint.save(self.checkpoints, said, tensors, self.ranks.aside)
+            return said
+
+        if self.ranks.leads:
+            checkpoint.announce(self.checkpoints, said.version)
+        self._background.begin(write)
+
+    def checkpoint_written(self) -> None:
+        """Waits until the checkpoint that was begun is whole on this rank. Raises CheckpointError or RankLost."""
+        said = self._background.written()
+        if said is not None and (self.saved is None or said.version > self.saved.version):
+            self.saved = said
+
+    def _described(self) -> checkpoint.CheckpointMeta:
+        """The checkpoint of the state as it is now, without its tensors."""
         every, wanted = self.settings.checkpoint.every, self.settings.model
-        said = checkpoint.CheckpointMeta(
+        return checkpoint.CheckpointMeta(
             self.version,
             self.parent,
             self.steps,
@@ -121,13 +153,11 @@ class Learner:
             wanted.dtype,
             wanted.adapters,
         )
-        path = checkpoint.save(self.checkpoints, said, self.model, self.optimizer, self.ranks)
-        self.saved = said
-        return path
 
     def prune_checkpoints(self) -> None:
         """Removes those beyond `[checkpoint] keep`. Only once the newest is of a version that engines run."""
-        checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
+        if not self._background.busy:
+            checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
 
     @together
     def published(self) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ import inspect
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ class Point:
     attribute: str
     when: Literal["before", "underway", "after"]
     of: str = ""
+    beside: bool = False
+    """Only once a checkpoint is being written beside training, which then goes on for ever."""
 
 
 POINTS = {
@@ -55,6 +58,11 @@ REPLAY = {
 """Points that a process passes only if there are versions after its checkpoint."""
 
 
+BESIDE = {
+    f"{name} beside a checkpoint": replace(POINTS[name], beside=True)
+    for name in ("published", "acknowledged", "some groups accumulated", "stepped")
+}
+"""Points that a process passes while a checkpoint is being written."""
 RANKS = {
     "writing shards": Point("trainer.state.checkpoint:parallel", "write", "before"),
     "gathered": Point("trainer.learner:Learner", "published", "after"),
@@ -93,13 +101,40 @@ def arm(point: Point) -> None:
     owner = getattr(importlib.import_module(module), name)
     inner = getattr(owner, point.attribute)
     wrap = _async if inspect.iscoroutinefunction(inner) else _plain
-    setattr(owner, point.attribute, wrap(inner, point))
+    setattr(owner, point.attribute, wrap(inner, point, _writing() if point.beside else _ever()))
 
 
-def _plain(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
+def _ever() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+def _writing() -> threading.Event:
+    """Set once a thread writes a checkpoint, which it never ends to do; whoever begins one waits until then."""
+    from trainer.learner import Learner
+    from trainer.model import parallel
+
+    inner, begin, begun = parallel.write, Learner.begin_checkpoint, threading.Event()
+
+    def begin_checkpoint(learner: Learner) -> None:
+        begin(learner)
+        begun.wait()
+
+    def write(*arguments: Any) -> None:
+        inner(*arguments)
+        if threading.current_thread().name.startswith("checkpoint"):
+            begun.set()
+            threading.Event().wait()
+
+    parallel.write, Learner.begin_checkpoint = write, begin_checkpoint  # type: ignore[method-assign]
+    return begun
+
+
+def _plain(inner: Callable[..., Any], point: Point, armed: threading.Event) -> Callable[..., Any]:
     def wrapped(first: Any, *arguments: Any, **named: Any) -> Any:
         path = getattr(first, "target", first)
-        if point.of and path.parent.name != point.of:
+        if not armed.is_set() or (point.of and path.parent.name != point.of):
             return inner(first, *arguments, **named)
         if point.when == "before":
             die()
@@ -109,8 +144,10 @@ def _plain(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
     return wrapped
 
 
-def _async(inner: Callable[..., Any], point: Point) -> Callable[..., Any]:
+def _async(inner: Callable[..., Any], point: Point, armed: threading.Event) -> Callable[..., Any]:
     async def wrapped(*arguments: Any, **named: Any) -> Any:
+        if not armed.is_set():
+            return await inner(*arguments, **named)
         running = asyncio.ensure_future(inner(*arguments, **named))
         await (asyncio.sleep(UNDERWAY_S) if point.when == "underway" else running)
         die()

@@ -18,7 +18,7 @@ from processes.ports import free_port
 from tests.harness.gateways import RunningGateway
 from tests.harness.killed_runs import BATCH, TRAINER, note_manifest, straight_on_two, world
 from tests.harness.ranks import environment, on_ranks
-from tests.harness.trainer_process import IDLE, POINTS, RANKS, REPLAY, Point, start
+from tests.harness.trainer_process import BESIDE, IDLE, POINTS, RANKS, REPLAY, Point, start
 from tests.harness.waiting import until
 from trainer.learner import Learner
 from trainer.publish.filesystem import WeightsDirectory
@@ -115,7 +115,7 @@ async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_on
         server = HTTP.format(port=port) if transport == "http" else ""
         config.write_text(TRAINER.format(**names) + server)
         await live_through_every_kill(config, run, gateway, engine.given)
-        await check_the_account(gateway)
+        await check_the_account(gateway, STEPS)
         batches = [await gateway.admin.batch_groups(buffer) for buffer in range(STEPS)]
     for weights in (run / "weights").glob("v*"):
         note_manifest(weights, engine.given)
@@ -127,19 +127,43 @@ async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_on
     assert ("nothing lost, nothing trained twice" in said) == (every > 1)
     trained = [group.group_id for batch in batches for group in batch]
     assert len(trained) == len(set(trained)) == STEPS * BATCH
-    (tensors,) = (run / "checkpoints" / f"v{STEPS:06d}" / "tensors").iterdir()
+    await check_final(Settings.load(config), batches, engine.given)
+
+
+async def check_final(settings: Settings, batches: Sequence[Any], given: dict[str, str]) -> None:
+    """Every version and the last checkpoint are what an uninterrupted trainer makes of the recorded batches."""
+    last = f"v{settings.run.steps:06d}"
+    (tensors,) = (settings.run.dir / "checkpoints" / last / "tensors").iterdir()
     final = {n.removeprefix("weight/"): t for n, t in load_file(tensors).items() if n.startswith("weight/")}
-    await asyncio.to_thread(
-        check_weights, Settings.load(config), tmp_path / "straight", batches, engine.given, final
-    )
+    straight = settings.run.dir.with_name("straight")
+    await asyncio.to_thread(check_weights, settings, straight, batches, given, final)
 
 
-async def check_the_account(gateway: RunningGateway) -> None:
+async def test_a_trainer_that_is_killed_while_a_checkpoint_is_written_loses_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    steps = 2 * len(BESIDE) + 3
+    async with world(tiny_model, tmp_path) as (gateway, engine):
+        config, run = tmp_path / "trainer.toml", tmp_path / "run"
+        names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": 2}
+        config.write_text(TRAINER.format(**names))
+        for name, point in BESIDE.items():
+            killed = await run_once(config, point)
+            assert killed == -signal.SIGKILL, f"{name}: {config.with_suffix('.log').read_text()[-3000:]}"
+            assert newest(run / "checkpoints") < newest(run / "weights"), "it was not whole"
+        assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
+        await check_the_account(gateway, steps)
+        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+    assert config.with_suffix(".log").read_text().count("nothing lost, nothing trained twice") == len(BESIDE)
+    await check_final(Settings.load(config), batches, engine.given)
+
+
+async def check_the_account(gateway: RunningGateway, steps: int) -> None:
     """Every version was made of the one before, every batch was consumed, and nothing was passed over."""
     status = await gateway.admin.status()
-    assert (status["version"], status["consumed"], status["orphaned_versions"]) == (STEPS, STEPS, [])
-    parents = [(await gateway.admin.weights(v))["parent"] for v in range(1, STEPS + 1)]
-    assert parents == list(range(STEPS))
+    assert (status["version"], status["consumed"], status["orphaned_versions"]) == (steps, steps, [])
+    parents = [(await gateway.admin.weights(v))["parent"] for v in range(1, steps + 1)]
+    assert parents == list(range(steps))
 
 
 def check_weights(

@@ -52,7 +52,10 @@ async def _check_line(
 ) -> None:
     """Refuses what a kill between two checkpoints cannot have left behind: a checkpoint was removed, or the line was left."""
     saved = learner.saved
-    if saved is None or used - saved.version >= max(saved.every, learner.settings.checkpoint.every):
+    bound = max(saved.every, learner.settings.checkpoint.every) if saved is not None else 0
+    if saved is not None and checkpoint.is_missing(learner.checkpoints, saved.version):
+        bound += 1
+    if saved is None or used - saved.version >= bound:
         raise Impossible("a checkpoint after it is missing")
     for version in range(saved.version + 1, used + 1):
         if (why := weights.rejected(version)) is not None:

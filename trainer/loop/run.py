@@ -1,12 +1,13 @@
 """The loop: release, lease, claim, stream, step, checkpoint, publish, ack.
 
-A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they become
-ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). What survives a crash are checkpoints and the
-gateway's record of every batch, and the order of the steps makes every crash recoverable: the checkpoint is written before the
-version is published, and the version is published before the lease is acknowledged. A new start at version c may therefore be
-given a buffer below c. Version c is published, if the gateway does not know it, and nothing is trained: if the buffer's groups
-are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the buffer is given back. With
-`[checkpoint] every` above 1 there may be versions after the newest checkpoint; `replay` trains their batches again.
+A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they
+become ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). What survives a crash are checkpoints and
+the gateway's record of every batch, and the order of the steps makes every crash recoverable: the checkpoint is written before
+the version is published (but see `checkpoints`), and the version is published before the lease is acknowledged. A new start at
+version c may therefore be given a buffer below c. Version c is published, if the gateway does not know it, and nothing is
+trained: if the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the
+buffer is given back. With `[checkpoint] every` above 1 there may be versions after the newest checkpoint; `replay` trains their
+batches again.
 
 With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
 when the batch is whole, or there are groups and the gateway has no other use for the nodes, because the batch soon will be. How
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ from trainer.errors import (
 )
 from trainer.learner import Learner
 from trainer.loop import feed, replay
+from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.children import (
     Watched,
     gateway_process,
@@ -59,6 +61,7 @@ from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed
 from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Nodes
+from trainer.loop.threads import in_thread
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.report import trackers
@@ -99,7 +102,7 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         server = await weights_process(stack, settings.weights, trainer.weights.directory)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
-        await watch(trainer.train(), gateway, server, rollout, trainer.keeper())
+        await watch(trainer.train(), gateway, server, rollout, trainer.keeper(), trainer.checkpoints.watch())
 
 
 def follow_first(settings: Settings) -> None:
@@ -136,6 +139,7 @@ class Trainer:
         )
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
         self.nodes = Nodes(self.feed, settings.gateway.nodes)
+        self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
         self.details = Details(settings)
         self._busy_s = 0.0
@@ -154,7 +158,7 @@ class Trainer:
         VersionRejected if the newest is of weights that the gateway refused.
         """
         for directory in (self.weights.directory, self.learner.checkpoints):
-            await _thread(sweep, directory)
+            await in_thread(sweep, directory)
         if (why := self.weights.rejected(self.learner.version)) is not None:
             raise self._rejected(why)
         published = (await self.feed.status())["newest_version"]
@@ -163,7 +167,7 @@ class Trainer:
             await self._catch_up(published, used)
         elif self.learner.saved is None and self.settings.checkpoint.every > 1:
             # Batches that are acknowledged before the first checkpoint name this one.
-            await _thread(self.learner.save_checkpoint)
+            await in_thread(self.learner.save_checkpoint)
 
     async def _catch_up(self, published: int, used: int) -> None:
         if self.learner.saved is None:
@@ -188,6 +192,7 @@ class Trainer:
                 f"the batches since the checkpoint of version {old}, trained again, give the weights of version {used} to the"
                 " bit: nothing lost, nothing trained twice"
             )
+            await self.checkpoints.after_replay()
 
     async def train(self) -> None:
         """Leases and trains until the run is over."""
@@ -222,14 +227,13 @@ class Trainer:
             with _naming("stream"):
                 batch = await self.stream(clock)
             with clock.on("step", "compute"):
-                measured = await _thread(self.learner.step, batch)
+                measured = await in_thread(self.learner.step, batch)
             self._busy_s = clock.seconds["compute"] - clock.seconds["step"]
             self._warn(measured)
         finally:
             self.learner.discard()
-        if self._is_due:
-            with clock.on("checkpoint"):
-                await self.checkpoint()
+        with clock.on("checkpoint"):
+            await self.checkpoints.after_step()
         await self._settle_evaluation(clock)
         with clock.on("publish"), _naming("publish"):
             await self.publish()
@@ -237,7 +241,7 @@ class Trainer:
             await self.ack()
         if batch.kept.keep != Keep():
             with clock.on("details"):
-                await _thread(self.details.write, self.learner.steps, batch)
+                await in_thread(self.details.write, self.learner.steps, batch)
         self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
         self._check_skipped()
 
@@ -314,7 +318,7 @@ class Trainer:
                     await self.nodes.claim()
             if self.nodes.held:
                 with clock.on("stream", "compute"):
-                    await _thread(self.learner.take, batch, gathered)
+                    await in_thread(self.learner.take, batch, gathered)
                 gathered = ()
             if fetched.complete:
                 return batch
@@ -342,22 +346,16 @@ class Trainer:
             with clock.on("evaluation", "idle"):
                 await self.evaluations.settle()
 
-    @property
-    def _is_due(self) -> bool:
-        """True if this step ends with a checkpoint: every N-th step does, and the run's last."""
-        steps = self.learner.steps
-        return steps % self.settings.checkpoint.every == 0 or steps >= self.settings.run.steps
-
     async def checkpoint(self) -> None:
         """Writes the checkpoint from which the steps before need never be repeated."""
-        await _thread(self.learner.save_checkpoint)
+        await self.checkpoints.write()
 
     async def publish(self) -> None:
         """Hands the current version over, unless the gateway has it, and waits until the engines run it."""
         version, limit = self.learner.version, self.settings.weights.publish_s
         path = self.weights.path(version)
         if not path.exists():
-            path = await _thread(self._write_weights)
+            path = await in_thread(self._write_weights)
         deadline = time.monotonic() + limit
         record: dict[str, Any] = {"state": "updating"}
         while record["state"] == "updating":
@@ -369,8 +367,8 @@ class Trainer:
             raise PublishFailed(
                 f"no engine came to version {version}: {record['why']}; start the trainer again once engines work"
             )
-        await _thread(self.weights.prune, self.settings.weights.keep, version, self.learner.parent)
-        await _thread(self.learner.prune_checkpoints)
+        await in_thread(self.weights.prune, self.settings.weights.keep, version, self.learner.parent)
+        await in_thread(self.learner.prune_checkpoints)
 
     def _write_weights(self) -> Path:
         learner = self.learner
@@ -389,7 +387,8 @@ class Trainer:
             if not record["bad"]:
                 return record
             why = record["why"]
-        await _thread(self.weights.reject, version, why)
+        await in_thread(self.weights.reject, version, why)
+        await self.checkpoints.written()
         raise self._rejected(why)
 
     def _rejected(self, why: str) -> VersionRejected:
@@ -407,16 +406,6 @@ class Trainer:
         assert self.learner.saved is not None
         path = self.learner.checkpoints / checkpoint.name_of(self.learner.saved.version)
         await self.feed.ack(str(path))
-
-
-async def _thread(work: Callable[..., T], *arguments: Any) -> T:
-    """`work` in a thread. A cancellation waits for its end, so that nothing is at work on the learner beside what comes next."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-    try:
-        return await asyncio.shield(running)
-    finally:
-        if not running.done():
-            await asyncio.wait({running})
 
 
 @contextmanager

@@ -57,6 +57,8 @@ class Ranks:
         self._mesh: DeviceMesh | None = None
         self._talk: Any = None
         """The group for objects: on the CPU, and within `timeout_s`."""
+        self.aside: Ranks = self
+        """The same ranks, for what they do together beside their steps: in a thread of its own."""
 
     @property
     def leads(self) -> bool:
@@ -208,7 +210,7 @@ class Ranks:
         """Ends the process group, if there is one."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._mesh = self._talk = None
+        self._mesh = self._talk = self.aside._talk = None
 
 
 def join(settings: ParallelSettings, device: str) -> Ranks:
@@ -222,7 +224,9 @@ def join(settings: ParallelSettings, device: str) -> Ranks:
     if size > 1:
         with ranks.within("start"):
             start(settings.timeout_s, ranks.device)
-            ranks._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_s))
+            ranks.aside = Ranks(rank, size, ranks.device, settings)
+            for each in (ranks, ranks.aside):
+                each._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_s))
     return ranks
 
 
@@ -353,6 +357,12 @@ def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
         assert parameter.grad is not None
         parameter.grad /= divisor
     return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of tensors, or of this rank's shards, on the CPU."""
+    found: dict[str, Tensor] = dcp.staging.BlockingAsyncStager().stage(dict(tensors))
+    return found
 
 
 def write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:

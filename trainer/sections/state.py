@@ -13,8 +13,9 @@ class CheckpointSettings(Section):
     """`[checkpoint]`: how often one is written, and how many are kept."""
 
     every: int = Field(1, ge=1, le=10_000)
-    """Steps from one checkpoint to the next. Above 1 a trainer that was killed trains the recorded batches since the last one
-    again, and goes on if that gives the published weights to the bit, which needs `[run] deterministic`."""
+    """Steps from one checkpoint to the next. With 1, each step waits until its checkpoint is written. Above, the next goes on
+    meanwhile, which needs memory of the host for a copy; and a trainer that was killed trains the recorded batches since the last
+    one again, and goes on if that gives the published weights to the bit, which needs `[run] deterministic`."""
     keep: int = Field(2, ge=1, le=10_000)
 
 

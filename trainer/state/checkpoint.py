@@ -9,6 +9,7 @@ before it is removed) and never written again; nothing is ever unpickled.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,13 +26,14 @@ from trainer.errors import CheckpointError
 from trainer.model import parallel
 from trainer.model.optim import Moments, Optimizer
 from trainer.model.parallel import Ranks
-from trainer.state.directory import Aside, remove, sweep
+from trainer.state.directory import Aside, remove, sweep, sync
 
 FORMAT = 2
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _NAME = re.compile(r"v(\d{6,})")
 _WEIGHT, _MOMENT, _RNG = "weight/", "moment/", "rng"
 _CUDA_RNG = "cuda_rng"
+_ANNOUNCED = ".announced"
 _WAY = "put it back, or begin a new run in another [run] dir"
 
 
@@ -55,29 +57,63 @@ class CheckpointMeta:
     """`[model.lora]` of the run, whose adapters alone are in the checkpoint; None if all weights are."""
 
 
-def save(directory: Path, said: CheckpointMeta, model: Any, optimizer: Optimizer, ranks: Ranks) -> Path:
-    """Writes `directory/v<version>`. Raises VersionReused if there is one. Collective."""
-    target = directory / name_of(said.version)
+def tensors_of(model: Any, optimizer: Optimizer, ranks: Ranks) -> dict[str, Tensor]:
+    """What a checkpoint is made of, by name: this rank's shards."""
     tensors = {_WEIGHT + name: tensor for name, tensor in parallel.weights(model).items()}
-    tensors |= _flat(optimizer.moments()) | _random_state(ranks)
-    if not ranks.leads:
-        parallel.write(ranks.from_first(), tensors, ranks)
-        return target
-    with Aside(target) as aside:
-        parallel.write(ranks.from_first(aside / "tensors"), tensors, ranks)
-        state = {
-            "format": FORMAT,
-            "version": said.version,
-            "parent": said.parent,
-            "step": said.steps,
-            "probe": said.probe.to_json() if said.probe else None,
-            "every": said.every,
-            "groups": said.groups,
-            "dtype": said.dtype,
-            "lora": said.adapters,
-        }
-        (aside / "state.json").write_text(json.dumps(state))
+    return tensors | _flat(optimizer.moments()) | _random_state(ranks)
+
+
+def save(directory: Path, said: CheckpointMeta, tensors: Mapping[str, Tensor], ranks: Ranks) -> Path:
+    """Writes `directory/v<version>`. Collective.
+
+    Raises VersionReused if there is one, CheckpointError if it cannot be written, and RankLost.
+    """
+    target = directory / name_of(said.version)
+    with _naming(target), ranks.within("checkpoint"):
+        if not ranks.leads:
+            parallel.write(ranks.from_first(), tensors, ranks)
+            return target
+        with Aside(target) as aside:
+            parallel.write(ranks.from_first(aside / "tensors"), tensors, ranks)
+            (aside / "state.json").write_text(json.dumps(_state_of(said)))
+        for note in _announced(directory, 0, said.version):
+            note.unlink()
     return target
+
+
+def announce(directory: Path, version: int) -> None:
+    """Notes that a checkpoint is going to be written while its version is published already. Raises CheckpointError."""
+    note = directory / f".{name_of(version)}{_ANNOUNCED}"
+    with _naming(note):
+        note.touch()
+        sync(directory)
+
+
+def is_missing(directory: Path, since: int) -> bool:
+    """True if a checkpoint after version `since` was announced, and never became whole; one that was removed did."""
+    return bool(_announced(directory, since + 1))
+
+
+def _announced(directory: Path, first: int, last: float = math.inf) -> list[Path]:
+    """The notes of checkpoints that are not whole, of the versions from `first` to `last`."""
+    notes = (
+        (note, _NAME.fullmatch(note.stem.removeprefix("."))) for note in directory.glob(f".*{_ANNOUNCED}")
+    )
+    return [note for note, match in notes if match and first <= int(match[1]) <= last]
+
+
+def _state_of(said: CheckpointMeta) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": said.version,
+        "parent": said.parent,
+        "step": said.steps,
+        "probe": said.probe.to_json() if said.probe else None,
+        "every": said.every,
+        "groups": said.groups,
+        "dtype": said.dtype,
+        "lora": said.adapters,
+    }
 
 
 def load(
@@ -107,7 +143,7 @@ def load(
 
 @contextmanager
 def _naming(directory: Path) -> Iterator[None]:
-    """What goes wrong with a file is an error of the checkpoint."""
+    """Names the checkpoint of which a file cannot be written or read."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, parallel.StorageError) as error:

@@ -43,9 +43,9 @@ class Aside:
             shutil.rmtree(self._aside, ignore_errors=True)
             return
         for path in (*sorted(p for p in self._aside.rglob("*")), self._aside):
-            _fsync(path)
+            sync(path)
         self._aside.rename(self.target)
-        _fsync(self.target.parent)
+        sync(self.target.parent)
 
 
 def remove(directory: Path) -> None:
@@ -77,7 +77,8 @@ def _is_another(process: int) -> bool:
     return process != os.getpid()
 
 
-def _fsync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file or directory is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -35,8 +35,7 @@ async def train_badly(trainer: Trainer) -> None:
     trainer.learner.step(await trainer.stream(Clock()))
     with torch.no_grad():
         dict(trainer.learner.model.named_parameters())[NAME][3, 4] = float("nan")
-    if trainer._is_due:
-        await trainer.checkpoint()
+    await trainer.checkpoints.after_step()
     await trainer.publish()
 
 

@@ -199,7 +199,9 @@ async def test_an_acknowledgement_names_the_newest_checkpoint(
     settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=5)
     async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
         await trainer.train()
-    assert named == ["v000000", "v000002", "v000002", "v000004", "v000005"], "the last step ends with one"
+    assert named[::2] == ["v000000", "v000002", "v000005"], "the last step ends with one"
+    assert named[1] in ("v000000", "v000002"), "it may still be being written"
+    assert named[3] in ("v000002", "v000004")
 
 
 async def test_a_lease_that_is_lost_in_the_middle_loses_and_doubles_no_group(
