@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
@@ -23,14 +23,12 @@ from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
 from scheduler.program.events import Added, Begun, Do, Done, Published
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
+from scheduler.simulate.entities import Host, Layout, Sample
 from scheduler.simulate.errors import SimulationError
 from scheduler.simulate.foresight import Foresight
 from scheduler.simulate.hosting import Hosting
-from scheduler.simulate.policy import Layout
-
-if TYPE_CHECKING:
-    from scheduler.simulate.scenario import Scenario
-    from scheduler.simulate.world import Host, Sample, World
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.world import World
 
 MODEL = "model"
 MACHINE = 8

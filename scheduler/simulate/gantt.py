@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
-from scheduler.simulate.world import World
+from scheduler.simulate.world import Policy, World
 from scheduler.timeline.intervals import Interval, Kind, Step, Timeline, stretches
 from scheduler.timeline.page import write
 

@@ -1,4 +1,4 @@
-"""The measures of a run: tokens, their staleness, and the use of every GPU. Owns the sums.
+"""The measures of a run: tokens, their staleness, and the use of every GPU.
 
 Owns the sums. A GPU second is one of four: `rollout` (its engine has a call), `train`, `switching` (weights load, the
 node changes hands, the trainer waits for a transfer) or `idle`. A GPU that the trainer has taken over counts as what the
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from scheduler.simulate.policy import Layout
-
-if TYPE_CHECKING:
-    from scheduler.simulate.scenario import Scenario
-    from scheduler.simulate.world import Group, Host
+from scheduler.simulate.entities import Group, Host, Layout
+from scheduler.simulate.scenario import Scenario
 
 Role = Literal["rollout", "train", "switching", "idle", "lent"]
 ROLES = ("rollout", "train", "switching", "idle")

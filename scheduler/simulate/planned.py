@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from scheduler.policies.allocation import Load, Pool, Sampling, Site
 from scheduler.simulate.combined import Combined
-
-if TYPE_CHECKING:
-    from scheduler.simulate.scenario import Scenario
-
+from scheduler.simulate.scenario import Scenario
 
 BESIDE = 0.25
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from scheduler.simulate.baselines import BASELINES
 from scheduler.simulate.combined import Combined
 from scheduler.simulate.planned import Planned
-from scheduler.simulate.policy import Policy
+from scheduler.simulate.world import Policy
 
 OWN = Combined.name
 PLANNED = Planned.name

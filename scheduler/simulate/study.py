@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.simulate.errors import SimulationError
-from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
-from scheduler.simulate.world import World
+from scheduler.simulate.world import Policy, World
 
 FIGURES = (
     "tokens_per_s",

@@ -23,9 +23,9 @@ from scheduler.simulate.baselines.areal import Areal
 from scheduler.simulate.baselines.sync_colocated import SyncColocated
 from scheduler.simulate.baselines.verl_async import VerlAsync
 from scheduler.simulate.hardware import TrainerCosts
-from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import simulate
+from scheduler.simulate.world import Policy
 
 SYNC = {
     32: (790.10, 357.41, 107.71, 269.80),

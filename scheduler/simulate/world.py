@@ -6,15 +6,22 @@ Everything is decided by the seed, the scenario and the policy: two runs are equ
 - a sample is in one place: an engine, held, with a tool, on its way to an engine that opens, or over;
 - an engine samples with the version that it was last given, and is open, loading, asleep or on its way between the two;
 - the trainer trains buffer `rule.next_buffer` and nothing else, and only groups that occupy it;
-- every sampled token is trained, wasted or underway at the end (`Meter`), once."""
+- every sampled token is trained, wasted or underway at the end (`Meter`), once.
+
+`World` calls the hooks of its `Policy` at every event; the policy answers by calling the world's verbs:
+- groups: `start_group()`, and what to do with its samples: `route(sample, host)` or `hold(sample)`;
+- engines: `sync(host, seconds)`, `move(sample, host)`, `give_back(sample)`, `look(host)`;
+- nodes: `claim(hosts, seconds)`, `release(hosts, seconds)`;
+- the trainer: `train()`, `publish(blocked_s)`.
+Which groups may start, and in which batch each is trained, is decided by the staleness rule (`scheduler.policies.rules`),
+the same state machine here and in the gateway. A policy knows lengths only as `sample.predicted`."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import Literal, Protocol
 
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import (
@@ -32,80 +39,63 @@ from scheduler.policies.staleness_events import (
     Skipped,
 )
 from scheduler.simulate.engine import Call, Engine
+from scheduler.simulate.entities import Group, Host, HostState, Layout, Sample
 from scheduler.simulate.errors import Stalled
 from scheduler.simulate.meter import Meter
-from scheduler.simulate.policy import Layout, Policy
 from scheduler.simulate.scenario import Scenario
-from scheduler.simulate.workload import Turn, Workload
+from scheduler.simulate.workload import Workload
 
-HostState = Literal["open", "loading", "asleep", "switching"]
 TrainerState = Literal["waiting", "claiming", "training", "trained", "blocked"]
 
 
-@dataclass(slots=True, eq=False)
-class Host:
-    """An engine and the GPUs it lives on."""
+class Policy(Protocol):
+    """A scheduling policy: the simulator calls it at every event."""
 
     name: str
-    number: int
-    gpus: int
-    engine: Engine
-    shared: bool
-    """The trainer works on its GPUs too."""
-    state: HostState = "open"
-    version: int = 0
-    kept: list[Sample] = field(default_factory=list)
-    """Samples that go on here once it is open."""
-    serial: int = 0
+    stream: int
+    """The trainer begins with a batch before it is whole, and takes it in so many parts; 0: only when it is whole."""
+    recompute: bool
+    """The trainer computes the log-probabilities of what it trains once more."""
+    ticks: bool
+    """True if the policy wants `on_second`."""
 
+    def layout(self, scenario: Scenario) -> Layout:
+        """Divides the scenario's GPUs."""
 
-@dataclass(slots=True, eq=False)
-class Sample:
-    """An episode."""
+    def rule(self, scenario: Scenario) -> StalenessRule:
+        """The rule that bounds staleness."""
 
-    name: str
-    group: Group
-    turns: tuple[Turn, ...]
-    at: int = 0
-    """The turn that it is in."""
-    call: Call = field(init=False)
-    host: Host | None = None
-    since: int = 0
-    """Tokens of its call when it came to its host."""
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """Versions, and how many tokens each sampled."""
-    cached_at: tuple[int, int] | None = None
-    """The number of the engine that has its turns in its cache, and the version that it ran."""
-    over: bool = False
-    dropped: bool = False
-    """True if the sample is never trained, whatever becomes of its group."""
+    def on_room(self, world: World) -> None:
+        """The rule may let groups start."""
 
-    @property
-    def context(self) -> int:
-        """Tokens of the whole conversation, so far: what the trainer computes on."""
-        return self.call.context
+    def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
+        """Samples want an engine: they were just started, were given back, had their tool's answer, or an engine opened again
+        while they were held."""
 
-    @property
-    def tokens(self) -> int:
-        """Sampled tokens, without those of its present stay."""
-        return sum(n for _, n in self.spans)
+    def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
+        """Calls want no engine any more: their turn has ended, or their sample is given up. The sample, the number of its turn,
+        and the tokens of its context. Told before anything else that follows from it."""
 
-    @property
-    def predicted(self) -> float:
-        """The ranker's estimate of its task's difficulty: 0.5 is the median, 1 the hardest."""
-        return self.group.predicted
+    def on_opened(self, world: World, host: Host) -> None:
+        """An engine has loaded weights, or has woken up."""
 
+    def on_asleep(self, world: World, host: Host) -> None:
+        """An engine that was claimed sleeps."""
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """A group: its samples, and the version that it was started under."""
+    def on_ready(self, world: World) -> None:
+        """The trainer waits, and has something to train: `train()` now, or once the nodes are there."""
 
-    name: str
-    version: int
-    predicted: float
-    samples: list[Sample] = field(default_factory=list)
-    cached_at: set[tuple[int, int]] = field(default_factory=set)
-    """Engines and their versions that have its prompt in their cache."""
+    def on_trained(self, world: World) -> None:
+        """A step was made: `publish()`."""
+
+    def on_published(self, world: World, version: int) -> None:
+        """Newer weights were published."""
+
+    def on_idle(self, world: World, host: Host) -> None:
+        """An open engine has nothing to do."""
+
+    def on_second(self, world: World) -> None:
+        """A second has passed."""
 
 
 class World:

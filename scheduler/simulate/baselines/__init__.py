@@ -28,7 +28,7 @@ from scheduler.simulate.baselines.streamrl import StreamRL
 from scheduler.simulate.baselines.sync_colocated import SyncColocated
 from scheduler.simulate.baselines.sync_split import SyncSplit
 from scheduler.simulate.baselines.verl_async import VerlAsync
-from scheduler.simulate.policy import Policy
+from scheduler.simulate.world import Policy
 
 BASELINES: dict[str, Callable[[], Policy]] = {
     "sync_colocated": SyncColocated,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from scheduler.simulate.baselines.plain import Plain
 
 if TYPE_CHECKING:
-    from scheduler.simulate.world import Host, Sample, World
+    from scheduler.simulate.entities import Host, Sample
+    from scheduler.simulate.world import World
 
 
 class OneStep(Plain):

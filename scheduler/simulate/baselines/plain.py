@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleflow import LedgerSettings
-from scheduler.simulate.policy import Layout
+from scheduler.simulate.entities import Layout
 
 if TYPE_CHECKING:
+    from scheduler.simulate.entities import Host, Sample
     from scheduler.simulate.scenario import Scenario
-    from scheduler.simulate.world import Host, Sample, World
+    from scheduler.simulate.world import World
 
 
 class Plain:
-    """See `policy.Policy`."""
+    """A `world.Policy` without routing by length: any group that may start starts, any sample goes to the least loaded engine."""
 
     name = "plain"
     rule_name = "synchronous"

@@ -24,7 +24,8 @@ import numpy as np
 from scheduler.simulate.baselines.plain import Plain
 
 if TYPE_CHECKING:
-    from scheduler.simulate.world import Host, Sample, World
+    from scheduler.simulate.entities import Host, Sample
+    from scheduler.simulate.world import World
 
 UNDER, TRIGGER, STOP, MU = 2, 2.0, 1.2, 0.1
 

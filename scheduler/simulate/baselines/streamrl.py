@@ -24,8 +24,9 @@ from scheduler.simulate.baselines.one_step import OneStep
 
 if TYPE_CHECKING:
     from scheduler.simulate.engine import EngineCosts
+    from scheduler.simulate.entities import Host, Sample
     from scheduler.simulate.scenario import Scenario
-    from scheduler.simulate.world import Host, Sample, World
+    from scheduler.simulate.world import World
 
 ALPHA = 0.2
 """The share of prompts that is taken to be the tail."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scheduler.simulate.baselines.plain import Plain
-from scheduler.simulate.policy import Layout
+from scheduler.simulate.entities import Layout
 
 if TYPE_CHECKING:
     from scheduler.simulate.scenario import Scenario

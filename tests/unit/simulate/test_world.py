@@ -12,9 +12,8 @@ import pytest
 from scheduler.simulate.baselines import BASELINES
 from scheduler.simulate.gantt import timeline
 from scheduler.simulate.meter import ROLES, Meter
-from scheduler.simulate.policy import Policy
 from scheduler.simulate.scenario import Scenario
-from scheduler.simulate.world import World
+from scheduler.simulate.world import Policy, World
 from tests.unit.simulate.scenarios import scenario
 
 BOUND: dict[str, Callable[[int], float]] = {
