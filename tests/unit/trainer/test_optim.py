@@ -168,3 +168,20 @@ def test_moments_on_the_host_are_copied_for_their_own_weights_step_alone(kind: A
     assert {key: value.dtype for key, value in optimizers[1].empty_moments()["lm_head.weight"].items()} == {
         key: value.dtype for key, value in same["lm_head.weight"].items()
     }
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "host"), ("host", "none")])
+def test_moments_are_taken_over_into_the_other_memory(before: Any, after: Any) -> None:
+    """A run may change `offload` between two starts: the next step is that of a run which did not."""
+    models = [small_model() for _ in range(2)]
+    optimizers = [optim.create(model, settings_of(offload=before, betas=BETAS)) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        give_gradients(model, 1)
+        optimizer.step()
+    restarted = optim.create(models[1], settings_of(offload=after, betas=BETAS))
+    restarted.take_moments(optimizers[1].moments())
+    for model, optimizer in zip(models, (optimizers[0], restarted), strict=True):
+        give_gradients(model, 2)
+        optimizer.step()
+    assert all(map(torch.equal, *(list(model.parameters()) for model in models)))
+    assert restarted.moments()["lm_head.weight"]["step"] == 2
