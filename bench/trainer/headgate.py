@@ -46,12 +46,12 @@ def _nodes(rollout: Rollout) -> tuple[Node, ...]:
     return tuple(made)
 
 
-def settings_of(model: str, tokens: int, threads: int, folder: Path) -> Settings:
+def settings_of(model: str, tokens: int, threads: int, folder: Path, attention: str = "spans") -> Settings:
     """A trainer with TRL's loss `dapo`, whose importance weight is clipped and not truncated."""
     return Settings.parse({
         "run": {"dir": folder, "steps": 1_000_000, "device": "cpu", "threads": threads},
         "gateway": {"url": "http://127.0.0.1:9"},
-        "model": {"path": model},
+        "model": {"path": model, "attention": attention},
         "optimizer": {"lr": 1e-6},
         "batch": {"tokens": tokens},
         "algorithm": {"type": "grpo", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "importance_cap": float("inf")},
@@ -78,12 +78,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True, help="of a micro-batch")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument(
-        "--apart", action="store_true", help="each path of an episode as an episode of its own"
+        "--apart",
+        action="store_true",
+        help="each path of an episode as a row of its own, of which none is shared",
     )
     parser.add_argument("--gradient", type=Path)
     options = parser.parse_args()
     rollouts = load(options.batch)
-    settings = settings_of(options.model, options.tokens, options.threads, options.batch.parent / "run")
+    way = "rows" if options.apart else "spans"  # spans would find what rows share
+    settings = settings_of(options.model, options.tokens, options.threads, options.batch.parent / "run", way)
     prepare_torch(settings)
     learner = Learner(settings, parallel.join(settings.parallel, "cpu"))
     counted = Counted(learner.model)

@@ -21,7 +21,8 @@ def mirror(
     key: Annotated[
         str | None,
         typer.Option(
-            envvar="HEADGATE_WEIGHTS_KEY", help="The key that whoever asks needs, and that others ask us for."
+            envvar="HEADGATE_WEIGHTS_KEY",
+            help="The key of every request to this server, and of its own to others.",
         ),
     ] = None,
     keep: Annotated[

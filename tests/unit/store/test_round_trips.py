@@ -54,14 +54,14 @@ def engine(store_url: str) -> Iterator[Engine]:
     details=objects,
     components=st.none() | st.dictionaries(texts, st.floats(allow_nan=False, allow_infinity=False)),
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    sampling=st.none() | objects,
     at=st.floats(0, 1e12),
 )
 def test_an_episode_comes_back_as_it_was(
-    engine: Engine, task: str, details: Any, components: Any, reward: Any, at: float
+    engine: Engine, task: str, details: Any, components: Any, reward: Any, sampling: Any, at: float
 ) -> None:
-    row = episode(
-        f"e{task}", task_id=task, details=details, components=components, reward=reward, created_at=at
-    )
+    given = {"details": details, "components": components, "reward": reward, "sampling": sampling}
+    row = episode(f"e{task}", task_id=task, created_at=at, **given)
     with engine.connect() as connection:
         episodes.insert_episode(connection, row)
         found = episodes.episode(connection, f"e{task}")
