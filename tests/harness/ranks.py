@@ -35,7 +35,7 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     ends: dict[Any, tuple[BaseProcess, Connection]] = {}
     for rank in range(size):
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = forks().Process(
+        process: BaseProcess = forks().Process(
             target=_main, args=(environment(rank, size, port), theirs, work, arguments), daemon=True
         )
         process.start()
