@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,12 +21,11 @@ import aiohttp
 from blake3 import blake3
 
 from gateway.errors import Unprocessable, WeightsAway
-from gateway.weights import delta
+from gateway.weights import delta, folders
 from gateway.weights.manifest import FORMAT, MANIFEST, BadManifest, Piece, pieces_of
 from gateway.weights.tensors import Malformed
 
 log = logging.getLogger(__name__)
-_NAME = re.compile(r"v(\d{6,})")
 _AT_ONCE = 4
 """Pieces that are on their way at once."""
 _MANIFEST_LIMIT = 2**28
@@ -60,14 +58,11 @@ class Mirror:
 
     def path(self, version: int) -> Path:
         """Where a version is, or would be."""
-        return self.directory / f"v{version:06d}"
+        return self.directory / folders.name_of(version)
 
     def versions(self) -> dict[int, Path]:
         """The versions that are here, whole."""
-        if not self.directory.is_dir():
-            return {}
-        found = (p for p in self.directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
-        return {int(path.name[1:]): path for path in sorted(found)}
+        return folders.versions_in(self.directory)
 
     async def fetch(self, version: int, sources: Sequence[str]) -> Path:
         """Brings a version here, from the first source that has it and the others where that one fails.
@@ -91,15 +86,12 @@ class Mirror:
 
     async def prune(self, keep: int, *needed: int | None) -> None:
         """Removes the oldest versions beyond `keep`, but none that is `needed`."""
-        here = self.versions()
-        for version in sorted(here)[:-keep]:
-            if version not in needed:
-                await asyncio.to_thread(_remove, here[version])
+        await asyncio.to_thread(folders.prune, self.directory, keep, *needed)
 
     async def _fetch(self, version: int, sources: Sequence[str]) -> Path:
         text = await self._manifest(version, sources)
         pieces, parent = _read(text, version)
-        partial = self.directory / f".v{version:06d}.partial"
+        partial = self.directory / f".{folders.name_of(version)}.partial"
         missing = await asyncio.to_thread(_prepare, partial, text, pieces, self._local())
         fetched = [piece for piece in missing if piece.file == delta.NAME]
         if parent in self.versions() and len(fetched) < len(missing):
@@ -302,15 +294,5 @@ def _store(partial: Path, piece: Piece, data: bytes) -> bool:
 def _finish(partial: Path, target: Path) -> None:
     """Makes a whole version appear, durable."""
     for path in (*sorted(partial.iterdir()), partial):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        folders.sync(path)
     partial.rename(target)
-
-
-def _remove(path: Path) -> None:
-    gone = path.with_name(f".{path.name}.gone")
-    path.rename(gone)
-    shutil.rmtree(gone)

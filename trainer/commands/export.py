@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gateway.weights import folders
 from trainer.errors import CheckpointError, ConfigError
 from trainer.learner import Learner
 from trainer.model import pretrained
 from trainer.settings import Settings
-from trainer.state import checkpoint
 from trainer.state.directory import Aside
 
 
@@ -25,14 +25,14 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
             "--adapter: the run has no [model.lora], all of its weights are trained; leave it out"
         )
     directory = settings.run.dir / "checkpoints"
-    kept = sorted(checkpoint.version_of(path) for path in checkpoint.all_of(directory))
+    kept = list(folders.versions_in(directory))
     if not kept or (version is not None and version not in kept):
         which = f"checkpoint of version {version}" if kept else "checkpoint"
         there = f"; there are: {', '.join(map(str, kept))}" if kept else ""
         raise CheckpointError(f"{directory}: there is no {which}{there}")
     learner = Learner.open(settings)
     if version is not None and version != learner.version:
-        learner.restore(directory / checkpoint.name_of(version))
+        learner.restore(directory / folders.name_of(version))
     if adapter and learner.policy.adapters is not None:
         with Aside(out) as aside:
             learner.policy.adapters.save(aside)

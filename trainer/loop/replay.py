@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.client import GatewayRefused
+from gateway.weights import folders
 from trainer.errors import FeedBroken, LeaseLost
 from trainer.learner import Learner
 from trainer.loop.feed import Feed
@@ -74,4 +75,4 @@ def _other_weights(deterministic: bool) -> str:
 
 async def _put_back(learner: Learner, version: int) -> None:
     if learner.version != version:
-        await asyncio.to_thread(learner.restore, learner.checkpoints / checkpoint.name_of(version))
+        await asyncio.to_thread(learner.restore, learner.checkpoints / folders.name_of(version))

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group, Lease, LeasedGroups
+from gateway.weights import folders
 from trainer.algorithms import create, learns_from_one
 from trainer.data.batch import Batch
 from trainer.data.kept import Keep
@@ -70,7 +71,6 @@ from trainer.report.masking import masked_warning
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import Settings
-from trainer.state import checkpoint
 from trainer.state.directory import sweep
 
 T = TypeVar("T")
@@ -395,7 +395,7 @@ class Trainer:
         """Returns the error for a version that the gateway refused, with what to do about it."""
         version, saved = self.learner.version, self.learner.saved
         if saved is not None and saved.version == version:
-            mine = self.learner.checkpoints / checkpoint.name_of(version)
+            mine = self.learner.checkpoints / folders.name_of(version)
             way = f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before"
         else:
             way = "the next start goes on from the newest checkpoint"
@@ -404,7 +404,7 @@ class Trainer:
     async def ack(self) -> None:
         """Says that the buffer was trained: the newest checkpoint, with the recorded batches since, gives its effect again."""
         assert self.learner.saved is not None
-        path = self.learner.checkpoints / checkpoint.name_of(self.learner.saved.version)
+        path = self.learner.checkpoints / folders.name_of(self.learner.saved.version)
         await self.feed.ack(str(path))
 
 

@@ -7,7 +7,6 @@ directory of that name is whole and never written again; a version is never writ
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from gateway.types import Probe
-from gateway.weights import delta
+from gateway.weights import delta, folders
 from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
 from trainer.model import pretrained as models
-from trainer.state.directory import Aside, remove, sweep
+from trainer.state.directory import Aside, sweep
 
 _WORTH_IT = 0.5
 """The share of the weights' bytes above which a delta is not kept."""
-_NAME = re.compile(r"v(\d{6,})")
 
 
 class WeightsDirectory:
@@ -38,7 +36,7 @@ class WeightsDirectory:
 
     def path(self, version: int) -> Path:
         """Where a version is, or would be."""
-        return self.directory / f"v{version:06d}"
+        return self.directory / folders.name_of(version)
 
     def write(
         self,
@@ -99,17 +97,9 @@ class WeightsDirectory:
 
     def newest(self) -> int:
         """The greatest number that was ever written here; 0 if none."""
-        return max(self._found(), default=0)
+        return max(folders.versions_in(self.directory), default=0)
 
     def prune(self, keep: int, *needed: int | None) -> None:
         """Removes the oldest directories beyond `keep`, but none of the versions `needed`."""
         sweep(self.directory)
-        found = self._found()
-        for version in sorted(found)[:-keep]:
-            if version not in needed:
-                remove(found[version])
-
-    def _found(self) -> dict[int, Path]:
-        if not self.directory.is_dir():
-            return {}
-        return {int(m[1]): path for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))}
+        folders.prune(self.directory, keep, *needed)

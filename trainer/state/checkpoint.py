@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,15 +21,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gateway.types import Probe
+from gateway.weights import folders
 from trainer.errors import CheckpointError
 from trainer.model import parallel
 from trainer.model.optim import Moments, Optimizer
 from trainer.model.parallel import Ranks
-from trainer.state.directory import Aside, remove, sweep, sync
+from trainer.state.directory import Aside, sweep
 
 FORMAT = 2
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-_NAME = re.compile(r"v(\d{6,})")
 _WEIGHT, _MOMENT, _RNG = "weight/", "moment/", "rng"
 _CUDA_RNG = "cuda_rng"
 _ANNOUNCED = ".announced"
@@ -68,7 +67,7 @@ def save(directory: Path, said: CheckpointMeta, tensors: Mapping[str, Tensor], r
 
     Raises VersionReused if there is one, CheckpointError if it cannot be written, and RankLost.
     """
-    target = directory / name_of(said.version)
+    target = directory / folders.name_of(said.version)
     with _naming(target), ranks.within("checkpoint"):
         if not ranks.leads:
             parallel.write(ranks.from_first(), tensors, ranks)
@@ -83,10 +82,10 @@ def save(directory: Path, said: CheckpointMeta, tensors: Mapping[str, Tensor], r
 
 def announce(directory: Path, version: int) -> None:
     """Notes that a checkpoint is going to be written while its version is published already. Raises CheckpointError."""
-    note = directory / f".{name_of(version)}{_ANNOUNCED}"
+    note = directory / f".{folders.name_of(version)}{_ANNOUNCED}"
     with _naming(note):
         note.touch()
-        sync(directory)
+        folders.sync(directory)
 
 
 def is_missing(directory: Path, since: int) -> bool:
@@ -96,10 +95,10 @@ def is_missing(directory: Path, since: int) -> bool:
 
 def _announced(directory: Path, first: int, last: float = math.inf) -> list[Path]:
     """The notes of checkpoints that are not whole, of the versions from `first` to `last`."""
-    notes = (
-        (note, _NAME.fullmatch(note.stem.removeprefix("."))) for note in directory.glob(f".*{_ANNOUNCED}")
-    )
-    return [note for note, match in notes if match and first <= int(match[1]) <= last]
+    notes = {
+        note: folders.version_of(note.stem.removeprefix(".")) for note in directory.glob(f".*{_ANNOUNCED}")
+    }
+    return [note for note, version in notes.items() if version is not None and first <= version <= last]
 
 
 def _state_of(said: CheckpointMeta) -> dict[str, Any]:
@@ -252,31 +251,10 @@ def _said(state: dict[str, Any]) -> CheckpointMeta:
 
 def newest(directory: Path) -> Path | None:
     """The checkpoint of the highest version, or None."""
-    return max(all_of(directory), key=version_of, default=None)
+    return next(reversed(folders.versions_in(directory).values()), None)
 
 
 def prune(directory: Path, keep: int) -> None:
     """Removes all but the newest `keep` checkpoints."""
     sweep(directory)
-    for old in sorted(all_of(directory), key=version_of)[:-keep]:
-        remove(old)
-
-
-def name_of(version: int) -> str:
-    """The directory's name."""
-    return f"v{version:06d}"
-
-
-def version_of(directory: Path) -> int:
-    """The version that a directory's name names."""
-    match = _NAME.fullmatch(directory.name)
-    if match is None:
-        raise ValueError(f"{directory} is not named as a version")
-    return int(match[1])
-
-
-def all_of(directory: Path) -> list[Path]:
-    """The checkpoints of a folder, in no order."""
-    if not directory.is_dir():
-        return []
-    return [d for d in directory.iterdir() if _NAME.fullmatch(d.name) and d.is_dir()]
+    folders.prune(directory, keep)

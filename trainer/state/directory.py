@@ -1,7 +1,4 @@
-"""Directories that appear whole or not at all, and are removed so that none is ever seen in part.
-
-`Aside` is the one way in which the trainer writes a checkpoint or a version, and `remove` how it removes one.
-"""
+"""Directories that appear whole or not at all: `Aside` is the one way in which the trainer writes a checkpoint or a version."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
+from gateway.weights.folders import GONE, sync
 from trainer.errors import VersionReused
 
 _ASIDE = re.compile(r"\..+\.tmp-(\d+)")
-_GONE = ".gone"
 
 
 class Aside:
@@ -48,13 +45,6 @@ class Aside:
         sync(self.target.parent)
 
 
-def remove(directory: Path) -> None:
-    """Removes a directory so that none of its name is ever seen in part."""
-    gone = directory.with_name(f".{directory.name}{_GONE}")
-    directory.rename(gone)
-    shutil.rmtree(gone)
-
-
 def sweep(directory: Path) -> None:
     """Removes what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
 
@@ -62,7 +52,7 @@ def sweep(directory: Path) -> None:
     """
     for leftover in directory.glob(".*"):
         aside = _ASIDE.fullmatch(leftover.name)
-        if leftover.name.endswith(_GONE) or (aside and not _is_another(int(aside[1]))):
+        if leftover.name.endswith(GONE) or (aside and not _is_another(int(aside[1]))):
             shutil.rmtree(leftover)
 
 
@@ -75,12 +65,3 @@ def _is_another(process: int) -> bool:
     except PermissionError:
         return True
     return process != os.getpid()
-
-
-def sync(path: Path) -> None:
-    """Waits until a file or directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,58 @@
+"""Folders named after a version, such as `v000007`: checkpoints, published versions, and copies of them.
+
+Invariant: a folder of that name is there whole or not at all. It is written under another name, brought to the disk (`sync`) and
+renamed; `remove` renames it before it deletes anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+GONE = ".gone"
+"""The suffix of a folder that is being deleted."""
+_NAME = re.compile(r"v(\d{6,})")
+
+
+def name_of(version: int) -> str:
+    """The name of a version's folder."""
+    return f"v{version:06d}"
+
+
+def version_of(name: str) -> int | None:
+    """The version that a name names; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def versions_in(directory: Path) -> dict[int, Path]:
+    """The folders of versions in a directory, from the lowest version to the highest; none if there is no such directory."""
+    if not directory.is_dir():
+        return {}
+    found = {version_of(path.name): path for path in directory.iterdir() if path.is_dir()}
+    return dict(sorted((version, path) for version, path in found.items() if version is not None))
+
+
+def prune(directory: Path, keep: int, *needed: int | None) -> None:
+    """Removes the lowest versions beyond `keep`, but none that is `needed`."""
+    for version, path in list(versions_in(directory).items())[:-keep]:
+        if version not in needed:
+            remove(path)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder so that none of its name is ever seen in part."""
+    gone = folder.with_name(f".{folder.name}{GONE}")
+    folder.rename(gone)
+    shutil.rmtree(gone)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
