@@ -115,8 +115,7 @@ class Versions:
             self.current = Weights(row["version"], row["path"], row["parent"])
         if (Path(self.current.path) / MANIFEST).exists():
             path = Path(self.current.path)
-            known = await asyncio.to_thread(known_weights, path, self.current.version)
-            self.current = replace(known, fetched=self._is_copy(path, known.version))
+            self.current = await asyncio.to_thread(known_weights, path, self.current.version)
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
 
@@ -173,7 +172,7 @@ class Versions:
         if source:
             await self._distribution.bring(version, source)
         read = await asyncio.to_thread(read_weights, path, version, self._base)
-        weights = replace(read, source=source, fetched=self._is_copy(path, version))
+        weights = replace(read, source=source)
         async with self._publishing:
             await self._begin(weights)
 
@@ -181,9 +180,6 @@ class Versions:
         del self._offers[key]
         if not task.cancelled():
             task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
-
-    def _is_copy(self, path: Path, version: int) -> bool:
-        return path.resolve() == self._distribution.path(version).resolve()
 
     async def _begin(self, weights: Weights) -> None:
         """Records the version and starts its update, unless that is done."""

@@ -7,10 +7,8 @@ another mirror, and answers the path that the engine loads. Without `[weights] s
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -23,9 +21,6 @@ from gateway.sections import WeightsSettings
 from gateway.weights.fan_out import fan_out
 from gateway.weights.mirror import Mirror
 
-_CONNECT_S = 10.0
-_QUOTED = 500
-"""Characters of what a mirror said."""
 log = logging.getLogger(__name__)
 
 
@@ -34,21 +29,16 @@ class Distribution:
 
     def __init__(self, model: str, settings: WeightsSettings) -> None:
         self._settings = settings
-        self._key = settings.key.get_secret_value() if settings.key else None
+        key = settings.key.get_secret_value() if settings.key else None
         limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
-        self._mirror = Mirror(settings.dir / model, self._key, limit)
-        self._stack = AsyncExitStack()
+        self._mirror = Mirror(settings.dir / model, key, limit)
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._mirror)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-        self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
-        self._stack.push_async_callback(self._http.close)
+        await self._mirror.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, *error: object) -> None:
+        await self._mirror.__aexit__(*error)
 
     def path(self, version: int) -> Path:
         """Where this gateway's copy of a version is, or would be."""
@@ -74,7 +64,7 @@ class Distribution:
             return
 
         async def fetch(mirror: str, sources: list[str]) -> None:
-            await self._ask(mirror, weights.version, sources)
+            await self._mirror.request(mirror, weights.version, sources)
 
         limit = self._settings.fetch_s
         try:
@@ -95,14 +85,13 @@ class Distribution:
 
         The first version has no manifest, and lies on every machine at the path of the configuration.
         """
-        if not slot.mirror or not weights.fetched:
+        is_copy = weights.path == str(self.path(weights.version).resolve())
+        if not slot.mirror or not is_copy:
             return weights.path
         others = sorted({other.mirror for other in slots if other.mirror} - {slot.mirror})
-        sources = (
-            [weights.source, *self._settings.sources] if weights.source else list(self._settings.sources)
-        )
+        sources = dict.fromkeys([weights.source, *self._settings.sources, *others])
         try:
-            return await self._ask(slot.mirror, weights.version, [*dict.fromkeys([*sources, *others])])
+            return await self._mirror.request(slot.mirror, weights.version, [s for s in sources if s])
         except (aiohttp.ClientError, OSError, ValueError) as error:
             message = (
                 f"{slot.name}: the mirror {slot.mirror} does not have version {weights.version}: {error}"
@@ -112,15 +101,3 @@ class Distribution:
     async def prune(self, *needed: int | None) -> None:
         """Removes this gateway's oldest copies, but none that is needed."""
         await self._mirror.prune(self._settings.keep, *needed)
-
-    async def _ask(self, mirror: str, version: int, sources: Sequence[str]) -> str:
-        """Has a mirror fetch a version; answers the path there. Raises ValueError, with what the mirror said."""
-        url = f"{mirror.rstrip('/')}/versions/{version}"
-        async with self._http.post(url, json={"sources": list(sources)}, allow_redirects=False) as answer:
-            text = await answer.text(errors="replace")
-            if answer.status != 200:
-                raise ValueError(f"HTTP {answer.status}: {text[:_QUOTED]}")
-        try:
-            return str(json.loads(text)["path"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"its answer names no path: {text[:_QUOTED]}") from error

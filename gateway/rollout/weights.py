@@ -24,8 +24,6 @@ class Weights:
     probe: Probe | None = None
     source: str = ""
     """The server that it was fetched from; empty for one that was published as a path, and after a restart."""
-    fetched: bool = False
-    """True if `path` is this gateway's copy, fetched over HTTP."""
 
 
 def read_weights(path: Path, version: int, base: Path | None = None) -> Weights:

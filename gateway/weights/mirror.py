@@ -32,10 +32,14 @@ _MANIFEST_LIMIT = 2**28
 _CONNECT_S = 10.0
 _SILENCE_S = 30.0
 """How long a source may be silent until the next one is asked."""
+_FETCH = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+_REQUEST = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+_QUOTED = 500
+"""Characters of what a mirror said."""
 
 
 class Mirror:
-    """The versions of one model under `directory`. Use it with `async with`, which owns the connections."""
+    """The versions of one model under `directory`. Use it with `async with`, at whose end fetches and connections end."""
 
     def __init__(self, directory: Path, key: str | None = None, bytes_per_s: float | None = None) -> None:
         self.directory = directory
@@ -43,18 +47,25 @@ class Mirror:
         """Bytes by where they came from: a source's URL, or "local"."""
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._throttle = Throttle(bytes_per_s)
+        self._session: aiohttp.ClientSession | None = None
         self._fetches: dict[int, asyncio.Task[Path]] = {}
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-        self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._fetches.values():
             task.cancel()
         await asyncio.gather(*self._fetches.values(), return_exceptions=True)
-        await self._http.close()
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        """The connections, which most gateways never need: their versions come as folders."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        return self._session
 
     def path(self, version: int) -> Path:
         """Where a version is, or would be."""
@@ -78,6 +89,21 @@ class Mirror:
             self._fetches[version] = task
             task.add_done_callback(lambda done: self._on_done(version, done))
         return await asyncio.shield(task)
+
+    async def request(self, mirror: str, version: int, sources: Sequence[str]) -> str:
+        """Has another machine's mirror fetch a version, however long that takes; answers the path there.
+
+        Raises ValueError, with what the mirror said, and aiohttp.ClientError.
+        """
+        url, body = _place(mirror, version), {"sources": list(sources)}
+        async with self._http.post(url, json=body, allow_redirects=False, timeout=_REQUEST) as answer:
+            text = await answer.text(errors="replace")
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}: {text[:_QUOTED]}")
+        try:
+            return str(json.loads(text)["path"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"its answer names no path: {text[:_QUOTED]}") from error
 
     def _on_done(self, version: int, task: asyncio.Task[Path]) -> None:
         del self._fetches[version]
@@ -109,15 +135,17 @@ class Mirror:
     async def _bring_all(
         self, version: int, missing: Iterable[Piece], partial: Path, sources: Sequence[str]
     ) -> None:
-        room = asyncio.Semaphore(_AT_ONCE)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for piece in missing:
-                    await room.acquire()
-                    task = group.create_task(self._bring(version, piece, partial, sources))
-                    task.add_done_callback(lambda _: room.release())
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+        """Fetches pieces, some at once. After a failure those on their way are still kept, for the next fetch."""
+        waiting = iter(missing)
+
+        async def bring() -> None:
+            for piece in waiting:
+                await self._bring(version, piece, partial, sources)
+
+        ended = await asyncio.gather(*(bring() for _ in range(_AT_ONCE)), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
 
     async def _manifest(self, version: int, sources: Sequence[str]) -> bytes:
         wrong = []
@@ -153,7 +181,7 @@ class Mirror:
     async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
         """The body of an answer. Raises ValueError if it is longer than `limit`, or not of the span."""
         headers = {"Range": f"bytes={span[0]}-{span[1]}"} if span else {}
-        async with self._http.get(url, headers=headers, allow_redirects=False) as answer:
+        async with self._http.get(url, headers=headers, allow_redirects=False, timeout=_FETCH) as answer:
             if answer.status != (206 if span else 200):
                 raise ValueError(f"HTTP {answer.status}")
             data = bytearray()
