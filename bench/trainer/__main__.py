@@ -83,7 +83,7 @@ class Side:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each step that counts."""
+        """The duration of each step that counts."""
         return [answer["seconds"] for answer in self.answers]
 
 
@@ -134,7 +134,7 @@ class Bench:
     trl: str
     """The Python of an environment with TRL; empty for none."""
     rows: int
-    """Of a micro-batch on TRL's side."""
+    """The rows of a micro-batch on TRL's side."""
     threads: int
     rounds: int
 

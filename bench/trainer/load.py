@@ -195,7 +195,7 @@ def _said(draw: np.random.Generator, sizes: Sizes, length: int, parent: int) -> 
 
 
 def _near_uniform(draw: np.random.Generator, sizes: Sizes, length: int) -> Floats:
-    """What an untrained model says of tokens, but for a little: ratios are near 1, and some are clipped."""
+    """Log-probabilities (nats) near those of an untrained model: ratios are near 1, and some are clipped."""
     said = -np.log(sizes.vocabulary) + 0.15 * draw.standard_normal(length)
     return said.astype(np.float32)
 

@@ -127,7 +127,9 @@ class Mirror:
         else:
             fetched = missing
         await self._bring_all(version, missing, partial, sources)
-        self.fetched["local"] += sum(p.size for p in pieces) - sum(p.size for p in fetched)
+        whole, came = (sum(piece.size for piece in some) for some in (pieces, fetched))
+        self.fetched["local"] += whole - came
+        log.info("version %d: %d bytes fetched, %d were here", version, came, whole - came)
         target = self.path(version)
         await asyncio.to_thread(_finish, partial, target)
         return target

@@ -83,7 +83,7 @@ class Scan:
     header: str = ""
     """The BLAKE3 of those bytes."""
     digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of each tensor, the BLAKE3 (hexadecimal) of each `PIECE` of its bytes."""
+    """The BLAKE3 (hexadecimal) of each `PIECE` of a tensor's bytes, by its name."""
     not_finite: tuple[str, ...] = ()
     """Tensors with a NaN or an infinity."""
     malformed: str = ""

@@ -33,7 +33,7 @@ def planned(folder: Path, victims: Sequence[Victim]) -> dict[str, str]:
 
 
 def happened(folder: Path) -> list[Victim]:
-    """Who died by the plan, in order."""
+    """The ranks that were killed as planned, in order."""
     noted = sorted(folder.glob("died-*"), key=lambda path: int(path.name.removeprefix("died-")))
     return [(int(rank), point) for rank, _, point in (path.read_text().partition(" ") for path in noted)]
 

@@ -72,7 +72,7 @@ IDLE = {
     0: Point("trainer.loop.heartbeat:orders", "beat", "after"),
     1: Point("trainer.model.parallel:Ranks", "order", "after"),
 }
-"""By rank, a point at which it waits, where there is no batch: the first heartbeat."""
+"""The point at which each rank waits while there is no batch: the first heartbeat."""
 
 
 def start(

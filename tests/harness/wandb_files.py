@@ -1,4 +1,4 @@
-"""What W&B's own program wrote to disk offline, read by the format of its files (LevelDB's log) and its protocol's types."""
+"""Reads the files that W&B writes offline, by their own format (LevelDB's log) and the types of W&B's protocol."""
 
 from __future__ import annotations
 

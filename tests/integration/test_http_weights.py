@@ -44,7 +44,7 @@ class World:
     source: str
     engines: list[Engine]
     folders: list[Path]
-    """Of the mirrors of the first two."""
+    """The folders of the mirrors beside the first two engines."""
     broken: set[str]
     """Names of mirrors that answer nothing but 500."""
 

@@ -16,6 +16,20 @@ from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import Settings
 
+CONFIG = """
+[run]
+dir = "{work}/run"
+steps = 3
+device = "cpu"
+[gateway]
+url = "http://127.0.0.1:1"
+[model]
+path = "{model}"
+[optimizer]
+lr = 1e-2
+"""
+"""The file of a run that asks no gateway."""
+
 
 class ProbelessLearner(Learner):
     """The fake engine's log-probabilities are no model's, so a probe would rightly fail."""

@@ -9,23 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from tests.unit.trainer.runs import CONFIG
 from tests.unit.trainer.trees import group
 from trainer.cli import app
 from trainer.learner import Learner
 from trainer.settings import Settings
-
-CONFIG = """
-[run]
-dir = "{work}/run"
-steps = 3
-device = "cpu"
-[gateway]
-url = "http://127.0.0.1:1"
-[model]
-path = "{model}"
-[optimizer]
-lr = 1e-2
-"""
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.harness.model_engine import ModelEngine
 from tests.harness.plain_model import plain_logprobs
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.runs import CONFIG
 from tests.unit.trainer.runs import settings_of as gateway_settings
 from tests.unit.trainer.trees import group
 from trainer.cli import app
@@ -320,18 +321,6 @@ def test_muon_is_refused_with_adapters(tiny_model: Path, tmp_path: Path) -> None
         Settings.parse(values)
 
 
-CONFIG = """
-[run]
-dir = "{work}/run"
-steps = 3
-device = "cpu"
-[gateway]
-url = "http://127.0.0.1:1"
-[model]
-path = "{model}"
-[optimizer]
-lr = 1e-2
-"""
 LORA = """
 [model.lora]
 rank = 3
