@@ -148,6 +148,10 @@ class Handover:
         self._dirty: dict[Track, None] = {}
         self._later: dict[Track, None] = {}
         """Entries that the bus missed; they are sent with the next heartbeat."""
+        self.announcing: set[str] = set()
+        """Refused requests that other processes do not know of yet."""
+        self._answered: dict[str, Entry] = {}
+        """Refused requests that have been answered since, which the bus was not told yet."""
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
         self._alive_until = 0.0
@@ -238,22 +242,36 @@ class Handover:
 
     def expect(self, place: tuple[str, str], request_key: str, name: str) -> None:
         """Announces to other processes a refused request, which may come again to any of them."""
-        self._tell(Entry(name, _place(place), 1, logged.head_of_refused(request_key), b"", 0, b""))
+        if self._open:
+            self.announcing.add(name)
+            entry = Entry(name, _place(place), 1, logged.head_of_refused(request_key), b"", 0, b"")
+            self._keep(asyncio.create_task(self._announce_refused(entry), name="bus-refused"))
+
+    async def _announce_refused(self, entry: Entry) -> None:
+        try:
+            async with self._writing:
+                await self._bus.write(_ANYBODY, [entry])
+        except BusAway:
+            log.info("the bus is away: other processes do not know of a request that was refused")
+        finally:
+            self.announcing.discard(entry.call)
 
     def settle(self, name: str) -> None:
-        """Ends the log of a refused request that has come again."""
-        self._tell(Entry(name, "", 1, b"", b"", 0, b"", over=True))
-
-    def _tell(self, entry: Entry) -> None:
-        async def tell() -> None:
-            async with self._writing:
-                try:
-                    await self._bus.write(_ANYBODY, [entry])
-                except BusAway:
-                    log.info("the bus is away: other processes do not know of a request that was refused")
-
+        """Ends the log of a refused request that has been answered."""
         if self._open:
-            self._keep(asyncio.create_task(tell(), name="bus-refused"))
+            self._answered[name] = Entry(name, "", 1, b"", b"", 0, b"", over=True)
+            self._keep(asyncio.create_task(self._settle_answered(), name="bus-answered"))
+
+    async def _settle_answered(self) -> None:
+        """Tells the bus; what it misses is told again with the next heartbeat."""
+        async with self._writing:
+            entries = list(self._answered.values())
+            try:
+                await self._bus.write(_ANYBODY, entries)
+            except BusAway:
+                return
+            for entry in entries:
+                self._answered.pop(entry.call, None)
 
     def mark(self, track: Track) -> bool:
         """Schedules a call's new tokens for the log; called for every chunk. False: the handover is closed, and nothing is
@@ -332,6 +350,8 @@ class Handover:
             self._news.set()
         try:
             await self._bus.announce(self.process)
+            if self._answered:
+                await self._settle_answered()
             self._alive_until = max(self._alive_until, now + self._settings.alive_s)
         except BusAway:
             return  # the bus has already told this process

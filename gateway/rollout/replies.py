@@ -237,8 +237,11 @@ class Replies:
         there: dict[str, LoggedCall] = {}
         expected = self._expected_at(key.place)
         if self._handover is not None:
-            own, known = self._handover.process.id, {*here, *expected}
+            announcing = set(self._handover.announcing)
             logs = await self._handover.find(key.place)
+            open_ = announcing | {at.log.call for at in logs if at.refused}
+            expected = [name for name in expected if name in open_]  # another process has answered the rest
+            own, known = self._handover.process.id, {*here, *expected}
             there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
         recorded = await self._database.read(lambda c: turns.answers(c, key.episode_id, key.name))
         for stored in (

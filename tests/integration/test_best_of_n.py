@@ -221,6 +221,40 @@ async def test_what_one_process_refused_another_one_begins(
             await known(one.services.replies._handover, place, 0)
 
 
+async def test_once_another_process_has_answered_a_refused_request_a_lost_connection_gets_its_reply(
+    postgres: PostgresServer,
+    redis: RedisServer,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process that refused it does not begin a second reply."""
+    bus = patient_bus(redis, log_s=3600.0)  # no log is forgotten by itself
+    store = postgres.url(postgres.new_database())
+    async with run_cluster(store, tiny_model, tmp_path, bus=bus) as cluster:
+        one, other = cluster.members
+        async with cluster.admin() as admin:
+            opened = await admin.open_episode("t")
+
+            async def refuse(*_: Any) -> Any:
+                raise Unavailable("not now", retry_after=1.0)
+
+            (model,) = one.services.models
+            with monkeypatch.context() as patched:
+                patched.setattr(model.recorder, "prepare", refuse)
+                assert (await one.chat(opened.api_key)).status_code == 503
+            place = next(iter(one.services.replies._expected))
+            await known(other.services.replies._handover, place, 1)
+            async with other.client(opened.api_key) as http:
+                begun = await ask(http, **RETRY)
+            await known(one.services.replies._handover, place, 0)
+            async with one.client(opened.api_key) as http:
+                unnoticed = await ask(http, **RETRY)
+            assert unnoticed.json()["id"] == begun.json()["id"]
+            turns = [n for n in (await admin.trajectory(opened.episode_id))["nodes"] if n["sampled"]]
+            assert [turn["call_id"] for turn in turns] == [begun.json()["id"]]
+
+
 async def known(handover: Any, place: tuple[str, str], count: int) -> None:
     """Waits until a process knows of exactly so many requests that run or are expected back."""
 
