@@ -1,10 +1,11 @@
-"""Algorithms side by side on the lakes: the same model, maps, steps and seeds, without an engine, so that runs can be repeated.
+"""Algorithms side by side on FrozenLake, and a frozen control: the same model, maps, steps and seeds, without an engine.
 
     python -m examples.frozen_lake.algorithms              # what `make report-algorithms` does
     python -m examples.frozen_lake.algorithms --algorithms grpo,rloo --seeds 1 --steps 6 --plot runs/algorithms.png
 
-Each step samples a batch with the newest weights and trains on it with the trainer's own learner. A run that is in the folder
-is not repeated.
+Each step samples a batch with the newest weights and trains on it with the trainer's own learner. The control is the same loop
+with a learning rate of 0. Nothing depends on the machine's pace: a seed gives the same run again. A run that is in the folder is
+not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from trainer.learner import Learner, prepare_torch
 from trainer.model import parallel
 from trainer.settings import Settings
 
-ALGORITHMS = ("grpo", "rloo", "reinforce++")
+FROZEN = "frozen"
+"""The control: GRPO with a learning rate of 0."""
+ALGORITHMS = ("grpo", "rloo", "reinforce++", FROZEN)
 SEEDS = (1, 2, 3)
 STEPS = 24
 MAPS, MEMBERS = 16, 8
@@ -42,6 +45,7 @@ def train(
     model: Path, algorithm: str, seed: int, steps: int, lr: float, progress: Progress
 ) -> dict[str, Any]:
     """One run: the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
+    lr = 0.0 if algorithm == FROZEN else lr
     learner = _learner(model, algorithm, seed, steps, lr)
     walker = Walker(model, seed)
     maps = tasks.tasks("train", seed)
@@ -69,7 +73,7 @@ def _learner(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> L
         "run": {"dir": model.parent / "run", "steps": steps, "seed": seed, "device": "cpu", "threads": 1},
         "gateway": {"url": "http://127.0.0.1:8000"},
         "model": {"path": model},
-        "algorithm": {"type": algorithm},
+        "algorithm": {"type": "grpo" if algorithm == FROZEN else algorithm},
         "optimizer": {"lr": lr, "warmup_steps": 5, "betas": [0.9, 0.99]},
     })  # fmt: skip
     prepare_torch(settings)
@@ -135,10 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="with commas")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="with commas")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
-    parser.add_argument("--lr", type=float, default=LR, help="0 is the control: it trains nothing")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="names, separated by commas")
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="numbers, separated by commas")
+    parser.add_argument("--steps", type=int, default=STEPS, help="the number of steps of each run")
+    parser.add_argument("--lr", type=float, default=LR, help="the learning rate of all but the control")
     parser.add_argument("--dir", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--plot", type=Path, default=Path("docs/algorithms.png"))
     options = parser.parse_args()
