@@ -1,7 +1,7 @@
 """Measures the control program's share of one core at many engines and open calls.
 
 The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
-calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive anew. A
+calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive again. A
 first run makes the events up; a second program is told the same ones and decides the same, and its CPU time counts (checking,
 deciding, recording, nothing else). Weight updates of the engines are left out: they are seconds apart.
 """
@@ -57,7 +57,7 @@ class Plan:
 
     engines: int
     calls: int
-    """Open at once: each is of an episode of its own."""
+    """Calls that are open at the same time, each in an episode of its own."""
     call_s: float
     episode_calls: int
     group: int

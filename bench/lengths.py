@@ -68,9 +68,9 @@ class Event:
 class _Task:
     name: str
     told: float
-    """What its prompt tells of the logarithm of its median,"""
+    """The part of the median's logarithm that the prompt shows."""
     level: float
-    """and what that is."""
+    """The logarithm of the median."""
     words: list[int]
 
 
@@ -181,17 +181,17 @@ class Outcome:
     """The recall of one ranking."""
 
     recall: float | None
-    """The recall from the first call on,"""
+    """The recall from the first call on."""
     warm: float | None = None
-    """and after `WARM` calls."""
+    """The recall after `WARM` calls."""
     curve: list[float] = field(default_factory=list)
     """The recall of each `WARM` calls."""
     flagged: float | None = None
     """The share of calls that were said to be tails."""
     predict_us: float = 0.0
-    """Microseconds of CPU a call,"""
+    """Microseconds of CPU to predict a call."""
     learn_us: float = 0.0
-    """and of learning, the fits included."""
+    """Microseconds of CPU to learn from a call, the fits included."""
 
 
 def ranked(events: list[Event], ranker: Ranker) -> Outcome:

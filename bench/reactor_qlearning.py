@@ -70,7 +70,7 @@ class Learner:
         self._reward = 0.0
 
     def begin(self) -> np.ndarray:
-        """The parameters, float32; nobody changes them afterwards."""
+        """The parameters, float32; they are not changed afterwards."""
         return self._flat
 
     def end(self, rollouts: list[np.ndarray]) -> None:

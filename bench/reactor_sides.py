@@ -29,7 +29,7 @@ CPUS = len(os.sched_getaffinity(0))
 class Held:
     """A value that goes through ports with an array beside its recorded fields.
 
-    Whoever sends it gives the array away until the next tag: nothing copies it.
+    An array that its sender must not touch until the next tag, for nothing copies it.
     """
 
     array: np.ndarray

@@ -136,7 +136,7 @@ class PostgresServer:
         return f"postgresql://headgate@127.0.0.1:{self.port}/{database}"
 
     def new_database(self, like: str | None = None) -> str:
-        """Makes a database and answers its name. It is empty, or a copy of `like`, to which nobody may be connected."""
+        """Makes a database and answers its name. It is empty, or a copy of `like`, to which there must be no connection."""
         self._databases += 1
         name = f"test_{self._databases}"
         template = f" TEMPLATE {like}" if like else ""
@@ -144,7 +144,7 @@ class PostgresServer:
         return name
 
     def drop_database(self, name: str) -> None:
-        """Drops a database, whoever is connected to it."""
+        """Drops a database, even if it has connections."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def execute(self, statement: str, database: str = "postgres") -> list[tuple[object, ...]]:

@@ -6,7 +6,7 @@
     ├── NotAuthenticated    send the right key                              401
     ├── NotFound            there is no such thing here                     404
     ├── Conflict            the thing is in a state that forbids this       409, never retried
-    ├── Busy                come again after `retry_after` seconds          429
+    ├── Busy                try again after `retry_after` seconds           429
     ├── Unavailable         the same, and it is not the caller's share      503
     │   ├── Fenced          another gateway process decides now             503
     │   ├── WeightsAway     no source has a version's bytes now             503
@@ -17,7 +17,7 @@
     └── EngineError         an engine failed                                502
         ├── EngineUnreachable
         ├── EngineRefused   the engine says that the request is wrong; no other would take it
-        ├── EngineReplaced  it was started anew behind our backs, and has other weights
+        ├── EngineReplaced  it was restarted by others, and has other weights
         └── ProbeFailed     an engine does not run the weights it should
 
 `api/errors.py` is the one place that turns them into HTTP.
@@ -128,7 +128,7 @@ class NotBegun(Unavailable):
 
 
 class BusAway(Unavailable):
-    """The bus between the gateway processes does not answer; whoever asked it goes on without."""
+    """The bus between the gateway processes does not answer; callers continue without it."""
 
     def __init__(self, message: str, *, stood_still: bool = False) -> None:
         """`stood_still`: this process was stopped during the operation, so that the bus may never have been away."""
@@ -159,11 +159,11 @@ class EngineUnreachable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """An engine will not take a request, whoever else asks."""
+    """An engine refuses a request, as any other engine would."""
 
 
 class EngineReplaced(EngineError):
-    """An engine that others start was started anew: it does not have the label, and so the weights, that it was given."""
+    """An engine was restarted by others: it lacks the label, and so the weights, that it was given."""
 
 
 class ProbeFailed(EngineError):

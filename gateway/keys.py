@@ -39,7 +39,7 @@ def key_hash(key: str) -> str:
 
 
 def key_of(credential: str, idempotency_key: str) -> str:
-    """The key of the episode that a request opens which may come again; nobody can tell it without the `credential` it came with.
+    """The key of the episode that a retryable request opens: a function of the request and its secret `credential`.
 
     So it need not be stored, and is the same in every process. Where the admin API has no key, it is as secret as the request.
     """

@@ -17,11 +17,11 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def safe_text(error: BaseException) -> str:
-    """An error in words that quote nobody."""
+    """An error as text without any client's data."""
     kind = type(error).__name__
     if isinstance(error, GatewayError | OSError):
         return f"{kind}: {error}"
-    # From SQLAlchemy, about a server that is away; the message contains the statement's parameters
+    # From SQLAlchemy, about an unreachable server; the message contains the statement's parameters
     if kind == "OperationalError":
         return f"{kind}: {getattr(error, 'orig', None) or ''}"
     return kind

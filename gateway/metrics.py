@@ -25,7 +25,7 @@ class Metrics:
         )
         self.dropped_tools = Counter(
             "headgate_dropped_tools",
-            "Hosted tools that requests offered and no model was told of",
+            "Hosted tools in requests that were left out of the prompt",
             ["type"],
             registry=self.registry,
         )

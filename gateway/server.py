@@ -108,7 +108,7 @@ def listening(settings: Settings, shared: bool) -> list[socket.socket]:
 
 
 def bound(host: str, port: int, shared: bool, setting: str = "[server] host and port") -> socket.socket:
-    """A TCP socket with an address and nobody in it. Raises ConfigError, with the address and the setting that names it."""
+    """A bound TCP socket that does not listen yet. Raises ConfigError, with the address and the setting that names it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

@@ -236,5 +236,5 @@ def _process_name() -> str:
 
 
 def _end_process(_error: BaseException) -> None:
-    """Ends this process by a signal; its supervisor starts it anew."""
+    """Ends this process by a signal; its supervisor restarts it."""
     signal.raise_signal(signal.SIGTERM)

@@ -127,7 +127,7 @@ class Supervisor:
         self._workers = [Worker(f"worker-{n}", argv, environment) for n in range(1, workers + 1)]
         self._processes: dict[str, LocalProcess] = {}
         self._up: set[str] = set()
-        """Whoever has ever answered."""
+        """The names of processes that have answered once."""
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -230,15 +230,17 @@ class Supervisor:
 def check(settings: Settings, workers: int, targets: Path | None = None) -> None:
     """Raises ConfigError if these settings are not for several workers."""
     if targets is not None and settings.admin.port is not None:
-        raise ConfigError("--targets names ports at which there are no metrics if [admin] port is set")
+        raise ConfigError(
+            "--targets cannot name the metrics' ports if [admin] port is set: leave one of them out"
+        )
     if not settings.store.url.startswith("postgres"):
         raise ConfigError(
             f"--workers {workers} needs PostgreSQL, as they share what is stored: [store] url = 'postgresql://...'"
         )
     if settings.cluster.url is not None:
-        raise ConfigError("[cluster] url is of one process: with --workers each has its own, so leave it out")
+        raise ConfigError("[cluster] url must be left out with --workers: each process gets a URL of its own")
     if settings.server.port == 0:
-        raise ConfigError("--workers needs a [server] port that they all know, and 0 is none")
+        raise ConfigError("--workers needs a fixed [server] port: 0 would give each process another")
 
 
 class _Restarts(Backoff):

@@ -7,14 +7,14 @@ import socket
 from collections import deque
 
 _RANDOM = random.SystemRandom()
-"""Random numbers that nobody seeds: forked processes must not choose alike."""
+"""Random numbers without a seed: forked processes must not choose the same ports."""
 _HELD: deque[socket.socket] = deque()
 _MOST_HELD = 64
 """Ports that were given away last, and are held until so many more were."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of an address of this machine that nobody listens on now, and that nobody else is given by this function.
+    """A free TCP port of an address of this machine, which no other caller of this function gets.
 
     It is of none of the ranges from which Linux and Ray give ports to whoever asks for any: nobody has it by chance before it is
     used. A server can bind to it, as servers do with SO_REUSEADDR, though it is held here, by a socket that does not listen.

@@ -68,7 +68,7 @@ class Life:
     """One life of a process, from its start to whatever ended it."""
 
     reason: str
-    """Why it ended, in words."""
+    """The reason why it ended, in words."""
     status: int | None
     """The exit status; None where it never began, or was ended because it said nothing."""
     started: bool
@@ -103,7 +103,7 @@ class Budget:
 
 
 class Backoff:
-    """As many restarts as it takes; each waits longer than the one before, until a life was long."""
+    """Unlimited restarts. Each pause is longer than the one before, until a process has run for long."""
 
     def __init__(self) -> None:
         self._delay_s = 0.0
@@ -133,8 +133,9 @@ class SupervisedProcess(Generic[R]):
         look_s: tuple[float, float] = (0.2, 1.0),
         may_end: bool = False,
     ) -> None:
-        """`healthy`: whether the first process answers; without it, it is up once it is started. It is asked every `look_s`:
-        before its first answer, and after. `silent_stop_s`: the `stop_s` of one that says nothing. `may_end`: 0 is no failure.
+        """`healthy`: returns whether the first process answers; without it, a process is up once it is started. `look_s`: the
+        seconds between two such questions, before the first answer and after. `silent_stop_s`: the `stop_s` of a process that
+        does not answer. `may_end`: a status of 0 is no failure.
         """
         self.name = name
         self.running: Sequence[R] = ()
@@ -181,7 +182,7 @@ class SupervisedProcess(Generic[R]):
         return Life(reason, status, started, now, now - began)
 
     async def _lived(self, running: Sequence[R]) -> tuple[str, int | None] | None:
-        """Why its processes are of no use any more, and with which status the one ended that was; None: all ended as they may."""
+        """The reason why the processes must be replaced, and the status of the one that ended; None: all ended as they may."""
         waits = {asyncio.create_task(_end_of(one), name=f"wait-{one.name}") for one in running}
         watch = asyncio.create_task(self._watch(running[0]), name=f"watch-{self.name}")
         left = set(waits)
@@ -204,7 +205,7 @@ class SupervisedProcess(Generic[R]):
             await asyncio.gather(*waits, watch, return_exceptions=True)
 
     async def _watch(self, first: R) -> str:
-        """Sees when it is up, and that it goes on answering; ends with what is wrong."""
+        """Sets `up` at the first answer, and returns what is wrong once the process stops answering."""
         answered, last = False, time.monotonic()
         while True:
             limit = self._silent_s if answered else self._start_s

@@ -33,13 +33,14 @@ Changes = Annotated[
     typer.Option(
         "--set",
         metavar="TABLE.KEY=VALUE",
-        help="A setting in the place of the file's, such as optimizer.lr=1e-6; may be repeated.",
+        help="Override a setting of the file, such as optimizer.lr=1e-6; may be repeated.",
     ),
 ]
 
 
 Memory = Annotated[
-    str | None, typer.Option(help="One device's, such as 80GiB: says what to change until the run fits.")
+    str | None,
+    typer.Option(help="The memory of one device, such as 80GiB: prints what to change until the run fits."),
 ]
 
 
@@ -50,11 +51,11 @@ def run_command(
     dry: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Load everything, make one pass over random tokens, and say what it takes."
+            "--dry-run", help="Load everything, make one pass over random tokens, and print what it takes."
         ),
     ] = False,
     meta: Annotated[
-        bool, typer.Option("--meta", help="With --dry-run: the shapes alone; no weights are needed.")
+        bool, typer.Option("--meta", help="With --dry-run: check shapes only; no weights are needed.")
     ] = False,
     memory: Memory = None,
 ) -> None:
@@ -121,12 +122,15 @@ def eval_command(
     k: Annotated[
         list[int] | None,
         typer.Option(
-            "--k", min=1, help="Of pass@k and best@k; may be repeated. [default: powers of two, and samples]"
+            "--k",
+            min=1,
+            help="The k of pass@k and best@k; may be repeated. [default: powers of two, and samples]",
         ),
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0, whatever the agent asks.")] = False,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, max=2.0, help="Of all calls. [default: as the agent asks]")
+        float | None,
+        typer.Option(min=0.0, max=2.0, help="The temperature of all calls. [default: as the agent asks]"),
     ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Also write the result and every outcome here.")
@@ -145,7 +149,7 @@ def eval_command(
       trainer eval trainer.toml --tasks easy.jsonl --tasks hard.jsonl --samples 16 --k 1 --k 8 --temperature 0.8 --json out.json
     """
     if greedy and temperature:
-        raise typer.BadParameter("--greedy is temperature 0: name one of the two")
+        raise typer.BadParameter("--greedy means --temperature 0: give only one of them")
     given: dict[str, Any] = {
         "tasks": tasks and [str(path) for path in tasks],
         "samples": samples,
@@ -167,7 +171,8 @@ def sft_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where the model goes; it must not exist. [default: model in run.dir]", file_okay=False
+            help="The directory to write the model to; it must not exist. [default: model in run.dir]",
+            file_okay=False,
         ),
     ] = None,
     changes: Changes = None,
@@ -197,7 +202,7 @@ def sft_command(
 @app.command("export")
 def export_command(
     config: Config,
-    out: Annotated[Path, typer.Option(help="Where the directory goes; it must not exist.", file_okay=False)],
+    out: Annotated[Path, typer.Option(help="The directory to write; it must not exist.", file_okay=False)],
     version: Annotated[
         int | None, typer.Option(min=0, help="A checkpoint's version; the newest, if none is named.")
     ] = None,
@@ -244,7 +249,8 @@ def plan_memory_command(
     config: Config,
     memory: Memory = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of the run. [default: as its mesh says, or 1]")
+        int | None,
+        typer.Option(min=1, help="The number of ranks. [default: as [parallel] needs, or 1]"),
     ] = None,
     changes: Changes = None,
 ) -> None:
@@ -263,7 +269,7 @@ def plan_memory_command(
 
 @app.command("warmstart")
 def warmstart_command(
-    out: Annotated[Path, typer.Option(help="Where the checkpoint goes.", file_okay=False)],
+    out: Annotated[Path, typer.Option(help="The directory to write the checkpoint to.", file_okay=False)],
     recipe: Annotated[Path, typer.Option(help="A recipe's TOML file.", dir_okay=False)] = Path(
         "examples/demo/warmstart.toml"
     ),

@@ -37,7 +37,7 @@ from trainer.state.background import Background
 
 
 class Learner:
-    """Model, optimizer and algorithm; `Learner.open` starts anew or from the newest checkpoint."""
+    """Model, optimizer and algorithm; `Learner.open` starts from the initial weights or the newest checkpoint."""
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         self.settings = settings
@@ -86,7 +86,7 @@ class Learner:
 
     @property
     def checkpoints(self) -> Path:
-        """Where this run's checkpoints are."""
+        """The folder of this run's checkpoints."""
         return self.settings.run.dir / "checkpoints"
 
     @together
@@ -309,11 +309,11 @@ class Learner:
         return left[self.ranks.share :: shares]
 
     def _counts_of_all(self, own: Counts) -> list[Counts]:
-        """What the ranks counted, each micro-batch once."""
+        """The counts of all ranks, each micro-batch once."""
         return self.ranks.of_all(own if self.ranks.counts else Counts())
 
     def _proximal(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
-        """What the weights at the beginning of the batch say of each micro-batch's tokens; None where there is one step."""
+        """Each micro-batch's log-probabilities under the weights at the beginning of the batch; None where there is one step."""
         if self.algorithm.minibatches == 1:
             return [None] * len(micros)
         return [self.policy.logprobs(micro) for micro in micros]

@@ -17,7 +17,7 @@ GIB = 2**30
 MASTER = 4
 """Bytes of a trained weight, of its gradient and of each of its moments."""
 _OWN, _LOST = 1.5 * GIB, 0.05
-"""What no tensor tells of: the device's libraries and queues, and the share of memory that is lost between tensors. Assumed."""
+"""Memory beyond the tensors: bytes of the device's libraries and queues, and the share lost between tensors. Both are assumed."""
 _FEWEST_TOKENS, _MOST_RANKS = 2048, 1024
 _WORTH = 0.01
 """A change that saves no more than this share is not named."""
@@ -38,12 +38,12 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What a model's weights and one pass on one rank weigh."""
+    """The sizes of a model's weights and of one pass on one rank."""
 
     weights: Weights
-    """Of the whole model."""
+    """The whole model's."""
     layer: Weights
-    """Of the largest layer."""
+    """The largest layer's."""
     outer: Weights
     """Outside of layers: embeddings and output head."""
     matrices: int
@@ -66,18 +66,18 @@ class Prediction:
 
     device: Mapping[str, int]
     host: Mapping[str, int]
-    """Beside Python and its libraries; the first rank's."""
+    """The first rank's memory, without Python and its libraries."""
     moment: str
     """Which moment is the fullest."""
 
     @property
     def total(self) -> int:
-        """Of the device, by the tensors alone."""
+        """The bytes of all tensors on the device."""
         return sum(self.device.values())
 
     @property
     def needed(self) -> int:
-        """What the device has to have: the total, and what no tensor tells of."""
+        """The memory that the device must have: the total, and the memory beyond tensors."""
         return int(self.total * (1 + _LOST) + _OWN)
 
 
@@ -169,7 +169,7 @@ def advise(
 
 
 def _changes(settings: Settings) -> Iterator[tuple[str, dict[str, dict[str, object]], int]]:
-    """What may be changed, the cheapest first: a text, the settings by table, and the factor of the ranks."""
+    """Changes that save memory, the cheapest first: a text, the settings by table, and the factor of the ranks."""
     if settings.model.dtype == "float32":
         yield '[model] dtype = "bfloat16"', {"model": {"dtype": "bfloat16"}}, 1
     if settings.model.activation_checkpointing != 1:

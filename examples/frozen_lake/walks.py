@@ -1,7 +1,7 @@
 """Walks over lakes in one process: the demo's model, tokenizer and environment without an engine, a gateway or an agent's client.
 
-For comparisons: the same seed gives the same run, and nothing depends on the machine's pace. What a model sees and says is token
-for token what the gateway records (a test holds the two together).
+For comparisons: the same seed gives the same run, and nothing depends on the machine's pace. Prompts and replies have the tokens
+that the gateway records. One thing differs from the agent: a reply without a valid call ends the walk.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from gateway.tenancy.projects import Projects, Reach
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The holder of an admin key, and what is there for it."""
+    """The holder of an admin key, and the models within its reach."""
 
     gateway: Services
     reach: Reach
@@ -62,7 +62,10 @@ def reached(projects: Projects, request: Request) -> Reach:
     """Returns what the key of a request reaches. Raises NotAuthenticated."""
     reach = projects.reach(bearer(request))
     if reach is None:
-        raise NotAuthenticated("the admin API needs the key of [admin] key", code="invalid_admin_key")
+        raise NotAuthenticated(
+            "the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`",
+            code="invalid_admin_key",
+        )
     return reach
 
 

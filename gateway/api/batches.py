@@ -32,7 +32,7 @@ class LeaseBody(Body):
     model: str | None = None
 
 
-Model = Annotated[str | None, Query(description="A trained model; the first one, if none is named.")]
+Model = Annotated[str | None, Query(description="A trained model; the first one by default.")]
 
 
 class FenceBody(Body):
@@ -75,7 +75,7 @@ async def groups(
 
 @router.post("/leases/{lease_id}/renew")
 async def renew(lease_id: str, body: FenceBody, access: Admin, model: Model = None) -> dict[str, Any]:
-    """Starts the lease's deadline anew."""
+    """Restarts the lease's deadline."""
     await access.trained(model).leases.renew(lease_id, body.fence)
     return {"lease_id": lease_id}
 

@@ -16,7 +16,7 @@ from gateway.rollout.slot import Slot
 
 router = APIRouter(prefix="/admin/v1", tags=["Engines"], dependencies=[Depends(admin)])
 
-Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait until it is done.")]
+Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for the change to complete.")]
 
 
 class AddBody(BaseModel):
@@ -69,11 +69,11 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
     gateway, model = access.gateway, access.one(body.model)
     await _check(body, access, model)
     if body.url is None and gateway.settings.engine_of(model.name).launch == "external":
-        message = "[engine] launch is 'external': there is nothing to start, so name the engine's url"
+        message = "url: [engine] launch = 'external' starts no engine: name the address of one that runs"
         raise BadRequest(message, code="url_needed", param="url")
     name = body.name or f"{model.name}-{secrets.token_hex(3)}"
     if any(name in other.pool.slots for other in gateway.models):
-        raise Conflict(f"there is an engine {name!r} already", code="engine_exists")
+        raise Conflict(f"an engine {name!r} exists already: choose another name", code="engine_exists")
     slot = Slot(name, body.url, body.node or "")
     slot.mirror = body.mirror or ""
     gateway.host.add(model.name, slot)
@@ -104,7 +104,7 @@ async def move_call(call_id: str, body: MoveBody, access: Admin) -> dict[str, An
         if call_id in model.pool.calls:
             await model.pool.move(call_id, body.engine)
             return {"call_id": call_id, "engine": body.engine}
-    raise NotFound(f"no call {call_id!r} runs or waits", code="no_call")
+    raise NotFound(f"no call {call_id!r} is running or waiting", code="no_call")
 
 
 async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
@@ -113,17 +113,17 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
     if not access.reach.everything:
         for param, given in (("url", body.url), ("name", body.name), ("node", body.node)):
             if given is not None:
-                message = f"{param}: engines' addresses, names and nodes are given under the root key alone"
+                message = f"{param}: only the root key may give engines' addresses, names and nodes"
                 raise BadRequest(message, code="root_key_needed", param=param)
         most = settings.limits.project.engines
         if len(model.pool.slots) >= most:
-            message = f"the model {model.name!r} has {most} engines ([limits.project] engines)"
+            message = f"the model {model.name!r} has {most} engines already ([limits.project] engines)"
             raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
     engine = settings.engine_of(model.name)
     if body.node is not None:
         tags = access.gateway.leader.nodes.one(body.node).given.tags
         if "rollout" not in tags:
-            message = f"the node {body.node!r} has not the tag 'rollout' (it has {', '.join(tags)})"
+            message = f"the node {body.node!r} lacks the tag 'rollout' (its tags: {', '.join(tags)})"
             raise Conflict(message, code="node_not_for_rollout")
     if body.url is not None and not engine.allow_public:
         await check_private(body.url)

@@ -59,12 +59,12 @@ class OpenBody(BaseModel):
     """One of `[agents]`, whose key then reaches the episode too, by the episode's id."""
     metadata: dict[str, Any] = {}
     sampling: SamplingBody = SamplingBody()
-    """For the calls of the episode's own model. Of evaluation episodes alone: training episodes have `[sampling]`."""
+    """Sampling parameters of the calls to the episode's own model. Only for evaluation: training episodes have `[sampling]`."""
 
     @field_validator("metadata")
     @classmethod
     def _can_be_stored(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Python's JSON takes integers of any size, and halves of characters; the store does not."""
+        """Refuses values that Python's JSON reads and the store cannot hold: huge integers, and halves of characters."""
         check_depth(metadata)
         try:
             orjson.dumps(metadata)
@@ -119,7 +119,7 @@ async def open_episode(
     sampling = EpisodeSampling(**body.sampling.model_dump())
     if body.mode == "train" and sampling != AS_ASKED:
         message = (
-            'sampling is for mode = "eval": how training episodes are sampled is configured in [sampling]'
+            'sampling: only for mode = "eval"; [sampling] in the gateway\'s file configures training episodes'
         )
         raise BadRequest(message, code="invalid_value", param="sampling")
     asked = EpisodeAsked(*place, body.metadata, body.agent or "", sampling=sampling)
@@ -144,7 +144,9 @@ async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> di
     the ledger's reason.
     """
     if CALLS in (body.components or {}):
-        message = f"the component {CALLS!r} is the sum of the rewards that were posted on calls; name yours otherwise"
+        message = (
+            f"components: {CALLS!r} is reserved for the sum of the rewards posted on calls: rename yours"
+        )
         raise BadRequest(message, code="invalid_value", param="components")
     reason = await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
     said = {"trained": reason == "rewarded", "reason": reason} if body.final else {}
@@ -199,7 +201,9 @@ async def list_episodes(
     task_id: str | None = None,
     agent: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[str | None, Query(description="`next` of the page before.", pattern=_PLACE)] = None,
+    after: Annotated[
+        str | None, Query(description="The `next` of the previous page.", pattern=_PLACE)
+    ] = None,
 ) -> dict[str, Any]:
     """The newest episodes. `next` requests the following page; null on the last one.
 
@@ -221,7 +225,9 @@ async def list_episodes(
 async def delete_episode(
     episode_id: str,
     access: Admin,
-    force: Annotated[bool, Query(description="Also one that a batch was trained on.")] = False,
+    force: Annotated[
+        bool, Query(description="Delete the episode even if a batch was trained on it.")
+    ] = False,
 ) -> dict[str, Any]:
     """Deletes a closed episode with all that was recorded in it. 409 where it is not closed, or may still be trained."""
     gateway = access.gateway
@@ -284,10 +290,10 @@ def _model(body: OpenBody, access: Access) -> str:
     agents = access.gateway.settings.agents
     model = access.gateway.settings.model_of(body.agent) if body.agent in agents else ""
     if not model or not access.reach.has(model):
-        message = f"no agent {body.agent!r} is configured ([agents.NAME])"
+        message = f"agent: no agent {body.agent!r} is configured ([agents.NAME])"
         raise BadRequest(message, code="unknown_agent", param="agent")
     if body.model is not None and access.trained(body.model).name != model:
-        message = f"the agent {body.agent!r} is one of {model!r}"
+        message = f"model: the agent {body.agent!r} belongs to the model {model!r}"
         raise BadRequest(message, code="invalid_value", param="model")
     return model
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 NOT_BEGUN = "x-headgate-not-begun"
 """The header by which another gateway process knows that it may ask somebody else (`NotBegun`)."""
 _PROBE = "/readyz"
-"""GenerationRequest every few seconds, by whoever wants to know."""
+"""A route that load balancers and orchestrators request every few seconds: its refusals are not logged as warnings."""
 
 
 def error_body(error: GatewayError) -> dict[str, Any]:

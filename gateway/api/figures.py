@@ -34,7 +34,7 @@ class Figures(Collector):
         self._drain = drain
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is looked up before somebody asks."""
+        """Declares no metrics in advance: they are computed at each scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -53,18 +53,20 @@ class Figures(Collector):
         role, followed = services.membership.role, services.role
         yield _gauge(
             "role",
-            "What this process is in its cluster",
+            "1 for the role of this process in its cluster",
             ("role",),
             [((r,), r == role) for r in _ROLES],
         )
         linked = role == "follower" and isinstance(followed, Follower) and followed.linked.is_set()
-        yield _one("linked", "Whether this process follows a coordinator and its link stands", linked)
-        yield _one("stopping", "Whether this process is being stopped", self._drain.begun)
+        yield _one("linked", "1 if this process follows a coordinator and is linked to it", linked)
+        yield _one("stopping", "1 if this process is stopping", self._drain.begun)
         yield _one("running_calls", "Calls that this process is answering", self._drain.running)
         yield _one("store_pending_writes", "Writes that are not committed yet", database.pending)
-        yield _one("store_reachable", "Whether the database does what it is asked", database.reachable)
+        yield _one(
+            "store_reachable", "1 if the database answered the last reads and writes", database.reachable
+        )
         if services.bus.shared:
-            text = "For how long nothing that this process asked of the bus has failed; infinite if nothing ever did"
+            text = "Seconds since a request of this process to the bus failed; infinite if none did"
             yield _one("bus_unbroken_seconds", text, services.bus.unbroken_s)
         if services.lengths is not None:
             yield from _lengths(services.lengths, [model.name for model in services.models])
@@ -77,14 +79,14 @@ class Figures(Collector):
         keys = ("model", "engine")
         yield _gauge(
             "engine_state",
-            "1 for the state that an engine is in, as this process sees it",
+            "1 for the state of an engine, as this process sees it",
             (*keys, "state"),
             [((model, slot.name, slot.state), 1.0) for model, slot in slots],
         )
         for name, text, value in (
             ("engine_streams", "Requests of this process in an engine", "streams"),
             ("engine_version", "The version that an engine runs; -1: it is not known", "version"),
-            ("engine_restarts", "How often an engine was started again", "restarts"),
+            ("engine_restarts", "Restarts of an engine", "restarts"),
         ):
             found = [((model, slot.name), getattr(slot, value)) for model, slot in slots]
             yield _gauge(name, text, keys, found)
@@ -112,7 +114,7 @@ def _speeds(placements: Mapping[str, ControlPlacement]) -> Iterator[Metric]:
     keys = ("model", "engine")
     yield _gauge(
         "engine_step_seconds",
-        "The coefficients of an engine's decode step, fitted, or believed until then",
+        "The coefficients of an engine's decode step, fitted, or the initial ones until then",
         (*keys, "coefficient"),
         [((*place, k), speed[k]) for place, speed in found for k in ("k1", "k2", "k3", "k4")],
     )
@@ -122,9 +124,9 @@ def _speeds(placements: Mapping[str, ControlPlacement]) -> Iterator[Metric]:
 
 def _nodes(nodes: Nodes) -> Iterator[Metric]:
     now = [((n.name, role), role == n.role) for n in nodes.nodes.values() for role in ROLES]
-    yield _gauge("node_role", "1 for what a node does", ("node", "role"), now)
+    yield _gauge("node_role", "1 for the role of a node", ("node", "role"), now)
     spent = CounterMetricFamily(
-        "headgate_node_seconds", "Seconds for which a node did what", labels=("node", "role")
+        "headgate_node_seconds", "Seconds that a node spent in each role", labels=("node", "role")
     )
     for node in nodes.nodes.values():
         for role, seconds in node.spent().items():
@@ -161,27 +163,31 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
     yield _gauge("ledger_groups", "Groups that the ledger knows, by state", ("model", "state"), groups)
     leases = [(model.name, model.leases.held()) for model in models]
     left = [((name,), lease["left_s"]) for name, lease in leases if lease is not None]
-    yield _gauge("lease_left_seconds", "Until the deadline of the lease that is held", ("model",), left)
+    yield _gauge("lease_left_seconds", "Seconds until the lease that is held expires", ("model",), left)
     held = [((name,), lease is not None) for name, lease in leases]
-    yield _gauge("lease_held", "Whether a trainer holds the next batch", ("model",), held)
+    yield _gauge("lease_held", "1 if a trainer leases the next batch", ("model",), held)
     for key, text, value in _LEDGER:
         yield _gauge(key, text, ("model",), [((model.name,), value(model.ledger)) for model in models])
 
 
 _LEDGER: tuple[tuple[str, str, Callable[[StoredLedger], float]], ...] = (
-    ("ledger_free_slots", "Groups that may start within the bound", lambda s: s.rule.free_slots()),
+    ("ledger_free_slots", "Groups that may start within the staleness bound", lambda s: s.rule.free_slots()),
     ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.rule.next_buffer),
-    ("ledger_broken", "Whether the ledger has stopped until a restart", lambda s: s.broken is not None),
+    (
+        "ledger_broken",
+        "1 if the ledger has stopped, and the gateway must be restarted",
+        lambda s: s.broken is not None,
+    ),
 )
 
 
 _LENGTHS = (
     (
         "tail_recall",
-        "Of the longest calls of this process lately: the share that was expected to be the longest",
+        "The share of this process's longest recent calls that were predicted to be among the longest",
     ),
-    ("tail_share", "The share of calls lately that were said to be among the longest when they began"),
-    ("mean_error", "Tokens by which calls lately were longer or shorter than expected, on average"),
+    ("tail_share", "The share of recent calls that were predicted to be among the longest"),
+    ("mean_error", "The mean absolute error of recent length predictions, in tokens"),
 )
 
 

@@ -37,7 +37,7 @@ from gateway.trajectories.recorder import Prompt, TurnDetails
 from gateway.types import Int32Array, Sampling
 
 WHOLE_INTERVAL = 16
-"""Tokens per chunk from the engine while nobody reads along."""
+"""Tokens per chunk from the engine for replies that are not streamed."""
 EPISODE_HEADER = "x-headgate-episode"
 _EXPECTED = 2048
 """The most replies of one refused request that are expected back: its body was not validated, and may ask for any number."""
@@ -220,7 +220,7 @@ class _Opening:
             await self._sampling(number)
 
     async def _sampling(self, number: int) -> Sampling:
-        """The same for every reply to a prompt, but for the seed."""
+        """The sampling parameters of a reply: the same for every reply to a prompt, except for the seed."""
         if number not in self._samplings:
             prompt, asked = await self._prepared(number), self._asked
             settings, model, episode = self._gateway.settings.sampling, self._model, self._episode

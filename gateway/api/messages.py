@@ -50,7 +50,7 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
 def _model(gateway: Services, caller: Caller, name: str) -> ServedModel:
     model = gateway.models.resolve(name, caller.model)
     if not isinstance(model, ServedModel):
-        message = f"the model {name!r} is upstream, behind OpenAI's API: it is called by /v1/chat/completions"
+        message = f"model: {name!r} is an upstream model with OpenAI's API: call it at /v1/chat/completions"
         raise BadRequest(message, code="unsupported_model", param="model")
     return model
 

@@ -25,7 +25,7 @@ async def link(wire: WebSocket) -> None:
     given = wire.headers.get("authorization", "").removeprefix("Bearer ")
     await wire.accept()
     if key is None or not Keyring([(key.get_secret_value(), True)]).find(given):
-        await wire.close(_NOT_ALLOWED, "the key of [cluster] key is needed")
+        await wire.close(_NOT_ALLOWED, "the link needs the key in [cluster] key")
         return
     if not services.hub.leads:
         await wire.close(_NOT_COORDINATOR, "this process is not the coordinator")

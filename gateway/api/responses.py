@@ -78,7 +78,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     asked = await offload_read(body, lambda: dialect.parse({**values, **said}))
     model = gateway.models.resolve(asked.model, caller.model)
     if not isinstance(model, ServedModel):
-        instead = "it is upstream, and counts its tokens itself: see `usage` in its answers"
+        instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     listed = await offload_read(body, lambda: dialect.items(asked.input)) if given is not None else []
@@ -105,7 +105,7 @@ async def response(
     row = await _response(gateway, await identify(request, gateway), response_id)
     for name, refused in (("stream", stream), ("starting_after", starting_after is not None)):
         if refused:
-            raise unsupported(name, "this parameter", "responses are stored whole: retrieve it without")
+            raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
     answer: dict[str, Any] = row["answer"]
     return answer
 
@@ -138,9 +138,7 @@ async def input_items(
 async def cancel_response(response_id: str, request: Request, gateway: Gateway) -> None:
     """Refused: only background responses can be cancelled, and there are none."""
     await _response(gateway, await identify(request, gateway), response_id)
-    message = (
-        "only background responses can be cancelled: to stop one that is in the making, close its connection"
-    )
+    message = "only background responses can be cancelled: to stop this one while it is generated, close its connection"
     raise BadRequest(message, code="invalid_value", param="response_id")
 
 

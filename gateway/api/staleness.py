@@ -25,7 +25,7 @@ _OF_LATE = 10_000
 
 @router.get("/staleness")
 async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
-    """A trained model's ledger: its batches as rows, with the groups in them; who waits; what was lost of late, and why."""
+    """A trained model's ledger: its batches as rows, with the groups in them; waiting groups; recent losses and their reasons."""
     gateway, found = access.gateway, access.trained(model)
     ledger, settings = found.ledger.rule, gateway.settings.staleness_of(found.name)
     groups: dict[int, list[dict[str, Any]]] = {}
@@ -55,7 +55,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
     )
     model = _model_of(episode_id, row, rows)
     if not model or not access.reach.has(model):
-        raise NotFound(f"nothing is known of an episode {episode_id!r}", code="no_episode")
+        raise NotFound(f"no decision is recorded for an episode {episode_id!r}", code="no_episode")
     rows = [
         decided for decided in rows if decided["model"] == model
     ]  # groups of other models may have the same name

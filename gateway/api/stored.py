@@ -82,7 +82,7 @@ def ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) ->
         return listed
     ids = [item["id"] for item in listed]
     if after not in ids:
-        raise BadRequest(f"after: there is no {after!r} here", code="invalid_value", param="after")
+        raise BadRequest(f"after: the list has no item {after!r}", code="invalid_value", param="after")
     return listed[ids.index(after) + 1 :]
 
 

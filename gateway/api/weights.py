@@ -39,7 +39,7 @@ async def publish(
     versions = access.one(body.model).versions
     if (body.path is None) == (body.url is None):
         raise BadRequest(
-            "name the version's `path`, or its `url`: one of the two", code="invalid_value", param="path"
+            "give the version's `path` or its `url`, not both", code="invalid_value", param="path"
         )
     if body.url is not None:
         return await versions.publish(body.version, None, wait, _source(access, body.url))

@@ -32,18 +32,18 @@ class Entry:
     """The part of the key that a call's retries share."""
     epoch: int
     head: bytes
-    """The part of the log that does not change. With it the log begins anew and `at` is 0; empty continues the log."""
+    """The part of the log that does not change. If it is given, the log starts again and `at` is 0; empty continues the log."""
     state: bytes
     """Takes the place of the state before."""
     at: int
     """The first `at` bytes of the body are there already."""
     body: bytes
     over: bool = False
-    """The log is needed no more."""
+    """True if the log is no longer needed."""
 
 
 Outcome = Literal["written", "gone", "taken"]
-"""`gone`: the log is not there, or not whole; write it anew with its head. `taken`: another process owns it now."""
+"""`gone`: the log is absent or incomplete; write all of it, with its head. `taken`: another process owns it now."""
 
 
 @dataclass(frozen=True, slots=True)

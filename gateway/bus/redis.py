@@ -1,7 +1,7 @@
 """A bus in a Redis server.
 
-Owns the connections, and knows when the server is away: after a failure every operation fails at once for a while, so that
-callers do not wait during an outage. One warning reports the outage, one line its end.
+Owns the connections, and knows when the server cannot be reached: after a failure every operation fails at once for a while, so
+that callers do not wait during an outage. One warning reports the outage, one line its end.
 """
 
 from __future__ import annotations
@@ -137,19 +137,21 @@ class RedisBus:
     async def _do(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Raises BusAway."""
         if self._away and self.unbroken_s < _AGAIN_S:
-            raise BusAway("the bus is away")
+            raise BusAway("the bus cannot be reached")
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 answer = await operation()
         except (RedisError, OSError, TimeoutError) as error:
             if time.monotonic() - began > _STILL * self._settings.timeout_s:
-                raise BusAway("this process stood still while it asked the bus", stood_still=True) from error
+                raise BusAway(
+                    "this process was suspended while it waited for the bus", stood_still=True
+                ) from error
             self._missed(error)
-            raise BusAway(f"the bus is away: {error or 'it does not answer'}") from error
+            raise BusAway(f"the bus cannot be reached: {error or 'no answer'}") from error
         if self._away:
             self._away = False
-            log.info("the bus is back")
+            log.info("the bus can be reached again")
         return answer
 
     def _missed(self, error: Exception) -> None:
@@ -157,7 +159,8 @@ class RedisBus:
         if not self._away:
             self._away = True
             log.warning(
-                "[bus] url: the bus is away; the gateway goes on without it: %s", error or "no answer"
+                "[bus] url: the bus cannot be reached; the gateway continues without it: %s",
+                error or "no answer",
             )
 
     def _of(self, process_id: str) -> str:

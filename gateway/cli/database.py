@@ -19,7 +19,9 @@ def export(
     everything: Annotated[
         bool, typer.Option("--all", help="Every rewarded training episode, trained or not.")
     ] = False,
-    format_: Annotated[str, typer.Option("--format", help="parquet is the only one.")] = "parquet",
+    format_: Annotated[
+        str, typer.Option("--format", help="The format of the file; only parquet exists.")
+    ] = "parquet",
 ) -> None:
     """Write the groups that were trained to a Parquet file, from the database; no gateway need run.
 
@@ -32,9 +34,11 @@ def export(
     from gateway.settings import ConfigError, Settings
 
     if format_ != "parquet":
-        raise typer.BadParameter("parquet is the only one", param_hint="--format")
+        raise typer.BadParameter("the only format is parquet", param_hint="--format")
     if everything and batches is not None:
-        raise typer.BadParameter("--all takes every batch", param_hint="--batches")
+        raise typer.BadParameter(
+            "--all exports every batch: leave out --batches or --all", param_hint="--batches"
+        )
     first, until = _range(batches)
     try:
         settings = Settings.load(config)
@@ -53,12 +57,20 @@ def prune(
     config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
     older_than: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="DAYS", help="Days since its end. [default: as in [retention]]"),
+        typer.Option(
+            min=0.0,
+            metavar="DAYS",
+            help="Delete episodes that ended this long ago. [default: as in [retention]]",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     vacuum: Annotated[
         bool,
-        typer.Option(help="Then give the space back to the file system. SQLite: nothing may run meanwhile."),
+        typer.Option(
+            help="Then return the free space to the file system. With SQLite, stop the gateway first."
+        ),
     ] = False,
 ) -> None:
     """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere."""
@@ -92,4 +104,6 @@ def _range(batches: str | None) -> tuple[int, int | None]:
             raise ValueError
         return int(first or 0), int(until) if until else None
     except ValueError as error:
-        raise typer.BadParameter("two numbers, as in 3:7", param_hint="--batches") from error
+        raise typer.BadParameter(
+            "must be two batch numbers, such as 3:7; either may be left out", param_hint="--batches"
+        ) from error

@@ -13,24 +13,24 @@ from gateway.cli.options import Verbose, configure_logging
 
 
 def mirror(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the versions are, one folder each.")],
+    directory: Annotated[Path, typer.Option("--dir", help="The directory of versions, a folder for each.")],
     host: Annotated[
-        str, typer.Option(help="Where to listen; without a key, this machine alone.")
+        str, typer.Option(help="The address to listen on; without a key, a loopback address.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Where to listen.")] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on.")] = 8100,
     key: Annotated[
         str | None,
         typer.Option(
             envvar="HEADGATE_WEIGHTS_KEY",
-            help="The key of every request to this server, and of its own to others.",
+            help="The key that requests to this server need, and that it sends to other servers.",
         ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(min=2, help="Versions that stay after a fetch. [default: all]")
+        int | None, typer.Option(min=2, help="How many versions to keep after a fetch. [default: all]")
     ] = None,
     limit_mb_s: Annotated[
         float | None,
-        typer.Option(min=0.001, help="The most megabytes a second to fetch. [default: no limit]"),
+        typer.Option(min=0.001, help="Megabytes to fetch per second, at most. [default: no limit]"),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -44,7 +44,7 @@ def mirror(
 
     if not key and not is_loopback(host):
         raise typer.BadParameter(
-            "weights are served to everybody who reaches this address: give a key (HEADGATE_WEIGHTS_KEY)",
+            "everybody who reaches this address could read the weights: set --key or HEADGATE_WEIGHTS_KEY",
             param_hint="--host",
         )
     configure_logging(verbose)

@@ -97,7 +97,7 @@ class EpisodeProgress:
 
     def view(self) -> Group:
         """Returns the table as it is now, with what is waited for and the last error under it."""
-        table = Table("episodes", "", "reward, of late", "failed", "not needed", "seconds")
+        table = Table("episodes", "", "recent reward", "failed", "not needed", "seconds")
         bar = ProgressBar(self._total, self._done, width=_BAR, pulse=self._total is None)
         done = f"{self._done}" if self._total is None else f"{self._done} of {self._total}"
         reward = "" if self._recent is None else f"{self._recent:.3f}"

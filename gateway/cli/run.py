@@ -30,7 +30,7 @@ def run_episodes(
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Instead of a command: an async module:function.")] = None,
     worker: Annotated[
-        bool, typer.Option(help="The command lives on: it reads tasks and writes rewards as JSON lines.")
+        bool, typer.Option(help="Keep the command running: it reads tasks and writes rewards as JSON lines.")
     ] = False,
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
@@ -48,10 +48,13 @@ def run_episodes(
     spare: Annotated[
         int,
         typer.Option(
-            min=0, help="More episodes per task, which race: for spare_members in the staleness settings."
+            min=0,
+            help="Extra episodes per task, of which the slowest are dropped ([staleness] spare_members).",
         ),
     ] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once (and workers).")] = 8,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Episodes that run at the same time, and the number of workers.")
+    ] = 8,
     mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
     model: Annotated[
         str | None, typer.Option(help="The trained model that the episodes are about. [default: the first]")
@@ -65,7 +68,9 @@ def run_episodes(
     max_failures: Annotated[
         float,
         typer.Option(
-            min=0.0, max=1.0, help="Stop when a greater share of the last episodes failed; 1: never."
+            min=0.0,
+            max=1.0,
+            help="Stop when more than this share of the latest episodes failed; 1 never stops.",
         ),
     ] = 0.5,
     verbose: Verbose = False,
@@ -94,7 +99,7 @@ def run_episodes(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     if spare and mode == "eval":
-        raise typer.BadParameter("spare episodes are for training: every evaluation counts")
+        raise typer.BadParameter("--spare is for training: evaluations count every episode")
     kind = {
         "group_size": group_size,
         "spare": spare,
@@ -155,7 +160,7 @@ def _agent(
     from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
 
     if (name is None) == (not command):
-        raise ValueError("name an agent with --agent, or a command after `--`: one of the two")
+        raise ValueError("give an agent with --agent or a command after `--`, not both")
     if grade and (worker or name is not None):
         raise ValueError(
             '--grade is for a command: a function asks to be graded by None, a worker by {"reward": null}'
@@ -171,5 +176,5 @@ def _agent(
 
 def _mode(value: str) -> EpisodeMode:
     if value not in ("train", "eval"):
-        raise typer.BadParameter("train or eval", param_hint="--mode")
+        raise typer.BadParameter("must be train or eval", param_hint="--mode")
     return "eval" if value == "eval" else "train"

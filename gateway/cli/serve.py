@@ -27,30 +27,42 @@ log = logging.getLogger("gateway.cli")
 def serve(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The gateway's TOML file.")] = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Needs no file: a fake engine that answers with words in no order.")
+        bool,
+        typer.Option("--demo", help="Serve a fake engine that answers with random words; needs no file."),
     ] = False,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="With --demo: where to listen. [default: 8000]")
+        int | None,
+        typer.Option(min=1, max=65_535, help="With --demo: the port to listen on. [default: 8000]"),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, max=64, help="Processes, kept running by one more; they need PostgreSQL.")
+        int,
+        typer.Option(
+            min=1, max=64, help="Gateway processes, restarted when they end; 2 or more need PostgreSQL."
+        ),
     ] = 1,
     targets: Annotated[
         Path | None,
-        typer.Option(help="With --workers: a file that says where Prometheus finds each (file_sd)."),
+        typer.Option(
+            help="With --workers: write where Prometheus finds each process to this file (file_sd)."
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve agents at /v1 and the admin API at /admin/v1, and start the engine that the configuration names."""
     if targets is not None and workers == 1:
-        raise typer.BadParameter("one process is found at its own port", param_hint="--targets")
+        raise typer.BadParameter(
+            "only for --workers 2 or more; a single process serves its metrics at its own port",
+            param_hint="--targets",
+        )
     if demo:
         _serve_demo(port or 8000, verbose, alone=config is None and workers == 1)
         return
     if config is None:
         raise typer.BadParameter("name your file, or try `gateway serve --demo`", param_hint="--config")
     if port is not None:
-        raise typer.BadParameter("[server] port in the file says it", param_hint="--port")
+        raise typer.BadParameter(
+            "only for --demo; with --config, set [server] port in the file", param_hint="--port"
+        )
     from gateway.settings import ConfigError, Settings
 
     try:
@@ -80,7 +92,7 @@ def serve(
 def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
     """Serves the fake engine of `gateway/cli/demo.py`."""
     if not alone:
-        raise typer.BadParameter("it takes neither --config nor --workers", param_hint="--demo")
+        raise typer.BadParameter("cannot be combined with --config or --workers", param_hint="--demo")
     from gateway.cli.demo import demo_settings, introduction
     from gateway.settings import ConfigError, Settings
 

@@ -14,7 +14,7 @@ def staleness(
     admin_key: AdminKey = None,
     model: Annotated[str | None, typer.Option(help="A trained model. [default: the first]")] = None,
 ) -> None:
-    """Show a running gateway's batches, the groups in them, who waits, and what was lost of late."""
+    """Show a running gateway's batches, the groups in them, waiting groups and recent losses."""
     from gateway.cli.tables import show_staleness
 
     show_staleness(ask(gateway, admin_key, lambda client: client.staleness(model)))

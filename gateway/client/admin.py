@@ -173,7 +173,7 @@ class GatewayClient:
         return _leased(response)
 
     async def renew(self, lease: Lease, model: str | None = None) -> None:
-        """Starts the lease's deadline anew."""
+        """Restarts the lease's deadline."""
         await self._tell(lease, "renew", model)
 
     async def ack(self, lease: Lease, checkpoint: str, model: str | None = None) -> None:
@@ -197,7 +197,7 @@ class GatewayClient:
         return _leased(response).groups
 
     async def staleness(self, model: str | None = None) -> dict[str, Any]:
-        """The ledger of a trained model: version, the next batch to train, the batches as rows, who waits, reasons of late."""
+        """The ledger of a trained model: version, the next batch to train, the batches as rows, waiting groups, recent losses."""
         return await self._json("GET", "/staleness", params=_of(model))
 
     async def why(self, episode_id: str) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class CommandAgent:
         exit_code_reward: bool = False,
     ) -> None:
         if grade and exit_code_reward:
-            raise ValueError("either graders compute the reward, or the exit status is it: not both")
+            raise ValueError("grade and exit_code_reward exclude each other: one source of the reward")
         self._argv = list(argv)
         self._timeout_s = timeout_s
         self._grade = grade
@@ -275,7 +275,7 @@ class WorkerAgent:
 
     def __init__(self, argv: Sequence[str], workers: int = 1, timeout_s: float = 600.0) -> None:
         if workers < 1:
-            raise ValueError(f"{workers} workers")
+            raise ValueError(f"workers must be 1 or more, not {workers}")
         self._timeout_s = timeout_s
         self._workers = [LineWorker(argv, "an agent worker") for _ in range(workers)]
         self._idle: asyncio.LifoQueue[LineWorker] = asyncio.LifoQueue()

@@ -44,7 +44,7 @@ class _Job:
 
 
 class _Failed(Exception):
-    """An agent crashed, and is not started again."""
+    """The error of an agent that crashed and is not started again."""
 
 
 class EpisodeRunner:
@@ -83,7 +83,7 @@ class EpisodeRunner:
         if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
             raise ValueError("group_size and concurrency must be >= 1, retries and spare >= 0")
         if spare and mode == "eval":
-            raise ValueError("spare members are for training: every evaluation episode counts")
+            raise ValueError("spare is for training: evaluations count every episode")
         self._client = client
         self._agent = agent
         self._group_size = group_size
@@ -229,7 +229,7 @@ class EpisodeRunner:
             await asyncio.sleep(pause_s(len(crashes), self._jitter))
 
     async def _leave(self, episode_id: str) -> None:
-        """The run is stopped, and nobody will end an episode: its slot is free at once, unless the gateway does not answer."""
+        """Abandons an episode of a stopped run, so that its slot is free at once, unless the gateway does not answer."""
         with suppress(GatewayRefused, httpx.TransportError, TimeoutError):
             async with asyncio.timeout(_STOP_GRACE_S):
                 await self._client.abandon(episode_id, DRIVER_STOPPED)
@@ -280,7 +280,7 @@ class EpisodeRunner:
             self._waits(again, "")
 
     def _waits(self, episode: str, what: str) -> None:
-        """An episode that is not open yet waits for something, or (empty) does not any more."""
+        """Records what an episode that is not open yet waits for; empty: nothing."""
         self._waiting.pop(episode, None)
         if what:
             self._waiting[episode] = what

@@ -36,14 +36,14 @@ def in_a_line(error: str) -> str:
 
 
 class Share:
-    """The share of the last episodes that failed; `most` is what a run goes on with, 1 whatever happens.
+    """Stops a run once more than the share `most` of its latest episodes failed; 1 never stops it.
 
-    All agents that run at once may fail for one passing reason: that alone stops no run.
+    All agents that run at the same time may fail for one passing reason: that alone stops no run.
     """
 
     def __init__(self, most: float, concurrency: int) -> None:
         if not 0 <= most <= 1:
-            raise ValueError(f"max_failures is a share, from 0 to 1, not {most}")
+            raise ValueError(f"max_failures must be a share from 0 to 1, not {most}")
         self._most = most
         self._least = max(LEAST, 2 * concurrency)
         self._failed: deque[bool] = deque(maxlen=max(_WINDOW, 4 * concurrency))

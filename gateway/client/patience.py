@@ -1,4 +1,4 @@
-"""Requests to a gateway that are sent again until it has an answer: while it has no room, and while it is away for a moment."""
+"""Retries of requests to a gateway: while it has no room, and while it cannot be reached for a moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.client.admin import GatewayRefused
 
 T = TypeVar("T")
 
-_COME_AGAIN = (429, 503)
+_RETRYABLE = (429, 503)
 _RETRY_AFTER_S = 1.0
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 5.0
@@ -42,7 +42,7 @@ class Patience:
         stop: asyncio.Event | None = None,
         sent_away: Callable[[GatewayRefused], Awaitable[None]] | None = None,
     ) -> T:
-        """Repeats a request until the gateway answers other than "come again", of which `sent_away` is told.
+        """Repeats a request until the gateway's answer is other than 429 or 503; `sent_away` is called with each of those.
 
         Raises GatewayRefused, GatewayUnreachable, and Stopped if it was sent away after a stop.
         """
@@ -52,7 +52,7 @@ class Patience:
             try:
                 return await request()
             except GatewayRefused as refused:
-                if refused.status not in _COME_AGAIN:
+                if refused.status not in _RETRYABLE:
                     raise
                 if stop is not None and stop.is_set():
                     raise Stopped from refused

@@ -55,7 +55,7 @@ class ModelEngines:
     sick: dict[str, int] = field(default_factory=dict)
 
     def all_tasks(self) -> list[asyncio.Task[None]]:
-        """Whatever runs on behalf of the engines."""
+        """The tasks that run on behalf of the engines."""
         steps = [task for tasks in self.tasks.values() for task in tasks]
         return [*steps, *self.watchers.values(), *self.checks.values()]
 

@@ -100,10 +100,10 @@ class Lengths:
             try:
                 past = await self._newest(database, name, ends)
             except GatewayError as error:
-                log.warning("lengths of %s: nothing is known of calls in the past: %s", name, error.message)
+                log.warning("length predictions of %s: past calls could not be read: %s", name, error.message)
                 continue
             learnt = await asyncio.to_thread(_learn, model.ranker, past, ends)
-            log.info("lengths of %s: learnt from %d calls in the store", name, learnt)
+            log.info("length predictions of %s: fitted to %d calls in the store", name, learnt)
 
     async def _newest(self, database: Database, model: str, ends: float) -> list[Past]:
         """The newest calls, oldest first, as far as there is time to read them."""
@@ -123,7 +123,7 @@ class Lengths:
 
 
 class _Model:
-    """A model's ranker, and how good it was lately."""
+    """A model's ranker, and how good its recent predictions were."""
 
     def __init__(self, settings: LengthSettings, aside: Callable[[Callable[[], None]], None]) -> None:
         self.ranker: Ranker = make_ranker(settings.ranker, settings.tail_share, settings.memory, aside)
@@ -131,7 +131,7 @@ class _Model:
         self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
 
     def end(self, features: Features, prediction: Prediction, length: int) -> None:
-        """A call is over."""
+        """Learns from a call that has ended."""
         self.ranker.learn(features, length)
         if prediction.known:
             self._newest.append((prediction, length))
@@ -181,4 +181,4 @@ def _nothing(_length: int) -> None:
 
 def _report(work: Future[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
-        log.error("a ranker of lengths did not learn: %r", error)
+        log.error("a length ranker could not be fitted: %r", error)

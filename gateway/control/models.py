@@ -47,7 +47,7 @@ class ServedModel:
 
 @dataclass(slots=True)
 class LocalModel(ServedModel):
-    """The same with what is decided about it, as the coordinator has it."""
+    """A model on engines as the coordinator has it, with its versions."""
 
     versions: Versions
 
@@ -101,7 +101,7 @@ class Models:
 
 
 class LeaderModels:
-    """Every model on engines, by name, with what is decided about it."""
+    """Every model on engines as the coordinator has it, by name."""
 
     def __init__(self, models: Models, found: Iterable[LocalModel]) -> None:
         self._models = models

@@ -30,7 +30,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(slots=True)
 class Node:
-    """A node, and what it does."""
+    """A node, its role and its holder."""
 
     name: str
     given: NodeSettings
@@ -52,7 +52,7 @@ class Node:
             self.holder = ""
 
     def spent(self) -> dict[Role, float]:
-        """Seconds by role, up to now."""
+        """Seconds by role, so far."""
         return {
             role: s + (time.monotonic() - self.since if role == self.role else 0.0)
             for role, s in self.seconds.items()
@@ -112,7 +112,7 @@ class Nodes:
         return node
 
     def remove(self, name: str) -> Node:
-        """A node leaves: its engines are drained and stopped. Raises NotFound."""
+        """Removes a node: drains and stops its engines. Raises NotFound."""
         node = self.one(name)
         for model, slot in self.engines(name):
             self._host.remove(model, slot.name)
@@ -164,10 +164,10 @@ class Nodes:
     def _trainers(self, name: str, model: str) -> Node:
         node = self.one(name)
         if "train" not in node.given.tags:
-            message = f"the node {name!r} has not the tag 'train' (it has {', '.join(node.given.tags)})"
+            message = f"the node {name!r} lacks the tag 'train' (its tags: {', '.join(node.given.tags)})"
             raise Conflict(message, code="node_not_for_training")
         if node.holder not in ("", model):
-            message = f"the trainer of {node.holder!r} has the node {name!r}"
+            message = f"the node {name!r} is claimed by the trainer of {node.holder!r}"
             raise Conflict(message, code="node_claimed")
         return node
 

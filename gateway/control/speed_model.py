@@ -58,7 +58,7 @@ class Fitting:
 def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
     """The coefficients that explain the samples best. Raises ValueError without samples."""
     if not samples:
-        raise ValueError("samples: there is none to fit coefficients to")
+        raise ValueError("there are no samples to fit coefficients to")
     running = np.array([s.running for s in samples])
     kv, step = np.array([s.kv for s in samples]), np.array([s.step_s for s in samples])
     distinct = np.unique(running)

@@ -94,7 +94,7 @@ class Versions:
         """The engines of the last coordinator that outlived it, with what this process has running in them."""
         pool = self._engines.pool
         for slot in [slot for slot in pool.slots.values() if slot.owned]:
-            slot.fail("it has ended with its coordinator")
+            slot.fail("it ended with its coordinator")
             del pool.slots[slot.name]
         return dict(pool.slots)
 
@@ -233,7 +233,7 @@ class Versions:
         failures = [
             f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
         ]
-        why = row["bad"] or ("; ".join(failures) or "no engine came to it") * (row["state"] == "failed")
+        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
         return {**row, "bad": bool(row["bad"]), "why": why}
 
     async def _update(self, weights: Weights) -> None:
@@ -278,12 +278,12 @@ class Versions:
             await self._set_live(weights, row["report"])
 
     def _on_done(self, tasks: dict[int, asyncio.Task[None]], number: int, task: asyncio.Task[None]) -> None:
-        """A task has ended. If it failed, the version is as it was, and is tried anew when its trainer publishes it again."""
+        """Logs a task that failed. Its version is unchanged, and is tried again when its trainer publishes it again."""
         tasks.pop(number, None)
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, Fenced):
-            log.warning("version %d of %s is another coordinator's affair: %s", number, self.model, error)
+            log.warning("version %d of %s was left to the new coordinator: %s", number, self.model, error)
         else:
             log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 

@@ -52,7 +52,7 @@ class ResponsesAnswer:
         self._text_follows: bool | None = None
         """True if the next token is of a message; None before anything has come."""
         self._called = False
-        """A tool call has begun."""
+        """True once a tool call has begun."""
         self._echo = _echo(request, self._reply)
 
     async def whole(self) -> dict[str, Any]:

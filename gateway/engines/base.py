@@ -28,11 +28,11 @@ class GenerateRequest:
     prompt: Sequence[int] | Int32Array
     sampling: Sampling
     interval: int = 1
-    """Tokens that may be gathered into one chunk: more cost less, fewer come sooner."""
+    """The most tokens of one chunk: larger chunks cost less, smaller ones arrive sooner."""
     cache_salt: str = ""
     """Prefix caches are shared between requests of equal salt only."""
     label: str = ""
-    """The label that the engine must have, where others may start it anew (EngineReplaced); empty if nobody else does."""
+    """The label that the engine must have, where others may restart it (EngineReplaced); empty if only this process does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from gateway.types import FinishReason
 _KEEP_ALIVE_S = 4.0
 """vLLM and SGLang close idle connections after 5 s by default: leave before they do."""
 _CONNECT_S = 30.0
-"""An engine that is gone refuses at once, and a silent host is noticed by its health checks: this is for busy machines."""
+"""Long enough for busy machines: a dead engine refuses at once, and health checks notice a silent host."""
 _CONTROL_S = 600.0
 """The longest that a call that is no generation may take; loading weights is the longest of them."""
 _BLAMES_THE_REQUEST = {400, 413, 422}
@@ -49,7 +49,7 @@ class HTTPEngine:
 
 
 def version_spans(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], ...] | None:
-    """The label of each version that sampled, and how many tokens; None if the engine gave no account."""
+    """The label of each version that sampled, and its number of tokens; None if the engine does not report them."""
     if spans is None:
         return None
     return tuple(
@@ -183,12 +183,12 @@ def _watch() -> aiohttp.TraceConfig:
 
 
 def _dump(body: Any) -> bytes:
-    """Token ids may be arrays."""
+    """A body as JSON, in which token ids may be arrays."""
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def failure(error: Mapping[str, Any]) -> EngineError:
-    """The error that an event with an `error` stands for, which comes instead of tokens or in the middle of them."""
+    """The error of an event with an `error`, which an engine sends before or amid tokens."""
     kind = EngineRefused if error.get("code") in _BLAMES_THE_REQUEST else EngineError
     return kind("the engine failed a generation", quoted=str(error.get("message")))
 

@@ -43,7 +43,7 @@ _VLLM_ENV = {
 
 
 def connect(name: str, url: str, api: str, *, watched: bool = False) -> Engine:
-    """The adapter to an engine at `url`; no connection is made yet. `watched`: others may start the engine anew."""
+    """The adapter to an engine at `url`; no connection is made yet. `watched`: others may restart the engine."""
     return _ADAPTERS[api](name, url, SILENCE_S, watched=watched)
 
 

@@ -47,10 +47,10 @@ _IDLE_S = "60"
 
 
 class SGLangEngine(HTTPEngine):
-    """One SGLang server at `base_url`, which nobody else pauses."""
+    """One SGLang server at `base_url`, which no other client pauses."""
 
     def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
-        """`watched` is not used: a server that was started anew is noticed by its account at the end of a run, not before."""
+        """`watched` is not used: a restarted server is noticed by the version that it reports at the end of a run, not before."""
         super().__init__(name, EngineHTTP(name, base_url, silence_s))
         self._paused = False
         self._asleep: bool | None = None
@@ -78,7 +78,7 @@ class SGLangEngine(HTTPEngine):
             raise self._cut_off()
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed anew."""
+        """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed again."""
         if keep and not clear_cache:
             self._frozen = True
             await self._pause("in_place")
@@ -162,7 +162,7 @@ class SGLangEngine(HTTPEngine):
         return Load(running, waiting, kv, sampled) if found[_FIGURES[0]] else None
 
     async def healthy(self) -> bool:
-        """`/health` takes a second and can take twenty."""
+        """True if the engine answers. `/health` takes a second and can take twenty."""
         return await (
             self._http.returns_ok("/ping", 5.0) if self._paused else self._http.returns_ok("/health", 25.0)
         )
@@ -273,7 +273,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 def _finish(reason: dict[str, Any]) -> FinishReason:
-    """Raises if the end is a failure: aborts that nobody asked for have a status, and NaNs look like a stop."""
+    """Raises if the end is a failure: aborts that were not requested have a status, and NaNs look like a stop."""
     if reason.get("status_code") is not None:
         raise failure({"message": reason.get("message"), "code": reason["status_code"]})
     if reason["type"] == "stop" and isinstance(reason.get("matched"), str):

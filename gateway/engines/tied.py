@@ -42,7 +42,7 @@ async def stale_heads(settings: Settings) -> list[str]:
         if tied and await _is_cpu_build(engine.python):
             found.append(
                 f"the model {name!r} ties its embeddings (tie_word_embeddings in {model.path / 'config.json'}), and vLLM's CPU"
-                " build does not reload a tied output head: each update starts its engines anew, and takes as long as a start;"
+                " build does not reload a tied output head: each update restarts its engines, and takes as long as a start;"
                 " to avoid that, untie them: store lm_head.weight, and set tie_word_embeddings to false"
             )
     return found

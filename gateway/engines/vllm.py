@@ -36,7 +36,7 @@ class VLLMEngine(HTTPEngine):
     """One vLLM server at `base_url`."""
 
     def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
-        """`watched`: others may start it anew, and requests say which label it must have."""
+        """`watched`: others may restart it, so requests say which label it must have."""
         super().__init__(name, EngineHTTP(name, base_url, silence_s, watched=watched))
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
@@ -61,7 +61,7 @@ class VLLMEngine(HTTPEngine):
         found = orjson.loads(await self._http.get("/weight_info"))["weight_version"]
         if found != label:
             raise EngineReplaced(
-                f"engine {self.name} is labelled {found!r}, and not {label!r}: it was started anew"
+                f"engine {self.name} is labelled {found!r}, and not {label!r}: it was restarted"
             )
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:

@@ -202,7 +202,7 @@ class AutoOpen:
 
 
 def _lost_its_client(live: OpenEpisode) -> bool:
-    """True if the reply to the opening call is complete, and nobody reads it."""
+    """True if the reply to the opening call is complete, and no client reads it."""
     return any(
         isinstance(call, Completion)
         and call.details.request_key.startswith(live.opening)

@@ -127,7 +127,7 @@ class Callers:
         await self._auto_open.failed(episode)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
-        """A call under an agent's key was refused before its episode was known; it will come again."""
+        """Records that a call under an agent's key was refused before its episode was known; its client will retry it."""
         self._auto_open.refused(caller.agent, sent)
 
     async def _found_or_opened(

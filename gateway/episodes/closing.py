@@ -90,7 +90,7 @@ class Closing:
             live.grading.cancel()
 
     def stop_stray(self, live: OpenEpisode) -> None:
-        """Stops what this process has of an episode that was closed while nobody could tell it."""
+        """Stops the calls of an episode that was closed while this process had no link to the coordinator."""
         self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
 
     # The phases of an end
@@ -119,7 +119,13 @@ class Closing:
         except Exception as error:
             self._answer(live, error)
             pause_s = (isinstance(error, Unavailable) and error.retry_after) or _PAUSE_S
-            log.error("episode %s stays %s for %g s: %s", live.id, phase.value, pause_s, error)
+            log.error(
+                "episode %s could not be closed; it stays %s, and is tried again in %g s: %s",
+                live.id,
+                phase.value,
+                pause_s,
+                error,
+            )
             await asyncio.sleep(pause_s)
         else:
             if live.ending.phase is phase:
@@ -163,7 +169,7 @@ class Closing:
         try:
             commands = await self._ledgers[live.model].apply(event, write, details)
         except ValueError as error:
-            log.warning("the ledger knows nothing of an episode that ends: %s", error)
+            log.warning("the ledger refused the end of an episode: %s", error)
             return ClosingState.refused
         refused = any(isinstance(command, Refuse) for command in commands)
         return ClosingState.refused if refused else ClosingState.stored
@@ -189,7 +195,7 @@ class Closing:
             outcome = live.rewarded(grade.reward, grade.components)
             if not (refusal := self._rewards.refusal(outcome.values["reward"])):
                 return outcome
-            failure = f"the sum of the grade and of what was posted on calls: {refusal}"
+            failure = f"the sum of the grade and of the rewards posted on calls: {refusal}"
         log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
         return Outcome("grading_failed", {"error": shortened(failure)})
 

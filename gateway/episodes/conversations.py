@@ -31,7 +31,7 @@ class Match:
 
 
 NEW = Match(frozenset(), "")
-"""A conversation in which nobody has replied."""
+"""A conversation without any reply."""
 UNKNOWN = Match(frozenset(), "unknown_conversation")
 
 

@@ -1,6 +1,6 @@
 """Deadlines of groups: those whose missing members never come, and the last groups of a stuck batch.
 
-Owns the moments at which each was first seen. They are lost with the process, so the deadlines start anew after a restart.
+Owns the moments at which each was first seen. They are lost with the process, so the deadlines start again after a restart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GroupDeadlines:
             await self._unstick(model, now)
 
     async def _close_lonely(self, now: float, running: Collection[tuple[str, str]]) -> None:
-        """A group whose driver died waits for members that nobody will open."""
+        """Closes groups that wait for members which never come, for example because their driver died."""
         waiting = {
             (model, group.group_id)
             for model, ledger in self._ledgers.items()

@@ -70,7 +70,7 @@ class Episodes:
     async def load(self) -> None:
         """Takes over the episodes that were not closed when the gateway stopped.
 
-        The deadlines of open ones start anew, and so does the grading of the others.
+        The deadlines of open ones start again, and so does the grading of the others.
         """
         now = time.monotonic()
         await self._database.submit(tallies.recount)
@@ -297,7 +297,7 @@ class Episodes:
         return (agent and agent.idle_s) or self._settings.episodes.idle_s
 
     async def _overrun(self, live: OpenEpisode, reason: str) -> None:
-        """A deadline has passed. Nobody says when a conversation that opened its own episode is over: silence does."""
+        """Ends an episode whose deadline has passed. For one that a call opened, silence is the regular end."""
         if live.opening and reason == "idle_deadline" and (self._closing.grades(live) or live.has_reward):
             await self._finish(live)
             return
@@ -309,7 +309,7 @@ class Episodes:
         if refusal := self._settings.rewards.refusal(reward):
             raise BadRequest(refusal, code="invalid_value", param="reward")
         if refusal := self._settings.rewards.refusal(total):
-            message = f"the sum of what was posted on the episode and on its calls: {refusal}"
+            message = f"the sum of the rewards posted on the episode and on its calls: {refusal}"
             raise BadRequest(message, code="invalid_value", param="reward")
 
     async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
@@ -385,7 +385,7 @@ class Episodes:
 
 
 def _row(asked: EpisodeAsked, key: str) -> dict[str, Any]:
-    """A new episode as it is stored, but for its version."""
+    """A new episode's row, without its version."""
     return {
         "id": f"ep-{secrets.token_hex(10)}",
         "key_hash": statements.opened_by(asked.opening) if asked.opening else key_hash(key),

@@ -48,7 +48,7 @@ class OpenEpisode:
     version: int = 0
     """Its group's V: no older version may sample its calls of its own model."""
     sampling: EpisodeSampling = AS_ASKED
-    """For its calls of its own model."""
+    """Sampling parameters of the calls to its own model."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""
 

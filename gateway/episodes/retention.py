@@ -89,7 +89,7 @@ async def prune_store(
     """The same without a gateway, or beside one. `days`: instead of what [retention] says. Raises ConfigError."""
     given = settings.retention if days is None else RetentionSettings.model_construct(keep_days=days)
     if ages(given, 0.0).newest is None:
-        raise ConfigError("nothing says what is old: --older-than, or [retention] keep_days")
+        raise ConfigError("no age is given: set --older-than or [retention] keep_days")
     from gateway.store.schema import (
         check_form,  # Alembic takes 0.1 s to import, and a gateway never asks this
     )
@@ -106,7 +106,7 @@ async def prune_store(
 
 
 def in_words(swept: Swept) -> str:
-    """A line for people."""
+    """The result as one line of text."""
     by = ", ".join(f"{count} {fate}" for fate, count in sorted(swept.deleted.items()))
     said = f"{swept.deleted.total()} episodes{f' ({by})' if by else ''} with {swept.calls} calls"
     if swept.needed:

@@ -32,7 +32,7 @@ ROW_GROUP = 32
 
 
 class ExportError(Exception):
-    """Nothing can be exported: there is nothing, or the store cannot be read. The message says why."""
+    """The export failed: no group matches, or the store cannot be read. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class _Marks:
         return flags
 
     def node(self, node: Node, buffer: int) -> Node:
-        """A node as it travels."""
+        """A node with the flags that its tokens have now."""
         flags = self.flags(node.versions, node.flags, buffer)
         return node if flags is node.flags else replace(node, flags=flags)
 

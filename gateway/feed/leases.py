@@ -80,7 +80,7 @@ class Leases:
         return {**said, "consumer": held.consumer, "left_s": round(left, 3)}
 
     async def lease(self, consumer: str) -> Lease:
-        """Leases the next buffer. A consumer that comes again takes its own lease over. Raises Conflict."""
+        """Leases the next buffer. A consumer that asks again gets its own lease. Raises Conflict."""
         self._database.check()  # check before a lease is promised
         held, model = self._held, self._ledger.model
         buffer = self._ledger.rule.next_buffer
@@ -129,7 +129,7 @@ class Leases:
         return LeasedGroups(found, len(entries), complete)
 
     async def renew(self, lease_id: str, fence: int) -> None:
-        """Starts the lease's deadline anew."""
+        """Restarts the lease's deadline."""
         held, model = self._check(lease_id, fence), self._ledger.model
         lease_s = self._settings.lease_s
         held.deadline = time.monotonic() + lease_s

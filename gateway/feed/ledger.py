@@ -185,6 +185,6 @@ def _rule(settings: StalenessSettings, model: str, within: float = ROUNDING) -> 
 def _refusal(model: str, differing: dict[str, tuple[Any, Any]]) -> str:
     named = ", ".join(f"{key} = {begun!r} (now {wanted!r})" for key, (begun, wanted) in differing.items())
     return (
-        f"[staleness] of {model!r} is not what its ledger in the store was begun with: {named}; set these keys back, or name"
-        " another database in [store] url"
+        f"[staleness] of {model!r} differs from the settings that its ledger in the store began with: {named};"
+        " restore these values, or name another database in [store] url"
     )

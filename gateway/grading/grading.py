@@ -84,7 +84,7 @@ class Grading:
         """The grade of a stored episode. Raises GradingFailed, which says what every grader that failed said."""
         names = self._names(model)
         if not names:
-            raise GradingFailed(f"[graders] has none for the model {model!r}", final=True)
+            raise GradingFailed(f"[graders]: no grader is for the model {model!r}", final=True)
         async with self._reads:
             episode = await describe_episode(self._database, self._renderers[model], episode_id)
         answers = await asyncio.gather(*(self._ask(name, episode) for name in names), return_exceptions=True)

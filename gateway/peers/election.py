@@ -51,7 +51,7 @@ class Election:
         self._news.clear()
 
     async def seize(self) -> int:
-        """Becomes the coordinator, whoever it is now; returns the fence. For a gateway that is the only process on its store."""
+        """Takes the lease from any other coordinator; returns the fence. For a gateway that is the only process on its store."""
         fence = await self._claim(None)
         assert fence is not None
         return fence
@@ -70,7 +70,7 @@ class Election:
                     return claimed
                 before = fence
             except Unavailable as error:
-                log.warning("nobody can be elected now: %s", error)
+                log.warning("no coordinator can be elected now: %s", error)
                 before = None
             await self._pause(random.uniform(1.0, 2.0) * _LOOK_S)
 
@@ -94,7 +94,7 @@ class Election:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
     async def check_leadership(self, fence: int) -> None:
-        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if nobody can tell."""
+        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)
 

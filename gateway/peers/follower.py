@@ -39,7 +39,7 @@ _NO_LINK = "the gateway process has no coordinator now"
 
 
 class Follower:
-    """One process's link to whoever is the coordinator."""
+    """One process's link to the current coordinator."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Follower:
         }
 
     def _unlink(self) -> None:
-        """Nobody says any more what may be done: engines are held, and episodes are asked for anew."""
+        """Holds engines and output, and drops episodes without calls, until a coordinator says again what is allowed."""
         self.linked.clear()
         for pool in self._pools.values():
             pool.hold(_NO_LINK)

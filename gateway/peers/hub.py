@@ -166,7 +166,7 @@ class Hub:
         link.outbox.put_nowait({"welcome": self.fence, "slots": slots})
         if before is not None:
             link.follow(before)
-        log.info("the process %s follows", link.name)
+        log.info("the process %s is linked as a follower", link.name)
         tasks = [
             asyncio.create_task(self._listen(link, wire), name=f"link-{link.name}-listens"),
             asyncio.create_task(self._speak(link, wire), name=f"link-{link.name}-speaks"),

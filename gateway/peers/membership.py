@@ -38,7 +38,7 @@ class Alone:
         """Returns: this process has its place."""
 
     async def check_leadership(self) -> None:
-        """Returns: nobody else could be the coordinator."""
+        """Returns at once: no other process could be the coordinator."""
 
 
 class Membership:
@@ -108,7 +108,7 @@ class Membership:
             raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
 
     async def check_leadership(self) -> None:
-        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if nobody can tell."""
+        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
         await self._election.check_leadership(self.fence)
 
     async def _run(self, lead: Lead) -> None:

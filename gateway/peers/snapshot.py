@@ -42,7 +42,7 @@ async def keep(bus: Bus, values: dict[str, Any]) -> None:
 
 
 async def last(bus: Bus) -> dict[str, Any] | None:
-    """The last one that is known, with its age in seconds; None: nobody knows."""
+    """The last known one, with its age in seconds; None if none is known."""
     try:
         kept = await bus.get(_KEY)
     except BusAway:

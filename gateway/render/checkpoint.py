@@ -78,7 +78,7 @@ class Checkpoint:
 
     @property
     def unk_token_id(self) -> int | None:
-        """The id of the token for what has none."""
+        """The id of the token for unknown text."""
         return self._id_of("unk_token")
 
     def _id_of(self, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template: messages to text. Pure computation; knows no tokens, but for the text of control tokens."""
+"""A checkpoint's own chat template: messages to text. Pure computation, without tokens except the text of control tokens."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class CallRunner:
         call = self.call
         await slot.run(call, self._request(slot), self._take)
         if call.turn.disputed and slot.external_url is not None:
-            self._pool.on_dispute(slot, f"it does not run version {slot.version}, by its own account")
+            self._pool.on_dispute(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
         if slot.state == "held" and not call.hints.preferred:
             # Jitter, so that calls do not all give up at once

@@ -41,7 +41,7 @@ def _nothing(_tokens: int) -> None:
 
 
 class _NoReaders(GatewayError):
-    """Nobody reads the reply."""
+    """The error with which a call ends that no client reads any more."""
 
 
 class Completion:

@@ -72,7 +72,7 @@ class Reply:
         logprobs: Sequence[float],
         top: Sequence[Sequence[tuple[int, float]]] | None = None,
     ) -> Delivery:
-        """Makes pieces part of the message; nobody sees them before `deliver`."""
+        """Makes pieces part of the message; readers see them after `deliver`."""
         for piece in pieces:
             if piece.tool_call is not None:
                 function = {"name": piece.tool_call.name, "arguments": piece.tool_call.arguments}
@@ -124,7 +124,7 @@ class Reply:
         return reader
 
     def move(self) -> None:
-        """Wakes whoever waits in `moved`."""
+        """Wakes all tasks that wait in `moved`."""
         self._moved.set()
 
     async def moved(self) -> None:

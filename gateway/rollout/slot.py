@@ -176,7 +176,7 @@ class Slot:
             self._settled.set()
 
     def take_over(self, reason: str) -> None:
-        """Takes over an engine as the new coordinator: its weights are loaded anew, so held tokens are dropped as in `evict`.
+        """Takes over an engine as the new coordinator: its weights are loaded again, so held tokens are dropped as in `evict`.
 
         A request in doubt that cannot move stays; its tokens are held until the engine is open.
         """

@@ -178,7 +178,7 @@ class EngineSteps:
         engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api, watched=True)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
-        slot.take_over("its weights are loaded anew")
+        slot.take_over("its weights are loaded again")
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
             for step in (self._freeze, self._load, self._label, self._resume):

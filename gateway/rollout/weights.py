@@ -74,15 +74,19 @@ def _manifest(path: Path, version: int) -> dict[str, Any]:
         raise Unprocessable(f"{path / MANIFEST}: this build reads the formats {known}", code="bad_manifest")
     files, unchanged = manifest.get("files"), manifest.get("unchanged", [])
     if not isinstance(manifest.get("version"), int) or not isinstance(manifest.get("parent"), int | None):
-        raise Unprocessable(f"{path / MANIFEST} needs numbers of versions", code="bad_manifest")
+        raise Unprocessable(
+            f"{path / MANIFEST}: `version` must be an integer, `parent` too or null", code="bad_manifest"
+        )
     if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
-        raise Unprocessable(f"{path / MANIFEST} needs files, each with its size", code="bad_manifest")
+        raise Unprocessable(f"{path / MANIFEST}: `files` must be an object of objects", code="bad_manifest")
     if not any(name.endswith(TENSORS) for name in files):
-        raise Unprocessable(f"{path / MANIFEST} names no .safetensors file", code="bad_manifest")
+        raise Unprocessable(f"{path / MANIFEST}: `files` has no .safetensors file", code="bad_manifest")
     if not isinstance(unchanged, list) or not all(isinstance(name, str) for name in unchanged):
-        raise Unprocessable(f"{path / MANIFEST}: `unchanged` needs names of tensors", code="bad_manifest")
+        raise Unprocessable(
+            f"{path / MANIFEST}: `unchanged` must be a list of tensor names", code="bad_manifest"
+        )
     if unchanged and manifest.get("parent") is None:
-        raise Unprocessable(f"{path / MANIFEST}: `unchanged` needs a parent", code="bad_manifest")
+        raise Unprocessable(f"{path / MANIFEST}: `unchanged` needs `parent`", code="bad_manifest")
     if manifest["version"] != version:
         raise Unprocessable(f"{path}: the manifest is of version {manifest['version']}, not {version}")
     return manifest
@@ -123,12 +127,12 @@ def _check_tensors(path: Path, base: Path, shards: dict[str, Scan], manifest: di
             message = f"{path / name}: tensor {tensor!r} has numbers that are not finite (NaN or infinite)"
             raise Unprocessable(message, code="not_finite")
         if twice := found.keys() & scanned.tensors.keys():
-            message = f"{path / name}: tensor {min(twice)!r} is in another file too"
+            message = f"{path / name}: tensor {min(twice)!r} is in two files"
             raise Unprocessable(message, code="wrong_tensors")
         found |= dict.fromkeys(scanned.tensors, name)
     strays = sorted(file.name for file in path.glob(f"*{TENSORS}") if file.name not in shards)
     if strays:
-        message = f"{path / strays[0]}: engines would load it, and the manifest does not name it"
+        message = f"{path / strays[0]}: the manifest does not name this file, which engines would load"
         raise Unprocessable(message, code="bad_manifest")
     try:
         if (index := path / INDEX).is_file() and weight_map(index) != found:

@@ -18,12 +18,14 @@ class AdminSettings(Section):
     port: int | None = Field(None, ge=1, le=65_535)
     """A port of its own: then the admin API and `/metrics` are served there alone, beside `/healthz` and `/readyz`."""
     host: str | None = None
-    """Where that port listens; `[server] host`, if it is not given."""
+    """The address at which that port listens; `[server] host` by default."""
 
     @model_validator(mode="after")
     def _host_has_port(self) -> Self:
         if self.host is not None and self.port is None:
-            raise ValueError("`host` is for the admin API's own `port`, and nothing without one")
+            raise ValueError(
+                "`host` needs `port`: without a port of its own, the admin API is served at [server] host"
+            )
         return self
 
 
@@ -48,9 +50,9 @@ class AgentSettings(Section):
     mode: Literal["eval", "train"] = "eval"
     """The mode of the episodes that its calls open."""
     group_size: int | None = Field(None, ge=1, le=1024)
-    """For `train`, and needed there: how many episodes with the same opening messages make a group."""
+    """The number of episodes with the same opening messages that make a group. Needed with `train`, and only there."""
     idle_s: Seconds | None = None
-    """When a conversation that nobody continues is over; `[episodes] idle_s`, if it is not given."""
+    """Seconds of silence after which a conversation is over; `[episodes] idle_s` by default."""
     max_episodes: int = Field(1024, ge=1, le=1_000_000)
     """Episodes that its calls opened, open at once; further ones are refused with 429."""
     max_wait_s: float = Field(5.0, ge=0, le=86_400)

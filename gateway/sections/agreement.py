@@ -31,7 +31,9 @@ def check_ports(server: ServerSettings, admin: AdminSettings, projects: Collecti
                 "[admin] key is needed with [projects]: without one, everybody reaches everything"
             )
     if admin.port is not None and admin.port == server.port:
-        raise ValueError("[admin] port is [server] port: name another, or none")
+        raise ValueError(
+            "[admin] port must differ from [server] port: set another port, or leave [admin] port out"
+        )
 
 
 def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> None:
@@ -40,15 +42,15 @@ def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> N
     for name, project in projects.items():
         for model in project.models:
             if model not in models:
-                raise ValueError(f"[projects.{name}] models: {model!r} is no model")
+                raise ValueError(f"[projects.{name}] models: there is no model {model!r}")
             owners.setdefault(model, []).append(name)
     for model, names in owners.items():
         if models[model].train and len(names) > 1:
             raise ValueError(
-                f"[projects]: the trained model {model!r} is in {', '.join(names)}; one may have it"
+                f"[projects]: the trained model {model!r} is in {', '.join(names)}; it may be in only one"
             )
     if not _variables_differ(projects):
-        raise ValueError("[projects]: two names differ in nothing but capitals, `-` and `_`")
+        raise ValueError("[projects]: two names differ only in case, `-` or `_`: rename one")
 
 
 def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
@@ -56,7 +58,7 @@ def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
     if cluster.url is None:
         return
     if cluster.key is None:
-        raise ValueError("[cluster] key is needed with [cluster] url; or HEADGATE_CLUSTER_KEY")
+        raise ValueError("[cluster] url needs [cluster] key, or the variable HEADGATE_CLUSTER_KEY")
     if not store.url.startswith("postgres"):
         raise ValueError("several gateway processes need PostgreSQL: [store] url = 'postgresql://...'")
 
@@ -64,22 +66,22 @@ def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
 def check_models(models: Models) -> None:
     """One model at least is trained, and a name means one model."""
     if not any(model.train for model in models.values()):
-        raise ValueError("[models] needs one that is trained")
+        raise ValueError("[models]: at least one model must have train = true")
     names = [name for key, model in models.items() for name in (key, *(model.aliases or ()))]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"[models]: {', '.join(twice)} would mean two models")
+        raise ValueError(f"[models]: two models have the name or alias {', '.join(twice)}: rename one")
 
 
 def check_graders(graders: Mapping[str, GraderSettings], models: Models) -> None:
     """A grader grades trained models."""
     if "calls" in graders:
         raise ValueError(
-            "[graders]: `calls` is the name of what is posted on calls; call the grader something else"
+            "[graders.calls]: the name `calls` is reserved for rewards posted on calls: rename the grader"
         )
     for name, grader in graders.items():
         for model in grader.models or ():
             if not _trained(models, model):
-                raise ValueError(f"[graders.{name}] models: {model!r} is no trained model")
+                raise ValueError(f"[graders.{name}] models: there is no trained model {model!r}")
 
 
 def check_agents(
@@ -90,13 +92,13 @@ def check_agents(
     secrets = [key.get_secret_value() for key in given if key is not None]
     if len(set(secrets)) < len(secrets):
         raise ValueError(
-            "[agents]: each needs a key of its own, and none may have the admin key; so do [projects] and the cluster"
+            "two of the keys in [admin], [agents], [projects] and [cluster] are equal: give each its own"
         )
     if not _variables_differ(agents):
-        raise ValueError("[agents]: two names differ in nothing but capitals, `-` and `_`")
+        raise ValueError("[agents]: two names differ only in case, `-` or `_`: rename one")
     for name, agent in agents.items():
         if agent.model is not None and not _trained(models, agent.model):
-            raise ValueError(f"[agents.{name}] model: {agent.model!r} is no trained model")
+            raise ValueError(f"[agents.{name}] model: there is no trained model {agent.model!r}")
 
 
 def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, NodeSettings]) -> None:
@@ -106,7 +108,7 @@ def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, Nod
     urls = [url for url in places if url is not None]
     if shared := sorted({url for url in urls if urls.count(url) > 1}):
         raise ValueError(
-            f"an engine runs one model: give each of several a [models.NAME.engine] ({shared[0]})"
+            f"two models name the engine at {shared[0]}, and an engine runs one: give each a [models.NAME.engine]"
         )
 
 
@@ -115,13 +117,15 @@ def check_node(
 ) -> None:
     """A node's engines can be started or reached. `model`: what they run; `engines`: of each model that has some."""
     if model not in engines:
-        raise ValueError(f"[nodes.{name}] model: {model!r} is no model on engines")
+        raise ValueError(f"[nodes.{name}] model: no model {model!r} runs on engines")
     if node.engines and engines[model].launch == "external":
         raise ValueError(
-            f"[nodes.{name}] engines: the engines of {model!r} are external, so nothing can be started: name their `urls`"
+            f"[nodes.{name}] engines: [engine] launch of {model!r} is 'external', which starts none: name their `urls`"
         )
     if name in models and node.places:
-        raise ValueError(f"[nodes.{name}]: its engines would be named like those of the model {name!r}")
+        raise ValueError(
+            f"[nodes.{name}]: a model has the name {name!r}, and their engines' names would collide: rename one"
+        )
     for url in node.urls:
         if not engines[model].allow_public and is_public(urlsplit(url).hostname or ""):
             raise ValueError(f"[nodes.{name}] urls: {public_engine(url)}")
@@ -131,7 +135,7 @@ def check_tails(routing: RoutingSettings, lengths: LengthSettings) -> None:
     """Engines for long calls need predictions of lengths."""
     if routing.tails and lengths.ranker == "none":
         raise ValueError(
-            "[routing] tails: nobody says which calls will be long, for [lengths] ranker is none: choose another"
+            "[routing] tails needs predicted lengths: set [lengths] ranker to another value than 'none'"
         )
 
 

@@ -21,14 +21,14 @@ class EngineSettings(Section):
     """Engines to start; more can be added and removed at /admin/v1/engines."""
     url: str | None = None
     urls: tuple[str, ...] = ()
-    """Instead of `url`: several external engines."""
+    """The URLs of several external engines, instead of `url`."""
     mirrors: tuple[str, ...] = ()
-    """For external engines on other machines: the mirror (`gateway mirror`) beside each of `urls`, where versions come over HTTP
-    (`[weights] sources`). An empty one: that engine reads the gateway's own copies."""
+    """The mirror (`gateway mirror`) beside each of `urls`, for external engines on other machines that get versions over HTTP
+    (`[weights] sources`). An engine with an empty one reads the gateway's own copies."""
     api: Literal["vllm", "sglang"] = "vllm"
     """The API of an external or fake engine."""
     allow_public: bool = False
-    """True: external engines may have public addresses. Whoever reaches one controls it: vLLM asks for its API key under /v1
+    """True: external engines may have public addresses. Anybody who reaches one controls it: vLLM asks for its API key under /v1
     alone, and not where it is paused, given weights or asked for tokens."""
     python: str = "python"
     """The interpreter of vLLM's environment."""
@@ -52,9 +52,9 @@ class EngineSettings(Section):
     @model_validator(mode="after")
     def _external_has_url(self) -> Self:
         if (self.launch == "external") != (self.url is not None or bool(self.urls)):
-            raise ValueError("`url` (or `urls`) is for launch = 'external', and needed there")
+            raise ValueError("`url` or `urls` is needed with launch = 'external', and only then")
         if self.url is not None and self.urls:
-            raise ValueError("`url`, or `urls`: one of the two")
+            raise ValueError("set `url` or `urls`, not both")
         if self.mirrors and len(self.mirrors) != len(self.places):
             raise ValueError(
                 f"`mirrors` has {len(self.mirrors)} for {len(self.places)} engines: one for each is needed"
@@ -63,10 +63,12 @@ class EngineSettings(Section):
             raise ValueError("`mirrors` is for launch = 'external'")
         if self.restart_window_s < self.max_restarts * self.start_s:
             raise ValueError(
-                "restart_window_s must hold max_restarts starts of start_s, or the budget would never run out"
+                "restart_window_s must be at least max_restarts * start_s, or max_restarts would never be reached"
             )
         if self.launch == "external" and self.count > 1:
-            raise ValueError("external engines are counted by their `urls`; add others at /admin/v1/engines")
+            raise ValueError(
+                "`count` is not for launch = 'external': name each engine in `urls`, or add it at /admin/v1/engines"
+            )
         for url in (self.url, *self.urls):
             if url is not None and not self.allow_public and is_public(urlsplit(url).hostname or ""):
                 raise ValueError(public_engine(url))

@@ -15,7 +15,7 @@ ENVIRONMENT = {
     "HEADGATE_CLUSTER_KEY": ("cluster", "key"),
     "HEADGATE_WEIGHTS_KEY": ("weights", "key"),
 }
-"""For each variable: the key that it stands in for."""
+"""The configuration key that each environment variable can set."""
 SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")
 """Prefixes of variables that engines must not see."""
 ENGINE_URLS = "HEADGATE_ENGINE_URLS"

@@ -11,7 +11,7 @@ from gateway.sections.base import RuleName, Seconds, Section
 
 
 class EpisodeSettings(Section):
-    """`[episodes]`: when an episode that nobody ends is ended."""
+    """`[episodes]`: deadlines after which the gateway ends an episode."""
 
     idle_s: Seconds = 300.0
     total_s: Seconds = 3600.0
@@ -45,10 +45,10 @@ class RewardSettings(Section):
         return self
 
     def refusal(self, reward: float) -> str:
-        """Why a reward is refused; empty if it is within the bounds."""
+        """The reason why a reward is refused; empty if it is within the bounds."""
         if self.min <= reward <= self.max:
             return ""
-        return f"{reward:g} is no reward here: [rewards] allows {self.min:g} to {self.max:g}"
+        return f"the reward {reward:g} is not allowed: [rewards] allows {self.min:g} to {self.max:g}"
 
 
 class GraderSettings(Section):
@@ -72,7 +72,7 @@ class GraderSettings(Section):
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
         if (self.function is None) == (self.url is None):
-            raise ValueError("a grader needs `function`, or `url`: one of the two")
+            raise ValueError("a grader needs `function` or `url`, not both")
         return self
 
 

@@ -25,24 +25,24 @@ class ModelSettings(Section):
     family: str = "qwen3"
     """Which renderer turns messages into tokens and back; `auto` asks the `renderers` library."""
     aliases: tuple[str, ...] | None = None
-    """Other names that mean this model; `*` is every name. Where none are given, a trained model answers to every name that
-    nobody else has, in its own episodes."""
+    """Other names that mean this model; `*` is every name. Without any, a trained model answers in its own
+    episodes to every name that no other model has."""
     max_model_len: int = Field(2048, ge=16, le=MAX_CONTEXT)
     """Prompt and completion together, in tokens."""
     thinking: bool = True
     """Passed to families whose template knows `enable_thinking`."""
     engine: EngineSettings | None = None
-    """Instead of `[engine]`."""
+    """The engines of this model, instead of `[engine]`."""
     upstream: UpstreamSettings | None = None
     staleness: StalenessSettings | None = None
-    """Instead of `[staleness]`."""
+    """The bound of this model, instead of `[staleness]`."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         if (self.path is None) == (self.upstream is None):
-            raise ValueError("a model needs `path`, or `upstream`: one of the two")
+            raise ValueError("a model needs `path` or `upstream`, not both")
         if self.upstream is not None and self.train:
-            raise ValueError("a model that is upstream cannot be trained here: say `train = false`")
+            raise ValueError("an upstream model cannot be trained: set `train = false`")
         return self
 
 
@@ -73,4 +73,4 @@ class SamplingSettings(Section):
     top_p: Bounds = Bounds(max=1.0)
     seed: Literal["keep", "ignore"] = "keep"
     default_temperature: float = Field(1.0, ge=0, le=2)
-    """For requests that name none."""
+    """The temperature of requests that name none."""

@@ -58,7 +58,7 @@ class RoutingSettings(Section):
     """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
     "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
     waiting_above: int = Field(2, ge=0, le=65_536)
-    """So many calls may wait in an engine's own queue before some move."""
+    """The number of calls that may wait in an engine's own queue before some move."""
     gap_above: float = Field(2.0, ge=1, le=1000)
     """Calls begin to move once the fastest engine samples this many times more than the slowest."""
     gap_until: float = Field(1.2, ge=1, le=1000)
@@ -78,7 +78,7 @@ class RoutingSettings(Section):
     @model_validator(mode="after")
     def _gap_closes(self) -> Self:
         if self.gap_until > self.gap_above:
-            raise ValueError("gap_until must not exceed gap_above: calls would move to and fro")
+            raise ValueError("gap_until must not exceed gap_above: calls would move back and forth")
         return self
 
 
@@ -95,14 +95,14 @@ class NodeSettings(Section):
     engines: int = Field(0, ge=0, le=256)
     """The number of engines to start there, as `[engine]` says; they are called NAME-0, NAME-1, ..."""
     urls: tuple[str, ...] = ()
-    """Instead of `engines`: the URLs of engines that are there already."""
+    """The URLs of engines that run already, instead of `engines`."""
     model: str | None = None
     """Which model its engines run; the first trained one, if none is named."""
 
     @model_validator(mode="after")
     def _engines_can_be(self) -> Self:
         if self.engines and self.urls:
-            raise ValueError("`engines` are started, `urls` are there already: one of the two")
+            raise ValueError("set `engines` (started here) or `urls` (already running), not both")
         if (self.engines or self.urls) and "rollout" not in self.tags:
             raise ValueError("engines need the tag 'rollout': without it they would never wake")
         return self
@@ -117,7 +117,7 @@ class LendingSettings(Section):
     """`[lending]`: nodes with the tags `rollout` and `train`, which sample while their trainer waits (docs/scheduler.md)."""
 
     enabled: bool = True
-    """If false, the engines of these nodes never wake."""
+    """False: the engines of these nodes never wake."""
     margin_s: float = Field(1.0, ge=0, le=3600)
     """The margin by which the predicted wait must exceed the measured cost of the switch before a node is lent, and by which a
     lent node is called back early."""
@@ -139,7 +139,7 @@ class LendingSettings(Section):
     @model_validator(mode="after")
     def _pinned_calls_end_in_time(self) -> Self:
         if self.grace_s > self.deadline_s / 2:
-            raise ValueError("pinned_s must be no more than half of deadline_s: then the engine is killed")
+            raise ValueError("pinned_s must be at most half of deadline_s, after which the engine is killed")
         return self
 
     @property

@@ -44,7 +44,7 @@ class StoreSettings(Section):
     max_pending: int = Field(10_000, ge=1)
     """Writes that may wait for the database before calls are refused with 503."""
     read_wait_s: Seconds = 10.0
-    """How long a read waits for a database that is away, before it is refused with 503; and a start or a stop of the gateway."""
+    """How long a read, a start and a stop of the gateway wait for an unreachable database; the read is then refused with 503."""
 
 
 class RetentionSettings(Section):
@@ -91,7 +91,7 @@ class BusSettings(Section):
     """`[bus]`: what is hot, shared between gateway processes, and may be lost."""
 
     url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
-    """`redis://HOST:PORT/N`; `memory://` is this process alone: a call whose process dies is then begun anew by its retry."""
+    """`redis://HOST:PORT/N`; `memory://` is this process alone: the retry of a call whose process died then starts it again."""
     prefix: str = Field("headgate", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """The prefix of all keys' names: gateways that share a server but no store need different ones."""
     timeout_s: float = Field(0.5, ge=0.01, le=10)

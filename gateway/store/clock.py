@@ -1,6 +1,6 @@
 """The database's clock, the only one that processes on several hosts have in common.
 
-Moments that one process writes and another compares are told by it; a process's own clocks measure durations alone.
+Times that one process writes and another compares come from this clock; a process's own clocks measure durations alone.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Owns the writer's connection. Everything here runs in the writer's thread and bl
   lost to others.)
 - **A function may run more than once**: after a lost connection, a deadlock, or the failure of a write beside it. What it did to
   the database before is gone then; it must do nothing else.
-- **Outages.** While the database is away the group waits, and with it all that come later: their order is kept.
+- **Outages.** While the database cannot be reached the group waits, and with it all later ones: their order is kept.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Again(Exception):
     """The transaction must be run again."""
 
     def __init__(self, error: Exception, *, away: bool, results: list[Any] | None) -> None:
-        """`results`: what its writes answered, if it was to be committed and nobody knows whether it was."""
+        """`results`: the writes' results, if a commit was attempted and its outcome is unknown."""
         super().__init__(error)
         self.error = error
         self.away = away
@@ -103,7 +103,7 @@ class Committer:
         self._stop_at: float | None = None
         self._away_since: float | None = None
         self.full = False
-        """The database is away because its disk has no room left."""
+        """True if writes wait because the database's disk is full."""
         self._busy_since: float | None = None
 
     @property
@@ -205,13 +205,13 @@ class Committer:
         self.full = is_full(again.error)
         if again.away and self._away_since is None:
             self._away_since = time.monotonic()
-            why = "has no room left on its disk" if self.full else "is away"
+            why = "has a full disk" if self.full else "cannot be reached"
             log.error("the database %s, writes wait for it: %s", why, _short(again.error))
         time.sleep(delay)
 
     def _is_back(self) -> None:
         if self._away_since is not None:
-            log.warning("the database is back after %.1f s", time.monotonic() - self._away_since)
+            log.warning("the database can be written again after %.1f s", time.monotonic() - self._away_since)
             self._away_since, self.full = None, False
 
     def _drop(self) -> None:
@@ -222,7 +222,7 @@ class Committer:
             self._connection.invalidate()
             self._connection.close()
         except Exception as error:
-            log.warning("a connection was given up: %s", _short(error))
+            log.warning("a connection to the database was closed after an error: %s", _short(error))
         self._connection = None
 
 
@@ -260,7 +260,7 @@ def _short(error: Exception) -> str:
 
 def _unknown() -> Unavailable:
     return Unavailable(
-        "the gateway stopped while the database was away: it is not known whether this was stored",
+        "the gateway stopped while the database could not be reached: it is not known whether this was stored",
         retry_after=10.0,
         code="store_down",
     )

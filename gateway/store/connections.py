@@ -201,7 +201,7 @@ def delays() -> Iterator[float]:
 
 def give_back(url: str) -> None:
     """Gives the space of what was deleted back to the file system (SQLite: all of it, while nobody else uses the database;
-    PostgreSQL: what is at the ends of tables, and the rest to their next rows), and counts anew what planners go by.
+    PostgreSQL: what is at the ends of tables, and the rest to their next rows), and updates the planners' statistics.
     """
     engine = connect(url, 1)
     try:

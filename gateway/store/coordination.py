@@ -1,4 +1,4 @@
-"""Statements about the coordinator: who it is, and that nobody who no longer is writes what only it may write.
+"""Statements that elect the coordinator, and that keep former coordinators from writing.
 
 All times are the database's, so that the clocks of the processes do not matter. A fence is given out once, ever.
 """
@@ -42,8 +42,8 @@ class Coordinator:
 def claim(connection: Connection, holder: str, url: str, lease_s: float, over: int | None) -> int | None:
     """Makes `holder` the coordinator, after the one with the fence `over`; answers its fence.
 
-    `over` None: after whoever is. 0: if nobody ever was. The answer None: another one was faster, or the lease of `over` was
-    renewed meanwhile.
+    `over`: the fence of the coordinator to succeed; None: any; 0: there never was one. Answers None if another was faster,
+    or if the lease of `over` was renewed meanwhile.
     """
     connection.info.pop(_CHECKED, None)
     values = {"holder": holder, "url": url, "deadline": NOW + lease_s}

@@ -5,7 +5,7 @@ submitted, many in one transaction (group commit, see commits.py): durability co
 fails is taken back alone, and only its submitter hears of it. Reads run in a few threads of their own, each on one snapshot. The
 event loop is woken once per transaction.
 
-While the database is away, writes wait, in their order; reads are tried again for `[store] read_wait_s`.
+While the database cannot be reached, writes wait, in their order; reads are tried again for `[store] read_wait_s`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """Commits what was submitted and disconnects. What a database that is away does not take in time fails."""
+        """Commits the submitted writes and disconnects. Writes that an unreachable database does not take in time fail."""
         if self._open:
             self._open = False
             self._committer.stop(self._settings.read_wait_s)
@@ -105,7 +105,7 @@ class Database:
         self.check_write()
         if self._committer.full:
             raise Unavailable(
-                "the database has no room left on its disk ([store] url): make some; what has begun is recorded then",
+                "the disk of the database ([store] url) is full: free some space; requests in progress are recorded then",
                 retry_after=10.0,
                 code="store_full",
             )
@@ -113,9 +113,17 @@ class Database:
     def check_write(self) -> None:
         """Raises Unavailable if a write would be refused now. What has begun may write to a full disk, too: it waits."""
         if not self.healthy:
-            raise Unavailable("the database writer has ended", retry_after=10.0, code="store_down")
+            raise Unavailable(
+                "the thread that writes to the database has ended: restart the gateway",
+                retry_after=10.0,
+                code="store_down",
+            )
         if self._waiting >= self._settings.max_pending:
-            raise Unavailable("the database is too far behind", retry_after=5.0, code="store_busy")
+            raise Unavailable(
+                "too many writes wait for the database ([store] max_pending)",
+                retry_after=5.0,
+                code="store_busy",
+            )
 
     def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
         """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait.
@@ -166,7 +174,7 @@ class Database:
         while not (await asyncio.wait([reading], timeout=self._settings.read_wait_s))[0]:
             if not self.reachable:
                 reading.add_done_callback(_forget)
-                raise self._given_up(TimeoutError("it stands still"))
+                raise self._given_up(TimeoutError("the database did not respond"))
         return reading.result()
 
     def _given_up(self, error: Exception) -> Unavailable:

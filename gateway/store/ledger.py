@@ -31,7 +31,7 @@ def newest_fence(connection: Connection, model: str) -> int:
 
 
 def held_lease(connection: Connection, model: str) -> dict[str, Any] | None:
-    """The lease of a model that nobody has ended, with the seconds that are left of it: `left_s` (negative: none)."""
+    """The open lease of a model, with its remaining seconds: `left_s` (negative: it has expired)."""
     left = (LeaseRow.deadline - NOW).label("left_s")
     query = select(*LeaseRow.__table__.c, left).where(LeaseRow.model == model, LeaseRow.state == "held")
     row = connection.execute(query.order_by(LeaseRow.fence.desc()).limit(1)).mappings().first()

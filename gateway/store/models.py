@@ -165,7 +165,7 @@ class ExchangeRow(Base):
 
 
 class RetryRow(Base):
-    """The call that answers a request whose retry was begun anew, while earlier calls may still run elsewhere."""
+    """The call that answers a request whose retry was started again, while earlier calls may still run elsewhere."""
 
     __tablename__ = "retries"
 

@@ -99,7 +99,7 @@ def _first_line(error: DBAPIError) -> str:
 def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
     where = f"[store] url = {without_password(settings.url)!r}"
     if is_full(error):
-        return f"{where}: there is no room left on the database's disk ({_first_line(error)}): make some, or name another place"
+        return f"{where}: the database's disk is full ({_first_line(error)}): free some space, or set another place"
     if is_away(error):
         return (
             f"{where}: the database cannot be reached (tried for {limit:g} s): {_first_line(error)}."

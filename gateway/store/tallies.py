@@ -1,6 +1,6 @@
 """Counts of episodes by model, mode, state and reason, kept so that no query scans all episodes.
 
-Invariant: whoever stores, changes or deletes episodes keeps the tallies in the same transaction. `recount` makes them anew, for
+Invariant: each transaction that stores, changes or deletes episodes updates the tallies. `recount` computes them again, for
 what a build that knew nothing of them has written meanwhile.
 """
 

@@ -24,8 +24,8 @@ Holder = tuple[str, str]
 """`episode`, `agent` or `project`, and its name."""
 _SWEEP_AT = 1024
 _WORDS = {
-    "too_many_calls": "has {calls} calls that are being answered ([limits.{kind}] calls)",
-    "too_many_tokens": "has used the {tokens} tokens of its minute ([limits.{kind}] tokens_per_minute)",
+    "too_many_calls": "has {calls} calls in progress ([limits.{kind}] calls)",
+    "too_many_tokens": "has used its {tokens} tokens per minute ([limits.{kind}] tokens_per_minute)",
 }
 
 

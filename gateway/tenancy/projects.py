@@ -81,5 +81,5 @@ class Projects:
         )
 
     def _owns(self, project: str, model: str) -> bool:
-        """A model that several projects share is nobody's to run: its engines carry the calls of all of them."""
+        """True if only this project has the model. Projects cannot operate shared models, whose engines carry other calls too."""
         return self._of[model] == {project}

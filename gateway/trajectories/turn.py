@@ -95,7 +95,7 @@ class Turn:
         self.spans = _split(self.spans, count)[0]
 
     def restart(self) -> None:
-        """Forgets everything: the call is begun anew."""
+        """Forgets everything, for the call starts again."""
         self.truncate(0)
         self.disputed = False
 

@@ -120,7 +120,7 @@ class EngineTable(Sized):
     env: dict[str, str] = Field({}, repr=False)
     start_s: Seconds = 300.0
     silent_s: Seconds = 60.0
-    """An engine that was well, and then is not for so long, is killed and started anew."""
+    """The time for which an engine that has answered may be unhealthy before it is killed and restarted."""
     stop_s: Seconds = 20.0
 
 
@@ -161,7 +161,7 @@ class RayTable(Section):
     wait_s: Seconds = 60.0
     """Seconds that nodes may take to appear, and a placement to be made."""
     open: bool = False
-    """True: a cluster without token authentication is accepted, where whoever reaches it can run anything."""
+    """True: a cluster without token authentication is accepted, on which everybody who reaches it can run anything."""
 
 
 class ElasticTable(Section):
@@ -253,7 +253,7 @@ class ClusterFile(Section):
 
     @property
     def unlent(self) -> frozenset[str]:
-        """Tags of which the gateway is told nothing: nobody claims such nodes, so their engines shall not wait for that."""
+        """Tags that are kept from the gateway: no trainer claims such nodes, so their engines must not wait for a claim."""
         if self.trainer is None:
             return frozenset({_TRAIN})
         claims = self.trainer.config is not None if self.trainer.claims is None else self.trainer.claims

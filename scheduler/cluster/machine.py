@@ -49,7 +49,7 @@ class LocalLauncher:
     async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """Does nothing: whoever started a process stops it."""
+        """Does nothing: each process is stopped by its starter."""
 
     async def seen(self) -> list[Seen]:
         return list(self._nodes)

@@ -1,7 +1,7 @@
 """Tells the gateway which nodes and engines there are, and asks it how training goes.
 
 Owns one connection pool to the admin API, and the names under which it has put engines there. What the gateway has is compared
-with what it should have, so a gateway that was started anew is told everything again. A gateway that does not answer is asked
+with what it should have, so a restarted gateway is told everything again. A gateway that does not answer is asked
 again later.
 """
 

@@ -1,7 +1,7 @@
 """`scheduler run`: a whole cluster from one file, started, tended and ended.
 
 Owns everything that runs: the gateway, here; engines and the trainer's ranks where `tags` places them. Every look compares what
-should run with what does, so nodes that join and leave, engines that die and a gateway that was started anew are all the same
+should run with what does, so nodes that join and leave, engines that die and a gateway that was restarted are all the same
 case. Invariants: engines are registered with the gateway while they answer and not otherwise; everything ends in the order
 trainer, gateway, engines; nothing is left when `run` is over.
 """
@@ -93,7 +93,7 @@ class Supervisor:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def _heed_signals(self) -> None:
-        """Again once the launcher is open: Ray's driver puts handlers of its own in their place, which abort the process."""
+        """Installs the signal handlers; once more when the launcher is open, for Ray's driver replaces them by its own."""
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 

@@ -16,7 +16,7 @@ Invariants, after every event:
   are not too old;
 - where `max_age` is a number, no group enters batch b whose version is less than b - `max_age`.
 
-Nobody knows in advance in which batch a group will be. `Admit.buffer` is the one it will be in if groups finish in the order in
+The batch of a group is not known in advance. `Admit.buffer` is the one it will be in if groups finish in the order in
 which they start and none is dropped. `Occupied` tells the one it is in.
 """
 

@@ -37,5 +37,5 @@ class Roll(GroupQueue):
         return group.version
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """No older group runs."""
+        """True if no older group runs."""
         return group.version <= self.oldest_running()

@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 BITS = 12
-"""Tokens are hashed to so many."""
+"""Tokens are hashed to so many bits."""
 _MOST = 1024
 """Tasks whose prompts are kept: those that came last."""
 _POWERS = 2, 4, 8
 """Candidate exponents by which similar prompts count more than others; each is twice the one before."""
 _AT = 0.1
-"""Beside a single prompt that is so much alike, what is not known counts as much as it does."""
+"""The similarity at which a single known prompt counts as much as the prior."""
 
 
 class Alike:
-    """The prompts of tasks, one each, and what is known of their calls."""
+    """The prompts of tasks, one each, and how much longer their calls were than others."""
 
     width = 2 * len(_POWERS) + 1
 

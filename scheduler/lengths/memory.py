@@ -57,13 +57,13 @@ class Means:
 
 
 class Threshold:
-    """Above which scores the newest `share` of all lie: a quantile of the last `window` of them.
+    """Tells which scores are among the highest `share` of the last `window` scores.
 
-    Scores that are equal to it are not above, so where all are equal none is.
+    Scores that are equal to that quantile are not above it, so where all are equal none is.
     """
 
     def __init__(self, share: float, window: int = 1000, least: int = 20) -> None:
-        """Before `least` scores were seen, none is above."""
+        """`least`: the number of scores before which none counts as above the threshold."""
         self._share = share
         self._window = window
         self._least = least

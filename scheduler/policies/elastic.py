@@ -67,7 +67,7 @@ def _measured(watch: Watch, now: float) -> Measured | None:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """`steps` in a row must say the same before a unit is added; after that, counting begins anew."""
+    """`steps` in a row must say the same before a unit is added; after that, counting starts again."""
 
     steps: int = 3
     agreed: int = 0

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LendingSettings:
-    """Seconds, but for `lead`."""
+    """All in seconds, except for `lead`."""
 
     enabled: bool = True
     """False: the engines of such a node never wake."""
@@ -67,7 +67,7 @@ class Lendable:
     """A node that its trainer has no use for now."""
 
     wait_s: float
-    """Predicted, until the batch is whole; infinite: nobody can say, or no trainer waits."""
+    """Predicted seconds until the batch is whole; infinite: unknown, or no trainer waits."""
     calls: int
     """Calls that run or wait."""
     awake: int

@@ -21,7 +21,7 @@ class Limit:
 
     @property
     def none(self) -> bool:
-        """Nothing is limited."""
+        """True if nothing is limited."""
         return self.calls is None and self.tokens_per_minute is None
 
 
@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call may not begin, and after how many seconds it may be worth another try."""
+    """The reason why a call may not begin, and the seconds after which it may be worth another try."""
 
     reason: str
     """`too_many_calls` or `too_many_tokens`."""

@@ -3,7 +3,7 @@
 Two reasons to interrupt, the first that there is:
 
 - more than `waiting_above` calls wait in an engine's own queue, while another engine has room. Those with the fewest tokens go
-  first, the last placed among equals: whatever a call has must be computed anew where it goes, so they cost least, and they are
+  first, the last placed among equals: whatever a call has must be computed again where it goes, so they cost least, and they are
   the ones that stand in an engine's queue;
 - engines are unequally fast. StaleFlow's rule: an engine samples more than `gap_above` times what another does; calls with the
   fewest tokens go from the fastest to the slowest, the second fastest to the second slowest and so on, until the gap is below
@@ -11,7 +11,7 @@ Two reasons to interrupt, the first that there is:
   place: a call goes from one of the slowest engines to one of the fastest if it adds `gap_until` times as much there, in what
   calls count times their speed, less what its prefill costs there if it samples as much again as it has. Those that count most
   go first, of these the longest: they keep a batch waiting, and beside that a prefill is cheap. The sum over all calls grows
-  with every move, so none goes to and fro.
+  with every move, so no call moves back and forth.
 
 A call whose sampler has a state never moves, and none to an engine of a version below its V.
 """
@@ -45,7 +45,7 @@ class MigrationSettings:
         if self.waiting_above < 0 or self.at_once < 1:
             raise ValueError("waiting_above is at least 0, at_once at least 1")
         if not 1.0 <= self.gap_until <= self.gap_above:
-            raise ValueError("gap_until is at least 1 and at most gap_above: calls would move to and fro")
+            raise ValueError("gap_until must be from 1 to gap_above: calls would move back and forth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Movable:
 
 
 class _Plan:
-    """The engines as they will be, and who is told to go. They are copied when somebody goes: in most seconds nobody does."""
+    """The engines as they will be, and the calls that move. They are copied when a call moves: in most seconds none does."""
 
     def __init__(self, engines: Iterable[OpenEngine], settings: MigrationSettings) -> None:
         self.engines = list(engines)

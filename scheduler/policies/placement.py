@@ -34,7 +34,7 @@ from scheduler.policies.throughput import EngineModel
 Rule = Literal["cached", "gain"]
 _LOOKED_AT = 4
 _STAY = 256
-"""Tokens that a call is still to sample, where nobody knows."""
+"""The assumed number of tokens still to come, where there is no prediction."""
 _DRIFT = 0.02
 """The weight of every new call in the typical length."""
 _MOST_LATE = 4
@@ -62,7 +62,7 @@ class EngineRequest(Protocol):
 
     @property
     def expected(self) -> int:
-        """Tokens still to come; 0: nobody knows."""
+        """The predicted number of tokens still to come; 0: unknown."""
         ...
 
     @property
@@ -302,7 +302,7 @@ class Engines:
             engine.kv, engine.waiting = max(kv, engine.floor), waiting
 
     def refile(self) -> None:
-        """Orders all engines anew."""
+        """Orders all engines again."""
         self._heaps.clear()
         for engine in self.open.values():
             engine.stamp = next(self._stamps)

@@ -11,15 +11,15 @@ Verdict = Literal["passed", "indistinct", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """All gaps are means over the probe's tokens, in nats."""
+    """The result of a probe. All gaps between log-probabilities are means over the probe's tokens, in nats."""
 
     verdict: Verdict
     gap: float
-    """Between the engine and the expected version."""
+    """The gap between the engine and the expected version."""
     parent_gap: float | None
-    """Between the engine and the parent version."""
+    """The gap between the engine and the parent version."""
     distance: float | None
-    """Between the two versions themselves."""
+    """The gap between the two versions themselves."""
     margin: float | None
     """(parent_gap - gap) / distance: 1 for the expected weights, -1 for the parent's."""
 

@@ -37,7 +37,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """An episode's final reward is there. `value` is what groups of equal rewards are told by."""
+    """An episode has its final reward. Groups of equal rewards are those whose `value` is equal."""
 
     episode_id: str
     value: float | None = None

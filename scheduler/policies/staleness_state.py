@@ -120,7 +120,7 @@ class GroupRow:
                 return [MemberDropped(episode_id, reason)]
 
     def join_refusal(self, size: int, spare_members: int = 0) -> RefuseReason | None:
-        """Why no further member may join as one of a group of `size`; None: it may."""
+        """The reason why no further member may join a group of `size`; None if one may."""
         if self.state != "reserved":
             return "group_finished"
         if self.size != size:

@@ -53,7 +53,7 @@ class VirtualClock:
         return self._now
 
     def advance_to(self, time: int) -> None:
-        """Raises ValueError if `time` has passed."""
+        """Moves the clock forward. Raises ValueError if `time` has passed."""
         if time < self._now:
             raise ValueError(f"the clock is at {self._now}: it cannot go back to {time}")
         self._now = time

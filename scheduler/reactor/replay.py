@@ -84,7 +84,7 @@ class ReplayReport:
 
     @property
     def difference(self) -> Difference | None:
-        """The first one."""
+        """The first difference of all runs; None if there is none."""
         return next((run.difference for run in self.runs if run.difference is not None), None)
 
     @property

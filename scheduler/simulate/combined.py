@@ -34,7 +34,7 @@ MODEL = "model"
 MACHINE = 8
 """GPUs of a machine: a node, which is lent as a whole."""
 _RENEW_S = 10
-"""A trainer that holds its nodes says so this often."""
+"""Seconds between the claims by which a trainer keeps its nodes."""
 _FLEET_STEPS = ("launch", "sleep", "stop", "wake")
 _AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep", "stop": "asleep"}
 """The state of an engine after a step that takes time."""
@@ -207,7 +207,7 @@ class Combined:
         self._do_all(world)
 
     def on_published(self, world: World, version: int) -> None:
-        """A version is there."""
+        """Handles a published version."""
         self._hosting.inject(self._update.published, Published(version))
         self._do_all(world)
 

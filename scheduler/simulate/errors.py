@@ -12,4 +12,4 @@ class ScenarioError(SimulationError):
 
 
 class Stalled(SimulationError):
-    """Nothing can happen any more and the last batch was not trained: a policy waits for ever."""
+    """The simulation has no more events, and the last batch was not trained: a policy waits for ever."""

@@ -22,7 +22,7 @@ class Foresight:
         self._ordered: list[int] = []
 
     def expect(self, rank: float) -> tuple[int, bool]:
-        """Tokens of a call of this rank (0 to 1, the longest), and whether it is a tail; (0, False) while nobody knows."""
+        """The tokens of a call of this rank (0 to 1, the longest), and whether it is a tail; (0, False) while unknown."""
         count = len(self._ordered)
         if count < self._least:
             return 0, False

@@ -1,7 +1,7 @@
 """The files that were settled before headgate's own policy was tuned: coefficients, baselines, and the grid of scenarios.
 
-`digest` is over their bytes. Its value is held by tests/unit/simulate/test_frozen.py; whoever changes one of these files
-says there why, and runs every policy again.
+`digest` is over their bytes. Its value is held by tests/unit/simulate/test_frozen.py; a change of one of these
+files is explained there, and every policy is run again.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class _Trainer:
     """The time in seconds since 1970."""
 
     def ended(self, step: Step) -> None:
-        """Steps grow in number and time; what does not is of a ledger that began anew, or of no length."""
+        """Adds a step that is later in number and time; others have no length, or belong to a ledger that was started again."""
         if not self.steps or (step.number > self.steps[-1].number and step.end_s > self.steps[-1].end_s):
             self.steps.append(step)
 

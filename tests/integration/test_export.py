@@ -132,10 +132,10 @@ async def test_pandas_reads_the_file(values: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--batches", "3"], "two numbers"),
-        (["--batches", "a:b"], "two numbers"),
-        (["--batches", "1:2", "--all"], "--all takes every batch"),
-        (["--format", "csv"], "parquet is the only one"),
+        (["--batches", "3"], "two batch numbers"),
+        (["--batches", "a:b"], "two batch numbers"),
+        (["--batches", "1:2", "--all"], "--all exports every batch"),
+        (["--format", "csv"], "the only format is parquet"),
         (["--model", "nobody"], "no trained model 'nobody'"),
         ([], "no database at"),
     ],
@@ -192,7 +192,7 @@ async def test_the_tables_are_printed_from_a_running_gateway(gateway: RunningGat
     assert "admitted to batch 1" in told.output
     unknown = await gateway_command("episodes", "why", "ep-nobody", "--gateway", gateway.url)
     assert unknown.exit_code == 1
-    assert "nothing is known of an episode 'ep-nobody'" in unknown.output
+    assert "no decision is recorded for an episode 'ep-nobody'" in unknown.output
 
 
 async def test_a_gateway_that_is_not_there_is_said(unused_port: int) -> None:

@@ -8,13 +8,15 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from examples.frozen_lake import tasks, teacher
+from examples.frozen_lake.walks import Walk, Walker
 from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
-from trainer.data.conversations import Rows, spoken
+from trainer.data.conversations import END, Rows, spoken
 
 AGENT = "examples.frozen_lake.agent:solve"
 LAKE = {"task_id": "lake", "map": ["SFFH", "HFHF", "FFHF", "HFFG"]}
@@ -81,6 +83,33 @@ async def test_a_crossing_is_one_path_whose_tool_results_are_not_trained(model: 
             "left: ice, down: edge, right: goal, up: hole",
         ]
         assert all(seen in text for seen, text in zip(around, views, strict=True))
+
+
+async def test_a_walk_without_an_engine_has_the_tokens_that_the_gateway_records(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    says = [tokenizer.encode(call(way) + END, add_special_tokens=False).ids for way in ACROSS]
+
+    def certain(walks: list[Walk]) -> torch.Tensor:
+        [walk] = walks
+        logprobs = torch.full((1, tokenizer.get_vocab_size()), -torch.inf)
+        logprobs[0, says[len(walk.logprobs) - 1][len(walk.turns[-1])]] = 0.0
+        return logprobs
+
+    walker = Walker(model, seed=1)
+    monkeypatch.setattr(walker, "_next", certain)
+    [walk] = walker.walk([LAKE["map"]])
+    async with scripted_gateway(model, tmp_path) as (gateway, engine):
+        outcome = await play(gateway, engine, AGENT, LAKE, [call(way) for way in ACROSS])
+        assert outcome.episode_id is not None
+        nodes = await nodes_of(gateway, outcome.episode_id)
+
+    trained = walk.episode("walk", version=0)
+    assert trained.reward == outcome.reward == 1.0
+    assert [(bool(n.sampled), n.ids.tolist()) for n in trained.nodes] == [
+        (bool(n["sampled"]), n["ids"]) for n in nodes
+    ]
 
 
 @pytest.mark.parametrize(

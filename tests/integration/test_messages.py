@@ -287,7 +287,7 @@ async def test_errors_are_the_sdks_own(scripted: tuple[RunningGateway, ScriptedE
             anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > 2047 maximum"
         ):
             await ask(client, {"role": "user", "content": "x" * 3000})
-        with pytest.raises(anthropic.BadRequestError, match="'elsewhere' is upstream"):
+        with pytest.raises(anthropic.BadRequestError, match="'elsewhere' is an upstream model"):
             await ask(client, HI, model="elsewhere")
         with pytest.raises(anthropic.NotFoundError) as unknown:
             await ask(client, HI, model="claude-nobody", stream=True)

@@ -99,11 +99,11 @@ async def test_a_gateway_without_settings_refuses_what_makes_nan_of_weights(gate
 @pytest.mark.parametrize(
     ("answer", "call_reward", "words"),
     [
-        (5.0, None, "value: 5 is no reward here: [rewards] allows -1 to 2"),
+        (5.0, None, "value: the reward 5 is not allowed: [rewards] allows -1 to 2"),
         (1e308, None, "[rewards]"),
         (True, None, "a number, not True"),
         ("0.5", None, "a number, not '0.5'"),
-        (1.5, 1.0, "the sum of the grade and of what was posted on calls: 2.5"),
+        (1.5, 1.0, "the sum of the grade and of the rewards posted on calls: the reward 2.5 is not allowed"),
     ],
 )
 async def test_a_grade_out_of_bounds_drops_the_episode_and_says_why(

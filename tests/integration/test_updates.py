@@ -197,5 +197,5 @@ async def test_how_an_update_ended_is_the_next_coordinators_affair(
         await until(lambda: not running, "the update is over")
         gc.collect()  # a task tells of an error that nobody asked for when it goes
         assert (await gateway.model.versions.version(1))["state"] == "updating"
-    assert "version 1 of demo is another coordinator's affair" in caplog.text
+    assert "version 1 of demo was left to the new coordinator" in caplog.text
     assert "never retrieved" not in caplog.text

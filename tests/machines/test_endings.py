@@ -41,7 +41,7 @@ class Trouble(HandDatabase):
     def check_write(self) -> None:
         self.asked += 1
         if self.first <= self.asked < self.first + self.times:
-            raise Unavailable("the database is too far behind", retry_after=5.0, code="store_busy")
+            raise Unavailable("too many writes wait for the database", retry_after=5.0, code="store_busy")
 
 
 class RunningCall:

@@ -359,9 +359,9 @@ async def test_tokens_are_drawn_from_the_agent_and_from_its_project() -> None:
     limits = _limits("/m", clock)
     with limits.admit(Caller("", "demo", None, "a")) as ticket:
         ticket.draw(300)
-    with pytest.raises(Busy, match="this agent has used the 100 tokens"):
+    with pytest.raises(Busy, match="this agent has used its 100 tokens"):
         limits.admit(Caller("", "demo", None, "a"))
-    with pytest.raises(Busy, match="this project has used the 250 tokens") as busy:
+    with pytest.raises(Busy, match="this project has used its 250 tokens") as busy:
         limits.admit(Caller("", "demo", None, "b"))
     assert busy.value.retry_after >= 12  # a debt of 50, at 250 a minute
     clock.now += 13

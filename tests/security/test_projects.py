@@ -257,9 +257,9 @@ async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
                 "admin": {"key": ROOT},
                 "projects": {n: {"key": f"0123456789abcdef{n}", "models": ["demo"]} for n in ("p", "q")},
             },
-            "one may have it",
+            "it may be in only one",
         ),
-        ({"admin": {"key": ROOT}, "projects": {"p": {"key": ROOT, "models": ["demo"]}}}, "a key of its own"),
+        ({"admin": {"key": ROOT}, "projects": {"p": {"key": ROOT, "models": ["demo"]}}}, "two of the keys"),
         (
             {"admin": {"key": ROOT}, "projects": {"p": {"key": "0123456789abcdef", "models": ["x"]}}},
             "no model",

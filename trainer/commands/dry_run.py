@@ -30,7 +30,7 @@ class Pass:
     """One micro-batch for each share of the ranks, forwards and backwards."""
 
     version: int
-    """Of the weights: 0 for the initial ones, else the newest checkpoint's."""
+    """The version of the weights: 0 for the initial ones, else the newest checkpoint's."""
     tokens: int
     seconds: float
     grad_norm: float
@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a dry run found."""
+    """The findings of a dry run."""
 
     memory: MemoryPlan
     vocabulary: int | None
@@ -63,7 +63,7 @@ class DryRun:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report for people, line by line."""
         yield from self.memory.lines()
         if self.computed is None:
             yield "shapes alone: no weights were read, and nothing was computed"
@@ -100,7 +100,7 @@ def _tokenizer(settings: Settings) -> int:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         if not tokenizer("hello")["input_ids"]:
             # Without its files, transformers makes one that knows no text.
-            raise ValueError("its files are not there")
+            raise ValueError("its files are missing")
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise ConfigError(f"[model] path = {str(path)!r}: its tokenizer cannot be read: {why}") from error
@@ -148,7 +148,7 @@ def _node(index: int, ids: Any, version: int, *, sampled: bool) -> Node:
 
 
 async def _gateway(settings: GatewaySettings) -> str:
-    """What the gateway says, or that it is away; a run would wait for it."""
+    """The gateway's answer, or that it does not answer; a run would wait for it."""
     if settings.url is None:
         return f"{settings.config}: the run would start it"
     try:

@@ -19,7 +19,7 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
     CheckpointError without a checkpoint, and ConfigError if `out` exists, or there is no adapter.
     """
     if out.exists():
-        raise ConfigError(f"{out} exists; an export overwrites nothing")
+        raise ConfigError(f"{out} exists; name another --out, or remove it")
     if adapter and settings.model.lora is None:
         raise ConfigError(
             "--adapter: the run has no [model.lora], all of its weights are trained; leave it out"

@@ -21,11 +21,11 @@ _UNITS = {"": 1, "GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a run needs on each rank, and how it becomes less."""
+    """The memory that a run needs on each rank, and the changes that save some."""
 
     ranks: int
     weights: int
-    """Of the model, trained or not."""
+    """The number of the model's weights, trained or not."""
     prediction: Prediction
     memory: int | None
     """Bytes of one device; None if none were named."""
@@ -75,8 +75,8 @@ def plan(settings: Settings, ranks: int | None = None, memory: int | None = None
     mesh = settings.parallel
     if mesh.tensor > 1:
         raise ConfigError(
-            f"[parallel] tensor = {mesh.tensor}: what matrices weigh that ranks share cannot be predicted; plan"
-            " with shard in its place"
+            f"[parallel] tensor = {mesh.tensor}: the memory of tensor-parallel layers is not predicted; plan"
+            " with `shard` instead"
         )
     count = ranks or math.lcm((mesh.shard or 1) * mesh.replicate, mesh.context)
     parallel.check(mesh, count)

@@ -46,7 +46,7 @@ class Ratios:
 
 
 def outside_trust_region(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Where the PPO clip takes the gradient away: the ratio has already moved past a bound in the advantage's direction.
+    """True where the PPO clip removes the gradient: the ratio has already moved past a bound in the advantage's direction.
 
     Bool, the shape of `ratio`. Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); separate bounds:
     Yu et al., "DAPO" (2025). `clip_low` 1 and `clip_high` infinity are no bounds.

@@ -33,7 +33,7 @@ CANDIDATE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """What one optimizer step is made of, or, if the batch streams, the end of it."""
+    """The micro-batches of one optimizer step, or, if the batch streams, the last of them."""
 
     micros: list[MicroBatch]
     normaliser: float
@@ -42,7 +42,7 @@ class Minibatch:
 
 @dataclass(slots=True)
 class Counts:
-    """What one rank has found out about the micro-batches that it computed."""
+    """The counts of the micro-batches that one rank computed."""
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     gap_max: float = 0.0
@@ -66,16 +66,16 @@ class Batch:
         keep: Keep | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
-        not 0. `share`: whether the attention can compute common prefixes once. `keep`: what is wanted to be looked at."""
+        not 0. `share`: whether the attention can compute common prefixes once. `keep`: the parts to keep for reports."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
         self.kls: list[float] = []
         """The divergence from the reference of each episode, which `kl = "k1"` takes off its reward; not yet times `kl_coef`."""
         self.equal_groups = 0
-        """Groups whose rewards are all equal, and which therefore teach nothing."""
+        """The number of groups whose rewards are all equal, so that they have no advantages."""
         self.trained = 0
-        """Tokens."""
+        """Trained tokens."""
         self.skipped = 0
         """Tokens that could be trained, of groups that have no gradient."""
         self.computed = 0
@@ -133,7 +133,7 @@ class Batch:
         return [self._minibatch(every[a:b]) for a, b in itertools.pairwise(cuts)]
 
     def _credited(self) -> list[tuple[Group, list[Credit]]]:
-        """The groups that wait, with the advantages of each episode's nodes; none waits any more."""
+        """Takes all waiting groups, with the advantages of each episode's nodes."""
         groups, divergences = zip(*self._waiting, strict=True) if self._waiting else ((), ())
         self._waiting = []
         found = credit.advantages(groups, self._algorithm, self._credit, divergences)

@@ -47,7 +47,7 @@ class ChatTemplate:
         stops = _stops(model, tokenizer)
         if not stops:
             raise ConfigError(
-                f"[model] path = {str(model)!r}: nothing says at which token a reply ends (eos)"
+                f"[model] path = {str(model)!r}: no token ends a reply (eos_token, eos_token_id)"
             )
         return cls(tokenizer, stops, arguments)
 
@@ -68,7 +68,7 @@ class ChatTemplate:
             nodes.append(_node(nodes, said, True, sampled=message.get("weight", 1) != 0))
             path = prompt + said
         if not any(node.sampled for node in nodes):
-            raise ValueError("the assistant says nothing that is to be learnt")
+            raise ValueError("no assistant message is to be learnt")
         return tuple(nodes)
 
     def _check(self, messages: Sequence[Message]) -> None:

@@ -1,4 +1,4 @@
-"""What a batch keeps to be looked at: some of its groups, and what the step's own passes said of its tokens.
+"""The parts of a batch that are kept for reports: some of its groups, and the figures that the step's passes gave its tokens.
 
 Pure: no I/O, no model; nothing is computed for it that the step does not need.
 """
@@ -29,12 +29,12 @@ class Keep:
     groups: int = 0
     """Groups, a sample of the batch's."""
     tokens: bool = False
-    """Whether to keep all groups, and figures of each trained token."""
+    """True to keep all groups, and the figures of each trained token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was said of the trained tokens of one micro-batch; arrays have shape (trained,)."""
+    """The figures of the trained tokens of one micro-batch; arrays have shape (trained,)."""
 
     episodes: tuple[str, ...]
     sequences: Array
@@ -44,9 +44,9 @@ class Figures:
     positions: Array
     """int64: the number of tokens before it on its path."""
     logprobs: Array
-    """Under the weights that are trained, in nats."""
+    """The log-probabilities under the weights that are trained, in nats."""
     entropy: Array
-    """Of the distribution that the token was drawn from, in nats."""
+    """The entropy of the distribution that the token was drawn from, in nats."""
     advantages: Array
     weights: Array
     """The importance weight; 0 where a mask leaves the token out."""
@@ -59,7 +59,7 @@ class Figures:
     def of(
         cls, micro: MicroBatch, logprobs: Tensor, entropy: Tensor, by_token: Mapping[str, Tensor]
     ) -> Figures:
-        """`by_token` is that of the loss."""
+        """The figures of a pass. `by_token`: the loss's tensors by token."""
         tensors = {
             "sequences": micro.sequences,
             "nodes": micro.nodes,
@@ -82,12 +82,12 @@ class Figures:
 
 @dataclass(slots=True)
 class Kept:
-    """What is kept of one batch."""
+    """The kept parts of one batch."""
 
     keep: Keep
     groups: list[Judged] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
-    """Of all ranks."""
+    """The figures of all ranks."""
 
     def add(self, group: Group, credits: Sequence[Credit]) -> None:
         """Keeps the group, if it is wanted."""

@@ -95,7 +95,7 @@ class Packer:
             yield lay_out(leaving, share=self._share)
 
     def _units(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """What is not cut, in an order in which neighbours share most."""
+        """The sets of rows that must stay together, in an order in which neighbours share most."""
         if not self._whole:
             return [[row] for row in sorted(rows, key=_order)]
         episodes: dict[str, list[Row]] = defaultdict(list)

@@ -81,7 +81,7 @@ def read(paths: Sequence[Path]) -> dict[str, list[Task]]:
         except (OSError, ValueError) as error:
             raise ConfigError(f"tasks: {error}") from error
         if not tasks:
-            raise ConfigError(f"tasks: {path} has none")
+            raise ConfigError(f"tasks: {path} has no task")
         found[path.stem if stems[path.stem] == 1 else str(path)] = tasks
     if len(found) < len(paths):
         raise ConfigError("tasks: a file is named twice")

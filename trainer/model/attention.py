@@ -35,7 +35,7 @@ class Span:
 
 
 class Forest:
-    """Who sees whom in one micro-batch."""
+    """The attention pattern of one micro-batch: which tokens see which."""
 
     def __init__(self, positions: Tensor, ends: Tensor) -> None:
         """Both have shape (tokens,), int64."""

@@ -135,7 +135,7 @@ def adapt(
         if base is None:
             continue
         if not isinstance(module, Linear) or id(base.weight) in tied:
-            raise _refused(settings, f"{name} is no matrix of its own")
+            raise _refused(settings, f"{name} has no weight matrix of its own")
         for factor in (module.lora_A, module.lora_B):
             factor.to(masters)
     return Adapters(model, config, dtype)

@@ -61,7 +61,7 @@ class Optimizer:
             part.zero_grad()
 
     def moments(self) -> Moments:
-        """What was gathered of earlier gradients; empty before the first step."""
+        """The state of the optimizer by parameter; empty before the first step."""
         return {
             name: {key: value for key, value in part.state[weight].items() if isinstance(value, Tensor)}
             for name, part, weight in self._weights()

@@ -37,7 +37,7 @@ from trainer.sections.parallel import ParallelSettings
 
 T = TypeVar("T")
 StorageError = dcp.CheckpointException
-"""What a rank raises if one of them cannot write or read its shards."""
+"""Raised on every rank if one of them cannot write or read its shards."""
 _BEAT_S = 5.0
 _FIND_S = 2.0
 _PROBE_TAG = 0x6C6F7374
@@ -52,7 +52,7 @@ class Ranks:
         self.rank = rank
         self.size = size
         self.device = device
-        """Where this rank computes."""
+        """The device of this rank."""
         self._settings = settings
         self._mesh: DeviceMesh | None = None
         self._talk: Any = None
@@ -155,7 +155,7 @@ class Ranks:
         return box[0]
 
     def order(self, value: Any = None) -> Any:
-        """As `from_first`, once all ranks are there: each hears of rank 0 itself, and rank 0 of each. Collective."""
+        """Like `from_first`, after a barrier in which rank 0 and each other rank hear of each other. Collective."""
         if self.size > 1:
             limit = timedelta(seconds=self._settings.timeout_s)
             dist.monitored_barrier(self._talk, timeout=limit)
@@ -288,7 +288,7 @@ def _is_loss(error: RuntimeError) -> bool:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes of a model, by name, tied weights once, and as shards where they are.
+    """The weights that training changes, by name: tied weights once, sharded weights as shards.
 
     All parameters and persistent buffers; where parameters are frozen, those that are not.
     """

@@ -91,7 +91,7 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
@@ -138,7 +138,7 @@ class Policy(nn.Module):
         heads = self.model.config.get_text_config().num_attention_heads
         if self.way != "spans" or heads % exchange.size:
             why = (
-                f"its {heads} attention heads cannot be shared by so many"
+                f"its {heads} attention heads cannot be divided by it"
                 if self.shares
                 else 'it needs attention = "spans"'
             )

@@ -19,7 +19,7 @@ Logprobs = Sequence[tuple[float, ...]]
 
 
 def logprobs(policy: Policy, sequences: Sequences) -> list[tuple[float, ...]]:
-    """For each sequence, what the policy's weights, as they are published, say of every token but the first."""
+    """The log-probabilities of every token but the first of each sequence, under the policy's weights as they are published."""
     if not sequences:
         return []
     micro = lay_out([row_of_tokens(sequence) for sequence in sequences], share=policy.shares)

@@ -41,7 +41,7 @@ class _Whole(ParallelStyle):
 
 
 _HEADS_DIM = 2
-"""Of (1, tokens, heads, size), which the norms of queries and keys are given."""
+"""The dimension of heads in the input of the norms of queries and keys, shape (1, tokens, heads, size)."""
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,

@@ -1,4 +1,4 @@
-"""What is written about a step beside its figures: samples of its episodes, and a table of its tokens."""
+"""The details of a step that are written beside its figures: samples of its episodes, and a table of its tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Details:
         self._settings = settings
 
     def wanted(self, step: int) -> Keep:
-        """What the batch of a step is to keep; steps are counted from 1."""
+        """The parts of a step's batch that are kept for the report; steps are counted from 1."""
         report = self._settings.report
         groups = (report.samples_episodes + 1) // 2 if _is_due(step, report.samples_every) else 0
         return Keep(groups, _is_due(step, report.tokens_every))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def samples_file(directory: Path, step: int) -> Path:
-    """Where the sample of a step's episodes is under `[run] dir`."""
+    """The file of a step's sample of episodes, under `[run] dir`."""
     return directory / "samples" / f"step-{step:06d}.jsonl"
 
 
 def tokens_file(directory: Path, step: int) -> Path:
-    """Where the figures of a step's tokens are under `[run] dir`."""
+    """The file of a step's per-token figures, under `[run] dir`."""
     return directory / "tokens" / f"step-{step:06d}.parquet"
 
 

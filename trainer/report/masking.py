@@ -1,4 +1,4 @@
-"""Warnings about batches whose sampled tokens are masked: nothing is learned from them, and only a metric would say so."""
+"""Warnings about batches whose sampled tokens are masked: nothing is learned from them, and otherwise only a metric shows it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Metrics:
         self._show(f"step {steps} of {self.steps}, version {version}: leasing")
 
     def collected(self, groups: int, size: int) -> None:
-        """So many groups of the leased buffer are here."""
+        """Shows how many groups of the leased buffer have arrived."""
         self._show(f"{groups} of {size} groups")
 
     def trained(

@@ -30,7 +30,7 @@ class Sample:
     turn: int
     """The calls of an episode are counted from 1, in the order in which they ended."""
     prompt: str
-    """What the call was given behind the last call on its path."""
+    """The part of the call's prompt after the last call on its path."""
     reply: str
     reward: float
     """The episode's."""
@@ -40,7 +40,7 @@ class Sample:
     """Those that sampled it, such as `3` or `2-3`."""
     finish_reason: str
     mask_reason: str
-    """Why tokens are not trained, with their number; empty if all are."""
+    """The reasons why tokens are not trained, each with their number; empty if all are trained."""
     tokens: int
 
 

@@ -121,7 +121,7 @@ def _add(table: _Table, node: Node, depth: int, group: str, episode: str, credit
 
 
 def _computed(table: _Table, figures: Sequence[Figures]) -> dict[str, npt.NDArray[Any]]:
-    """What was computed of each row's token, `there` where it was; advantages are those that were used."""
+    """The computed figures of each row's token; `there` is true where there are some. Advantages are those that were used."""
     dtype = figures[0].logprobs.dtype if figures else np.dtype(np.float32)
     found: dict[str, npt.NDArray[Any]] = {name: np.zeros(table.rows, dtype) for name in _COMPUTED}
     found |= {name: np.zeros(table.rows, np.bool_) for name in ("clipped", "masked", "there")}

@@ -18,7 +18,7 @@ class CreditSettings(Section):
     discount: float = Field(1.0, ge=0, le=1)
     """With `level = "call"`: a reward that comes n calls later counts `discount ** n`."""
     truncated: Literal["train", "mask", "penalise"] = "train"
-    """What becomes of an episode with a call that was cut at its token limit (finish reason `length`); with `level = "call"`, of
+    """The treatment of an episode with a call that was cut at its token limit (finish reason `length`); with `level = "call"`, of
     that call alone. `train`: nothing. `mask`: its tokens are not trained, while its reward still counts in the baseline.
     `penalise`: `penalty` is taken off its reward."""
     penalty: float = Field(1.0, ge=0, le=1e6)

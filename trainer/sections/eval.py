@@ -32,7 +32,7 @@ class EvalSettings(Section):
     temperature: float | None = Field(None, ge=0, le=2)
     """The temperature of all calls; 0 is greedy. As the agent asks, if absent."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """As the agent asks, if absent."""
+    """The top-p of all calls. As the agent asks, if absent."""
     concurrency: int | None = Field(None, ge=1, le=65_536)
     """Episodes at once; `[rollout] concurrency` if absent."""
     pinned: bool = True

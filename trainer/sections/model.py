@@ -40,7 +40,7 @@ class ModelSettings(Section):
 
     @property
     def adapters(self) -> dict[str, Any] | None:
-        """What a checkpoint of adapters is of, by key of `[model.lora]`; None without them."""
+        """The keys of `[model.lora]` that a checkpoint of adapters records; None without adapters."""
         return None if self.lora is None else self.lora.model_dump(mode="json")
 
     @model_validator(mode="after")

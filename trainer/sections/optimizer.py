@@ -20,16 +20,16 @@ class OptimizerSettings(Section):
     lr: float = Field(ge=0, le=1)
     """0 trains nothing and publishes the same weights again and again: a control run."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """What becomes of `lr` between the warm-up and the end of the run (`[run] steps`): it stays, or falls to
+    """How `lr` changes between the warm-up and the end of the run (`[run] steps`): it stays, or falls to
     `final_lr_share` of it."""
     final_lr_share: float = Field(0.0, ge=0, le=1)
-    """Where `cosine` and `linear` end, as a share of `lr`."""
+    """The final learning rate of `cosine` and `linear`, as a share of `lr`."""
     warmup_steps: int = Field(0, ge=0)
     """Steps in which the learning rate rises to `lr`, evenly: the first has 1/warmup_steps of it."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0, le=1)
     momentum: Share = 0.95
-    """Of Muon."""
+    """The momentum of Muon."""
     weight_decay: float = Field(0.0, ge=0, le=1)
     decayed: Literal["all", "matrices"] = "all"
     """The weights that `weight_decay` acts on: `matrices` leaves norms, biases and other vectors alone."""

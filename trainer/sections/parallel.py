@@ -20,7 +20,7 @@ class ParallelSettings(Section):
     """Copies of that: on several nodes, `shard` within a node and `replicate` between them keeps the weights' traffic off the
     slower network (HSDP)."""
     context: int = Field(1, ge=1, le=RANKS)
-    """Of those ranks, so many compute each micro-batch together (Ulysses): each has a run of its tokens and, in attention, all
+    """The number of ranks that compute each micro-batch together (Ulysses): each has a run of its tokens and, in attention, all
     tokens of some heads. For sequences whose activations fit on no device; the attention heads are a multiple of it."""
     tensor: int = Field(1, ge=1, le=RANKS)
     """Ranks that share each matrix product of the layers, beside `shard` and `replicate`: by transformers' plan for the

@@ -20,7 +20,7 @@ class WandbSettings(Section):
     offline: bool = False
     """Write to disk alone; `wandb sync DIR/wandb/offline-run-*` uploads it later."""
     dir: Path | None = None
-    """Where W&B writes its folder `wandb`; `[run] dir` if absent."""
+    """The folder in which W&B writes its folder `wandb`; `[run] dir` if absent."""
 
 
 class MlflowSettings(Section):
@@ -46,6 +46,6 @@ class ReportSettings(Section):
     samples_episodes: int = Field(4, ge=1, le=1000)
     """How many: the best and the worst of each of half as many groups."""
     tokens_every: int = Field(0, ge=0, le=1_000_000)
-    """What the step computed of each token is written as Parquet in every so many steps, from the first on; 0: never."""
+    """Steps from one table of per-token figures (Parquet) to the next, beginning with the first step; 0: none."""
     wandb: WandbSettings = WandbSettings()
     mlflow: MlflowSettings = MlflowSettings()

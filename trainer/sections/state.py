@@ -30,14 +30,14 @@ class WeightsSettings(Section):
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
     gateway and the mirrors beside engines fetch it (docs/weights.md)."""
     listen: str = Field("127.0.0.1:8100", pattern=r"^[^:/]+:\d{1,5}$")
-    """For `http`: host and port where versions are served. Without `key`, this machine alone."""
+    """The host and port at which `http` serves versions. Without `key` it must be a loopback address."""
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
-    """For `http`: how the gateway reaches `listen`, if not by that address; it stands in the gateway's `[weights] sources`."""
+    """The URL by which the gateway reaches `listen`, if it is another address; the gateway's `[weights] sources` must have it."""
     delta: bool = False
-    """For `http`: also write what changed since the version before, exactly. Whoever has that one fetches this alone; at learning
+    """Also write the exact difference to the previous version, with `http`. Who has that version fetches this alone; at learning
     rates of reinforcement learning in bfloat16 it is a few percent of the bytes. Costs reading both versions at each step."""
     key: SecretStr | None = Field(None, min_length=1)
-    """For `http`: the key of whoever fetches versions, the gateway's `[weights] key`; or HEADGATE_WEIGHTS_KEY."""
+    """The key that `http` asks of those who fetch versions: the gateway's `[weights] key`. Or HEADGATE_WEIGHTS_KEY."""
 
     @property
     def source(self) -> str | None:

@@ -47,7 +47,7 @@ class CheckpointMeta:
     """Optimizer steps since the initial weights. Fewer than the version once a run went back to an older checkpoint."""
     probe: Probe | None
     every: int = 1
-    """Fewer versions than this can have been published after it without a checkpoint of their own."""
+    """Versions from one checkpoint to the next: up to `every` - 1 later ones may be published without a checkpoint."""
     groups: tuple[str, ...] | None = ()
     """The sorted ids of the groups that the last step was trained on; None in a checkpoint that was written without them."""
     dtype: str | None = None
@@ -57,7 +57,7 @@ class CheckpointMeta:
 
 
 def tensors_of(model: Any, optimizer: Optimizer, ranks: Ranks) -> dict[str, Tensor]:
-    """What a checkpoint is made of, by name: this rank's shards."""
+    """The tensors of a checkpoint by name: this rank's shards."""
     tensors = {_WEIGHT + name: tensor for name, tensor in parallel.weights(model).items()}
     return tensors | _flat(optimizer.moments()) | _random_state(ranks)
 

@@ -30,7 +30,7 @@ class Drain:
         self.running = 0
         """Calls that are being answered."""
         self.over = False
-        """Nothing is served any more."""
+        """True once no request is served any more."""
         self._unanswered: set[asyncio.Timeout] = set()
         self._opening: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -66,7 +66,7 @@ class Drain:
         return not self.running
 
     def end(self) -> None:
-        """Nothing is served any more; who still waits for an answer is told."""
+        """Stops serving, and answers the requests that still wait."""
         self.over = True
         for scope in self._unanswered:
             scope.reschedule(0.0)

@@ -156,7 +156,9 @@ class Forward:
                 raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
             if not await self._answers(elsewhere.url, request, elsewhere.alive):
                 raise Unavailable(
-                    "the process that has this call does not answer", retry_after=1.0, code="elsewhere"
+                    "the gateway process that runs this call does not answer",
+                    retry_after=1.0,
+                    code="elsewhere",
                 ) from elsewhere
 
     def _is_coordinators(self, path: str, request: Request) -> bool:
@@ -180,7 +182,9 @@ class Forward:
             if await self._answers(url, request, partial(self._coordinates, url)):
                 return True
             if asyncio.get_running_loop().time() > until:
-                message = f"step 'send it on': the coordinator took nothing for {self._wait_s:g} s"
+                message = (
+                    f"step 'forward the request': the coordinator accepted nothing for {self._wait_s:g} s"
+                )
                 raise Unavailable(message, retry_after=2.0, code="no_coordinator")
             await asyncio.sleep(_AGAIN_S)
         return False
@@ -205,9 +209,7 @@ class Forward:
                 look_s = None if request.answered else _LOOK_S
                 await asyncio.wait({sending, leaving}, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
                 if not (sending.done() or request.answered or await alive()):
-                    message = (
-                        "the process that was to answer is gone; whether it did what was asked is not known"
-                    )
+                    message = "the process that was to answer is gone; it is not known whether it carried out the request"
                     raise Unavailable(message, retry_after=1.0, code="coordinator_lost")
             return sending.result()
         finally:

@@ -95,7 +95,9 @@ class Hop:
         except aiohttp.ClientError as error:
             if begun:
                 raise  # break the client's connection too: that is what happened upstream
-            message = "the process that was to answer went away; whether it did what was asked is not known"
+            message = (
+                "the process that was to answer is gone; it is not known whether it carried out the request"
+            )
             raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
         return True
 

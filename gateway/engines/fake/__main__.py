@@ -17,10 +17,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gateway.engines.fake", description=__doc__)
     parser.add_argument("--weights", required=True, help="a checkpoint directory")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="an address that only gateways reach: nobody is asked for a key"
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen on; requests need no key, so let only gateways reach it",
     )
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--api", choices=_APPS, default="vllm", help="what it speaks")
+    parser.add_argument("--api", choices=_APPS, default="vllm", help="the engine whose API is served")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds per token")
     parser.add_argument(
         "--hold-after", type=int, help="every request stops when it has sampled so many tokens"

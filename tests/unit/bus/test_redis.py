@@ -67,7 +67,7 @@ async def test_an_outage_is_told_once_and_costs_little(
     else:
         server.pause(False)
     await until(lambda: back(bus), "it is used again")
-    assert [r.message for r in caplog.records][-1] == "the bus is back"
+    assert [r.message for r in caplog.records][-1] == "the bus can be reached again"
     assert await bus.write(A, [BEGUN]) == ["written"]
 
 

@@ -170,7 +170,7 @@ async def test_an_exit_status_that_is_neither_0_nor_1_is_a_crash_and_so_is_no_nu
 
 
 def test_an_exit_status_cannot_be_a_reward_that_graders_compute() -> None:
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="exclude each other"):
         CommandAgent(["true"], grade=True, exit_code_reward=True)
 
 

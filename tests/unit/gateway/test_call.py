@@ -127,7 +127,7 @@ async def test_an_engine_that_says_itself_that_it_runs_another_version_is_disput
     pool = Pool(engine, url="http://engine")
     call = await ended(pool.runner())
     assert call.turn.disputed
-    assert pool.disputed == ["a: it does not run version 3, by its own account"]
+    assert pool.disputed == ["a: it reports that it does not run version 3"]
 
 
 async def test_what_no_engine_would_take_is_tried_once() -> None:

@@ -131,7 +131,7 @@ def test_a_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         ({"ann": {"key": KEY, "mode": "train"}}, "agents.ann: `group_size`"),
         ({"ann": {"key": KEY, "group_size": 2}}, "agents.ann: `group_size`"),
         ({"ann": {"key": KEY, "model": "f"}}, "[agents.ann] model"),
-        ({"ann": {"key": KEY}, "bob": {"key": KEY}}, "[agents]: each needs a key of its own"),
+        ({"ann": {"key": KEY}, "bob": {"key": KEY}}, "two of the keys in [admin], [agents]"),
         ({"a-b": {"key": KEY}, "a_b": {"key": KEY + "2"}}, "[agents]: two names"),
         ({"an n": {"key": KEY}}, "agents.an n"),
     ],

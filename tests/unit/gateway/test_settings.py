@@ -54,7 +54,10 @@ def test_a_public_url_is_what_agents_are_given() -> None:
             {"models": {"a": {"path": "a", "aliases": ["*"]}, "b": {"path": "b", "aliases": ["*"]}}},
             "[models]",
         ),
-        ({"models": {"a": {"path": "a", "train": False}}}, "[models] needs one that is trained"),
+        (
+            {"models": {"a": {"path": "a", "train": False}}},
+            "[models]: at least one model must have train = true",
+        ),
         ({"models": {"demo": {}}}, "models.demo"),
         ({"models": {"demo": {"upstream": {"url": "http://x/v1"}}}}, "models.demo"),
         (
@@ -67,7 +70,7 @@ def test_a_public_url_is_what_agents_are_given() -> None:
                 "models": {"a": {"path": "a"}, "b": {"path": "b", "train": False}},
                 "engine": {"launch": "external", "url": "http://x"},
             },
-            "an engine runs one model",
+            "two models name the engine at ",
         ),
         ({"update": {"mode": "wait"}}, "update.mode"),
         ({"engine": {"launch": "sglang"}}, "engine.launch"),

@@ -191,7 +191,7 @@ def places(tmp_path: Path) -> None:
 def test_a_tensor_in_two_files_or_where_the_index_does_not_say_is_refused(tmp_path: Path, base: Path) -> None:
     cut = list(arrays().items())
     twice = version(tmp_path / "a", dict(cut[:2]), dict(cut[1:]))
-    assert "tensor 'model.layers.0.weight' is in another file too" in refusal(twice, base).message
+    assert "tensor 'model.layers.0.weight' is in two files" in refusal(twice, base).message
     lies = version(tmp_path / "b", dict(cut[:1]), dict(cut[1:]), index=True)
     index = lies / "model.safetensors.index.json"
     index.write_text(index.read_text().replace("model-0", "model-1"))

@@ -89,9 +89,11 @@ async def test_one_grader_that_fails_is_no_grade_and_all_failures_are_told() -> 
 
 
 async def test_neither_an_answer_nor_a_sum_may_be_out_of_bounds() -> None:
-    with pytest.raises(GradingFailed, match=r"huge: 1e\+308 is no reward here: \[rewards\]"):
+    with pytest.raises(GradingFailed, match=r"huge: the reward 1e\+308 is not allowed: \[rewards\]"):
         await graded_by({"huge": Scripted(1e308)}, huge={"retries": 0}).grade("e", "actor")
-    with pytest.raises(GradingFailed, match=r"the weighted sum of .*: 1e\+08 is no reward here: \[rewards\]"):
+    with pytest.raises(
+        GradingFailed, match=r"the weighted sum of .*: the reward 1e\+08 is not allowed: \[rewards\]"
+    ):
         await graded_by({"huge": Scripted(1e6)}, huge={"weight": 100.0}).grade("e", "actor")
 
 
@@ -107,7 +109,7 @@ async def test_a_model_is_graded_by_its_own_graders() -> None:
     assert (await grading.grade("f", "actor")).components == {"one": 1.0, "every": 2.0}
     only = graded_by({"one": Scripted()}, one={"models": ("actor",)})
     assert (only.grades("actor"), only.grades("planner")) == (True, False)
-    with pytest.raises(GradingFailed, match="none for the model 'planner'"):
+    with pytest.raises(GradingFailed, match="no grader is for the model 'planner'"):
         await only.grade("e", "planner")
 
 
@@ -141,10 +143,10 @@ async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> N
 @pytest.mark.parametrize(
     ("graders", "words"),
     [
-        ({"g": {}}, "one of the two"),
-        ({"g": {"url": "http://x", "function": "a:b"}}, "one of the two"),
-        ({"g": {"url": "http://x", "models": ["judge"]}}, "'judge' is no trained model"),
-        ({"g": {"url": "http://x", "models": ["nobody"]}}, "'nobody' is no trained model"),
+        ({"g": {}}, "`function` or `url`, not both"),
+        ({"g": {"url": "http://x", "function": "a:b"}}, "`function` or `url`, not both"),
+        ({"g": {"url": "http://x", "models": ["judge"]}}, "there is no trained model 'judge'"),
+        ({"g": {"url": "http://x", "models": ["nobody"]}}, "there is no trained model 'nobody'"),
         ({"calls": {"url": "http://x"}}, "posted on calls"),
         ({"g": {"url": "file:///etc/passwd"}}, "url"),
     ],

@@ -57,7 +57,7 @@ async def test_what_was_acknowledged_stays_and_what_waits_is_written_once_there_
     for number in range(5):
         assert await database.submit(append(number)) == number
     first = await full(database, disk, lambda: database.submit(append(5)))
-    with pytest.raises(Unavailable, match=r"no room left on its disk \(\[store\] url\)") as error:
+    with pytest.raises(Unavailable, match=r"the disk of the database \(\[store\] url\) is full") as error:
         database.check()
     assert (error.value.code, error.value.retry_after) == ("store_full", 10.0)
     assert not database.reachable
@@ -77,7 +77,7 @@ def test_a_start_without_room_is_refused_by_name(tmp_path: Path) -> None:
     engine = connect(url, 1)
     event.listen(engine, "connect", lambda raw, _record: raw.execute("PRAGMA max_page_count=2"))
     try:
-        with pytest.raises(ConfigError, match=r"\[store\] url.*no room left"):
+        with pytest.raises(ConfigError, match=r"\[store\] url.*disk is full"):
             bring_up_to_date(engine, StoreSettings(url=url, read_wait_s=0.1))
     finally:
         engine.dispose()

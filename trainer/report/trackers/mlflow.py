@@ -1,4 +1,4 @@
-"""MLflow: one run in a server's or a database's store, which every start of the trainer goes on with."""
+"""MLflow: one run in a server's or a database's store, which every start of the trainer continues."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Mlflow:
             self._client.set_tag(self._run, _TABLES, json.dumps([*tables, entry]))
 
     def close(self, failed: bool) -> None:
-        """Ends the run, until a start goes on with it."""
+        """Ends the run, until a start continues it."""
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run, which every start of the trainer goes on with under the same id, online or offline."""
+"""Weights & Biases: one run, which every start of the trainer continues under the same id, online or offline."""
 
 from __future__ import annotations
 
