@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -150,8 +151,6 @@ class Handover:
         """Entries that the bus missed; they are sent with the next heartbeat."""
         self.announcing: set[str] = set()
         """Refused requests that other processes do not know of yet."""
-        self._answered: dict[str, Entry] = {}
-        """Refused requests that have been answered since, which the bus was not told yet."""
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
         self._alive_until = 0.0
@@ -210,12 +209,12 @@ class Handover:
         except BusAway:
             return True
 
-    async def find(self, place: tuple[str, str]) -> list[LoggedCall]:
-        """The running calls at a place, of every process; empty while the bus is away."""
+    async def find(self, place: tuple[str, str]) -> list[LoggedCall] | None:
+        """The running calls and refused requests at a place, of every process; None while the bus is away."""
         try:
             logs = await self._bus.find(_place(place))
         except BusAway:
-            return []
+            return None
         return [call for log in logs if (call := _read(log)) is not None]
 
     def can_take(self, call: LoggedCall) -> bool:
@@ -240,38 +239,29 @@ class Handover:
         except BusAway:
             log.info("call %s: its log stays until it is forgotten", call.log.call)
 
-    def expect(self, place: tuple[str, str], request_key: str, name: str) -> None:
+    def expect(self, place: tuple[str, str], request_key: str, name: str, arrived: float) -> None:
         """Announces to other processes a refused request, which may come again to any of them."""
-        if self._open:
-            self.announcing.add(name)
-            entry = Entry(name, _place(place), 1, logged.head_of_refused(request_key), b"", 0, b"")
-            self._keep(asyncio.create_task(self._announce_refused(entry), name="bus-refused"))
-
-    async def _announce_refused(self, entry: Entry) -> None:
-        try:
-            async with self._writing:
-                await self._bus.write(_ANYBODY, [entry])
-        except BusAway:
-            log.info("the bus is away: other processes do not know of a request that was refused")
-        finally:
-            self.announcing.discard(entry.call)
+        head = logged.head_of_refused(request_key, time.monotonic() - arrived)
+        self.announcing.add(name)
+        told = self._tell(Entry(name, _place(place), 1, head, b"", 0, b""))
+        if told is None:
+            self.announcing.discard(name)
+        else:
+            told.add_done_callback(lambda _: self.announcing.discard(name))
 
     def settle(self, name: str) -> None:
-        """Ends the log of a refused request that has been answered."""
-        if self._open:
-            self._answered[name] = Entry(name, "", 1, b"", b"", 0, b"", over=True)
-            self._keep(asyncio.create_task(self._settle_answered(), name="bus-answered"))
+        """Ends the log of a refused request that has come again."""
+        self._tell(Entry(name, "", 1, b"", b"", 0, b"", over=True))
 
-    async def _settle_answered(self) -> None:
-        """Tells the bus; what it misses is told again with the next heartbeat."""
-        async with self._writing:
-            entries = list(self._answered.values())
-            try:
-                await self._bus.write(_ANYBODY, entries)
-            except BusAway:
-                return
-            for entry in entries:
-                self._answered.pop(entry.call, None)
+    def _tell(self, entry: Entry) -> asyncio.Task[None] | None:
+        async def tell() -> None:
+            async with self._writing:
+                try:
+                    await self._bus.write(_ANYBODY, [entry])
+                except BusAway:
+                    log.info("the bus is away: other processes do not know of a request that was refused")
+
+        return self._keep(asyncio.create_task(tell(), name="bus-refused")) if self._open else None
 
     def mark(self, track: Track) -> bool:
         """Schedules a call's new tokens for the log; called for every chunk. False: the handover is closed, and nothing is
@@ -350,8 +340,6 @@ class Handover:
             self._news.set()
         try:
             await self._bus.announce(self.process)
-            if self._answered:
-                await self._settle_answered()
             self._alive_until = max(self._alive_until, now + self._settings.alive_s)
         except BusAway:
             return  # the bus has already told this process
@@ -369,9 +357,10 @@ class Handover:
             await self.flush()
             await asyncio.sleep(max(self._settings.log_every_s, entries / _ENTRIES_PER_S))
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -43,6 +43,8 @@ class LoggedCall:
     turn: Turn
     refused: bool = False
     """True for the log of a refused request that is expected back, which has no call."""
+    age_s: float = 0.0
+    """Seconds since a refused request arrived."""
 
 
 def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
@@ -56,9 +58,12 @@ def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + ids
 
 
-def head_of_refused(request_key: str) -> bytes:
-    """Returns the head of a refused request's log. Older builds read it as a call that cannot be continued."""
-    values = {"format": _FORMAT, "request_key": request_key, "details": None, "refused": True}
+def head_of_refused(request_key: str, age_s: float) -> bytes:
+    """Returns the head of a refused request's log. Older builds read it as a call that cannot be continued.
+
+    `age_s`: seconds since the request arrived.
+    """
+    values = {"format": _FORMAT, "request_key": request_key, "details": None, "refused": True, "age_s": age_s}
     text = orjson.dumps(values)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
@@ -84,8 +89,8 @@ def read(log: Log) -> LoggedCall | None:
         return None
     turn = Turn(log.call)
     if values["details"] is None:
-        refused = values.get("refused", False)
-        return LoggedCall(log, values["request_key"], np.empty(0, np.int32), None, turn, refused)
+        refused, age_s = values.get("refused", False), log.age_s + values.get("age_s", 0.0)
+        return LoggedCall(log, values["request_key"], np.empty(0, np.int32), None, turn, refused, age_s)
     count, spans, turn.engine, turn.pauses, turn.disputed, first_token_s = orjson.loads(log.state)
     if len(log.body) < count * TOKEN_BYTES or sum(span[1] for span in spans) != count:
         return None

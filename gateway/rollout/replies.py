@@ -26,8 +26,9 @@ from gateway.errors import Elsewhere, GatewayError, Unavailable, Unprocessable
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.handover import Handover
 from gateway.rollout.logged import LoggedCall
+from gateway.rollout.refused import RefusedRequests
 from gateway.rollout.reply import Reader, Reply
-from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated
+from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
 from gateway.rollout.upstream_call import UpstreamCall
 from gateway.store import turns
 from gateway.store.database import Database
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 """The number of times a retry looks for its call while other processes take it."""
-_EXPECTED_S = 60.0
-"""The time within which a refused request may come back."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which no retry comes to this process for the same call."""
 
@@ -110,8 +109,7 @@ class Replies:
         """Serializes the retries of one request."""
         self._beginning: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
         """First requests whose replies are being started; retries wait for them."""
-        self._expected: dict[tuple[str, str], dict[str, float]] = {}
-        """The times until which requests that were refused or failed are expected back, by a name for each request."""
+        self._refused = RefusedRequests(handover)
         self._replaced: set[str] = set()
         """Calls that are ending, in whose place retries have begun already."""
 
@@ -138,7 +136,7 @@ class Replies:
     def refused(self, key: RequestKey) -> None:
         """Records that a request was refused and may come again. A retry needs no record: its first request has one."""
         if not key.retry:
-            self._expect(key.place, key.stored, secrets.token_hex(8))
+            self._refused.expect(key.place, key.stored, secrets.token_hex(8), time.monotonic())
 
     async def _first(self, request: _Request) -> Reader:
         key = request.key
@@ -235,15 +233,15 @@ class Replies:
         """
         here = {c.reply.call_id: c for c in self._completions.get(key.place, ())}
         there: dict[str, LoggedCall] = {}
-        expected = self._expected_at(key.place)
+        expected, looked = self._refused.at(key.place), time.monotonic()
         if self._handover is not None:
-            announcing = set(self._handover.announcing)
+            unannounced = set(self._handover.announcing)
             logs = await self._handover.find(key.place)
-            open_ = announcing | {at.log.call for at in logs if at.refused}
-            expected = [name for name in expected if name in open_]  # another process has answered the rest
+        if self._handover is not None and logs is not None:
+            expected = self._refused.unanswered(expected, logs, unannounced)
             own, known = self._handover.process.id, {*here, *expected}
             there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
-        recorded = await self._database.read(lambda c: turns.answers(c, key.episode_id, key.name))
+        recorded, anew = await self._database.read(partial(_answers, key=key))
         for stored in (
             *(c.details.request_key for c in here.values()),
             *(logged.request_key for logged in there.values()),
@@ -252,14 +250,13 @@ class Replies:
             _check(key, stored)
         ids = [call["id"] for call in recorded]
         found: list[EarlierRequest[_Source]] = [
-            EarlierRequest(name, RequestState.REFUSED, None) for name in expected
+            EarlierRequest(name, RequestState.REFUSED, None, arrived) for name, arrived in expected.items()
         ]
         found += [at for at in map(self._state_here, here.values()) if at and at.call_id not in expected]
-        found += [self._state_elsewhere(logged, logged.log.call in ids) for logged in there.values()]
+        found += [self._state_elsewhere(at, at.log.call in ids, looked) for at in there.values()]
         known = here.keys() | there.keys()
-        return found + [
-            EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known
-        ]
+        found += [EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known]
+        return [at for at in found if not (anew and is_answered(at, *anew, now=time.monotonic()))]
 
     def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
         """The state of a request of this process. None: another process has the call, or a retry has replaced it."""
@@ -270,14 +267,16 @@ class Replies:
             )
         if reply.call_id in self._replaced or _is_elsewhere(reply.failure):
             return None
-        return EarlierRequest(reply.call_id, RequestState.REFUSED, completion)
+        return EarlierRequest(reply.call_id, RequestState.REFUSED, completion, completion.details.arrived)
 
-    def _state_elsewhere(self, logged: LoggedCall, recorded: bool) -> EarlierRequest[_Source]:
+    def _state_elsewhere(self, logged: LoggedCall, recorded: bool, looked: float) -> EarlierRequest[_Source]:
+        """The state of a request in the bus. `looked`: when the bus was asked, by the monotonic clock."""
         assert self._handover is not None
         if logged.refused or (
             logged.log.url is None and not recorded and not self._handover.can_take(logged)
         ):
-            return EarlierRequest(logged.log.call, RequestState.REFUSED, logged)
+            arrived = looked - logged.age_s if logged.refused else None
+            return EarlierRequest(logged.log.call, RequestState.REFUSED, logged, arrived)
         if logged.log.url is not None:
             return EarlierRequest(logged.log.call, RequestState.ELSEWHERE, logged)
         return EarlierRequest(logged.log.call, RequestState.LOST, logged)
@@ -291,20 +290,6 @@ class Replies:
         assert self._handover is not None and logged.log.url
         return Elsewhere(logged.log.url, partial(self._handover.alive, logged.log.owner))
 
-    # Refused requests that are expected back
-
-    def _expect(self, place: tuple[str, str], stored: str, name: str) -> None:
-        now = time.monotonic()
-        left = {p: {n: t for n, t in some.items() if t > now} for p, some in self._expected.items()}
-        self._expected = {p: some for p, some in left.items() if some}
-        self._expected.setdefault(place, {})[name] = now + _EXPECTED_S
-        if self._handover is not None:
-            self._handover.expect(place, stored, name)
-
-    def _expected_at(self, place: tuple[str, str]) -> list[str]:
-        now = time.monotonic()
-        return [name for name, until in self._expected.get(place, {}).items() if until > now]
-
     async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
         """Forgets a refused request, whose retry has a reply now."""
         if isinstance(request.source, LoggedCall):
@@ -315,8 +300,8 @@ class Replies:
                 await self._handover.drop(request.source)
         elif request.source is not None:
             self._replaced.add(request.call_id)
-        elif self._expected.get(place, {}).pop(request.call_id, None) and self._handover is not None:
-            self._handover.settle(request.call_id)
+        else:
+            self._refused.answered(place, request.call_id)
 
     async def close(self) -> None:
         """Ends every reply. What was sampled is left to other processes if it is in the bus, and otherwise recorded."""
@@ -350,7 +335,7 @@ class Replies:
             if call_id in self._replaced:
                 self._replaced.discard(call_id)
             elif failure is not None and not key.exact and not _is_elsewhere(failure):
-                self._expect(key.place, key.stored, call_id)
+                self._refused.expect(key.place, key.stored, call_id, completion.details.arrived)
 
         completion.start().add_done_callback(ended)
         return reader
@@ -385,6 +370,14 @@ def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))
     reply.end(call["finish_reason"])
     return reply
+
+
+def _answers(
+    connection: Connection, key: RequestKey
+) -> tuple[list[dict[str, Any]], tuple[str, float] | None]:
+    """The recorded answers to a request, and the call that a retry of it has begun anew."""
+    recorded = turns.answers(connection, key.episode_id, key.name)
+    return recorded, turns.begun_anew(connection, key.episode_id, key.name)
 
 
 def _check(key: RequestKey, stored: str) -> None:

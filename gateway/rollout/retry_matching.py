@@ -33,6 +33,8 @@ class EarlierRequest(Generic[T]):
     state: RequestState
     source: T
     """The source of its reply."""
+    arrived: float | None = None
+    """When a refused request arrived, by this process's monotonic clock; None: not known, or of another state."""
 
 
 def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> EarlierRequest[T] | None:
@@ -57,3 +59,14 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
     if any(request.state is RequestState.HERE for request in earlier):
         return None
     return next((request for request in earlier if request.state is RequestState.ELSEWHERE), None)
+
+
+def is_answered(request: EarlierRequest[T], call_id: str, age_s: float, *, now: float) -> bool:
+    """True if a refused request was repeated by a retry that began the call `call_id` `age_s` ago.
+
+    That call counts for every equal request which had arrived before. Whoever refused one of them may not know that, because the
+    retry came to another process.
+    """
+    if request.state is not RequestState.REFUSED or request.arrived is None or request.call_id == call_id:
+        return False
+    return now - request.arrived >= age_s

@@ -250,6 +250,15 @@ def answers(connection: Connection, episode_id: str, key: str) -> list[dict[str,
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
+def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str, float] | None:
+    """The call that a retry of a request began with `begin_anew`, and the seconds since."""
+    query = select(RetryRow.call_id, NOW - RetryRow.at).where(
+        RetryRow.episode_id == episode_id, RetryRow.name == name
+    )
+    found = connection.execute(query).one_or_none()
+    return None if found is None else (found[0], found[1])
+
+
 def node_values(node: Node) -> dict[str, Any]:
     """A node as a row, without whose it is."""
     return {

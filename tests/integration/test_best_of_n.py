@@ -206,7 +206,7 @@ async def test_what_one_process_refused_another_one_begins(
             first = asyncio.create_task(one.chat(opened.api_key), name="first")
             await engine.arrived(1)
             assert (await one.chat(opened.api_key)).status_code == 429
-            place = next(iter(one.services.replies._expected))
+            place = next(iter(one.services.replies._refused._arrived))
             await known(other.services.replies._handover, place, 2)
             async with other.client(opened.api_key) as http:
                 again = asyncio.create_task(ask(http, **RETRY), name="again")
@@ -243,7 +243,7 @@ async def test_once_another_process_has_answered_a_refused_request_a_lost_connec
             with monkeypatch.context() as patched:
                 patched.setattr(model.recorder, "prepare", refuse)
                 assert (await one.chat(opened.api_key)).status_code == 503
-            place = next(iter(one.services.replies._expected))
+            place = next(iter(one.services.replies._refused._arrived))
             await known(other.services.replies._handover, place, 1)
             async with other.client(opened.api_key) as http:
                 begun = await ask(http, **RETRY)

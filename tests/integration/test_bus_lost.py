@@ -43,7 +43,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     bus = patient_bus(redis)
     store = postgres.url(postgres.new_database())
-    async with run_cluster(store, tiny_model, tmp_path, bus=bus, calls={"grace_s": 0.5}) as running:
+    async with run_cluster(store, tiny_model, tmp_path, bus=bus, calls={"grace_s": 0.15}) as running:
         running.engines[0]._log = SampleLog(tmp_path / "engine.jsonl", 1)
         running.engines[0].faults = Faults(delay_s=0.004)
         yield running
@@ -67,7 +67,7 @@ class Agent:
             body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": content}]}
             body |= {"logprobs": True, "stream": self._dice.random() < 0.6, "max_tokens": 60}
             headers: dict[str, str] = {}
-            while not await self._ask(body, headers, self._dice.random() < 0.5):
+            while not await self._ask(body, headers, self._dice.random() < 0.3):
                 headers = RETRY
                 await asyncio.sleep(self._dice.random() * 0.1)
 

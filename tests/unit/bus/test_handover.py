@@ -297,18 +297,3 @@ async def test_the_log_of_a_call_that_says_nothing_is_kept(one: Handover, bus: B
     await one.flush()
     bus.now = 100.0
     assert (await logged(one)).log.call == "call"
-
-
-async def test_the_bus_is_told_with_a_later_heartbeat_of_an_answer_that_it_missed(
-    one: Handover, two: Handover, bus: Bus
-) -> None:
-    two.expect(PLACE, DETAILS.request_key, "refused")
-    await until(lambda: not two.announcing, "the refusal is announced")
-    assert [(at.log.call, at.refused) for at in await one.find(PLACE)] == [("refused", True)]
-    bus.away = True
-    one.settle("refused")
-    await until(lambda: not [task for task in one._tasks if task.get_name() == "bus-answered"], "it is told")
-    bus.away = False
-    assert [at.log.call for at in await two.find(PLACE)] == ["refused"]
-    await one._beat()
-    assert await two.find(PLACE) == []

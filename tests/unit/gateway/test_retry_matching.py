@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gateway.rollout.replies import RequestKey
-from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated
+from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
 
 
 def chosen(*states: RequestState, exact: bool = False) -> int | None:
@@ -41,6 +41,25 @@ def test_a_reply_of_a_client_that_is_served_is_nobody_elses() -> None:
 def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> None:
     assert chosen(ELSEWHERE, ELSEWHERE) == 0
     assert chosen(RECORDED, ELSEWHERE) == 1
+
+
+@pytest.mark.parametrize(
+    ("arrived", "call_id", "answered"),
+    [
+        (9.9, "other", False),
+        (7.1, "other", False),
+        (6.9, "other", True),
+        (6.9, "own", False),
+        (None, "other", False),
+    ],
+)
+def test_a_retry_that_was_begun_anew_answers_what_had_arrived_before_it(
+    arrived: float | None, call_id: str, answered: bool
+) -> None:
+    """It began three seconds ago, at 7.0."""
+    for state in RequestState:
+        request = EarlierRequest("own", state, None, arrived)
+        assert is_answered(request, call_id, 3.0, now=10.0) is (answered and state is REFUSED)
 
 
 @pytest.mark.parametrize("state", [LOST, HERE, ELSEWHERE, RECORDED])
