@@ -49,6 +49,12 @@ def remove(folder: Path) -> None:
     shutil.rmtree(gone)
 
 
+def sweep(directory: Path) -> None:
+    """Removes what is left of folders that a process was deleting when it was killed."""
+    for gone in directory.glob(f".*{GONE}"):
+        shutil.rmtree(gone, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
     """Waits until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -2,7 +2,8 @@
 
 Owns `DIR/v000007`, and while it is fetched `DIR/.v000007.partial`. Invariants: a directory of that name is whole, every piece of
 it had its hash, and it is never written again; a fetch that was cut goes on where it was; pieces that another version here has
-are copied and not fetched.
+are copied and not fetched. A start removes what an earlier process left half-deleted, and half-fetched of versions that are older
+than the newest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gateway.weights.manifest import FORMAT, MANIFEST, BadManifest, Piece, piece
 from gateway.weights.tensors import Malformed
 
 log = logging.getLogger(__name__)
+_PARTIAL = ".partial"
 _AT_ONCE = 4
 """Pieces that are on their way at once."""
 _MANIFEST_LIMIT = 2**28
@@ -51,6 +53,7 @@ class Mirror:
         self._fetches: dict[int, asyncio.Task[Path]] = {}
 
     async def __aenter__(self) -> Self:
+        await asyncio.to_thread(_sweep, self.directory)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,7 +120,7 @@ class Mirror:
     async def _fetch(self, version: int, sources: Sequence[str]) -> Path:
         text = await self._manifest(version, sources)
         pieces, parent = _read(text, version)
-        partial = self.directory / f".{folders.name_of(version)}.partial"
+        partial = self.directory / f".{folders.name_of(version)}{_PARTIAL}"
         missing = await asyncio.to_thread(_prepare, partial, text, pieces, self._local())
         fetched = [piece for piece in missing if piece.file == delta.NAME]
         if parent in self.versions() and len(fetched) < len(missing):
@@ -222,6 +225,16 @@ class Throttle:
         wait = max(0.0, self._free_at - now)
         self._free_at = max(self._free_at, now) + size / self._rate
         await asyncio.sleep(wait)
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what no fetch will go on with."""
+    folders.sweep(directory)
+    newest = max(folders.versions_in(directory), default=-1)
+    for partial in directory.glob(f".*{_PARTIAL}"):
+        version = folders.version_of(partial.name.removeprefix(".").removesuffix(_PARTIAL))
+        if version is not None and version < newest:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _place(source: str, version: int) -> str:

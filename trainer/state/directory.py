@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from gateway.weights.folders import GONE, sync
+from gateway.weights import folders
+from gateway.weights.folders import sync
 from trainer.errors import VersionReused
 
 _ASIDE = re.compile(r"\..+\.tmp-(\d+)")
@@ -50,9 +51,10 @@ def sweep(directory: Path) -> None:
 
     What another process that lives writes stays.
     """
+    folders.sweep(directory)
     for leftover in directory.glob(".*"):
         aside = _ASIDE.fullmatch(leftover.name)
-        if leftover.name.endswith(GONE) or (aside and not _is_another(int(aside[1]))):
+        if aside and not _is_another(int(aside[1])):
             shutil.rmtree(leftover)
 
 

@@ -217,6 +217,18 @@ async def test_the_oldest_versions_go_but_none_that_is_needed(tmp_path: Path) ->
         assert sorted(mirror.versions()) == [1, 4, 5]
 
 
+async def test_a_start_removes_what_no_fetch_goes_on_with(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    for name in (".v000001.gone", ".v000002.partial", ".v000004.partial", ".v000004.tmp-7"):
+        (tmp_path / name).mkdir()
+    async with Mirror(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "v000003",
+            ".v000004.partial",
+            ".v000004.tmp-7",
+        }
+
+
 async def test_a_mirror_is_a_source_for_others(tmp_path: Path) -> None:
     written = write(tmp_path / "a", 1)
     async with (
