@@ -173,7 +173,9 @@ def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_
 
 
 def test_ranks_that_share_matrices_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\[parallel\] tensor = 2: the memory of tensor-parallel layers is not predicted"):
+    with pytest.raises(
+        ConfigError, match=r"\[parallel\] tensor = 2: the memory of tensor-parallel layers is not predicted"
+    ):
         plan(settings_of(tmp_path, parallel={"tensor": 2}))
 
 
