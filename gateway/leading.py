@@ -31,8 +31,8 @@ from gateway.grading.grading import Grading
 from gateway.peers import snapshot
 from gateway.peers.role import Leader
 from gateway.rollout.distribution import Distribution
+from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.slot import Slot
-from gateway.rollout.steps import EngineSteps
 from gateway.settings import Settings
 from gateway.store.database import Database
 from scheduler.policies.throughput import EngineModel

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.errors import EngineError, Unavailable
+from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.steps import EngineSteps
 from gateway.sections import EngineSettings
 from gateway.settings import ConfigError, Settings
 from processes.child import LocalProcess

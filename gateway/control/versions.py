@@ -22,7 +22,7 @@ from gateway.errors import Conflict, EngineError, Fenced, NotFound, Unprocessabl
 from gateway.feed.ledger import StoredLedger
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.slot import Slot
-from gateway.rollout.weights import Weights, known_weights, read_weights
+from gateway.rollout.weights_check import Weights, known_weights, read_weights
 from gateway.sections import EngineSettings
 from gateway.store import ledger as statements
 from gateway.store.database import Database

@@ -16,7 +16,7 @@ import aiohttp
 
 from gateway.errors import EngineError, WeightsAway
 from gateway.rollout.slot import Slot
-from gateway.rollout.weights import Weights
+from gateway.rollout.weights_check import Weights
 from gateway.sections import WeightsSettings
 from gateway.weights.fan_out import fan_out
 from gateway.weights.mirror import Mirror

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from unittest import mock
 
 from gateway.errors import EngineError
+from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.slot import Slot
-from gateway.rollout.steps import EngineSteps
 from scheduler.program.events import Do
 
 LIMIT_S = 600.0

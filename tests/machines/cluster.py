@@ -22,7 +22,7 @@ from gateway.control.versions import Versions
 from gateway.errors import EngineError, Fenced, GatewayError, Unavailable
 from gateway.metrics import Metrics
 from gateway.rollout.slot import Slot
-from gateway.rollout.weights import Weights
+from gateway.rollout.weights_check import Weights
 from gateway.settings import Settings
 from gateway.store import ledger as statements
 from gateway.store import turns
@@ -138,7 +138,7 @@ class Cluster:
             patch("gateway.services._process_name", HERE.get),
             patch("gateway.peers.follower.aiohttp.ClientSession", lambda **_: self.network.session()),
             patch("gateway.peers.follower.connect", self._connect),
-            patch("gateway.rollout.steps.connect", self._connect),
+            patch("gateway.rollout.engine_steps.connect", self._connect),
             patch("gateway.control.versions.read_weights", weights),
             patch("gateway.control.host.WallClock", Nanoseconds),
         ):

@@ -13,11 +13,11 @@ import pytest
 from gateway.errors import EngineError, ProbeFailed
 from gateway.rollout.call import Call
 from gateway.rollout.distribution import Distribution
+from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import NoPeers, Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
-from gateway.rollout.steps import EngineSteps
-from gateway.rollout.weights import Weights
+from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.types import Probe, Sampling
 from scheduler.program.events import Do, Step

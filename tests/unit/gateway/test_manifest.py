@@ -13,7 +13,7 @@ from blake3 import blake3
 from safetensors.numpy import save_file
 
 from gateway.errors import Unprocessable
-from gateway.rollout.weights import known_weights, read_weights
+from gateway.rollout.weights_check import known_weights, read_weights
 from gateway.weights.manifest import BadManifest, entry_of, pieces_of
 
 PIECE = 16 * 2**20

@@ -18,7 +18,7 @@ from aiohttp import ClientSession, web
 from safetensors.numpy import load_file, save_file
 
 from gateway.errors import Unprocessable, WeightsAway
-from gateway.rollout.weights import read_weights
+from gateway.rollout.weights_check import read_weights
 from gateway.weights import delta
 from gateway.weights.mirror import Mirror
 from tests.harness.mirrors import serving

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from gateway.errors import Unprocessable
-from gateway.rollout.weights import read_weights
+from gateway.rollout.weights_check import read_weights
 from gateway.weights.tensors import scan
 from tests.harness.models import save_model, tensors
 from tests.harness.weights import fake_weights, write_manifest

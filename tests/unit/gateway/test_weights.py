@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Unprocessable
-from gateway.rollout.weights import read_weights
+from gateway.rollout.weights_check import read_weights
 from tests.harness.weights import fake_weights, publish
 
 PROBE = {"sequences": [[1, 2]], "new_logprobs": [[-1.0]], "parent_logprobs": [[-2.0]]}

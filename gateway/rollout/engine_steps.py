@@ -22,7 +22,7 @@ from gateway.rollout.distribution import Distribution
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.weights import Weights
+from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, UpdateSettings
 from processes.errors import ChildDied
 from scheduler.policies.probe import ProbeReport, judge
