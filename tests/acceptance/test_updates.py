@@ -1,10 +1,15 @@
-"""Weight updates on real vLLM behind open streams; the ground truth is computed by transformers, from the checkpoints."""
+"""Weight updates on real vLLM behind open streams; the ground truth is computed by transformers, from the checkpoints.
+
+In mode `abort` the engine loads the published folder, in mode `keep` a copy that came over HTTP to the mirror beside it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +19,11 @@ import pytest
 from gateway.rollout.slot import Slot
 from tests.harness.crossing import HOLD_S, crossed
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.mirrors import serving
 from tests.harness.models import logprobs, probe_of, save_model
 from tests.harness.vllm import SharedEngine
 from tests.harness.waiting import until, while_going_on
-from tests.harness.weights import publish
+from tests.harness.weights import write_manifest_of_pieces
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -38,10 +44,10 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     sources = [root / f"source-{v}" for v in range(4)]
     for seed, source in enumerate(sources):
         save_model(source, seed, endless=True)
-    published = [
-        publish(sources[v], root / f"v{v}", v, v - 1, probe_of(sources[v], sources[v - 1]))
-        for v in range(1, 4)
-    ]
+    published = [root / f"v{v:06d}" for v in range(1, 4)]
+    for v, folder in enumerate(published, 1):
+        shutil.copytree(sources[v], folder)
+        write_manifest_of_pieces(folder, v, v - 1, probe_of(sources[v], sources[v - 1]))
     return [sources[0], *published]
 
 
@@ -55,9 +61,15 @@ async def gateway(
     """A gateway with real vLLM, in either mode of `[update]`."""
     work = tmp_path_factory.mktemp("work")
     update = {"mode": request.param, "hold_s": HOLD_S}
-    values = settings_for(versions[0], work, engine=vllm.settings, update=update)
-    async with run_gateway(values, in_process=False) as running:
-        yield running
+    async with AsyncExitStack() as stack:
+        engine, weights = vllm.settings, {}
+        if request.param == "keep":
+            mirror = await stack.enter_async_context(serving(work / "machine"))
+            engine = {"launch": "external", "urls": [vllm.url], "mirrors": [mirror]}
+            source = await stack.enter_async_context(serving(versions[1].parent))
+            weights = {"sources": [source], "dir": str(work / "copies")}
+        values = settings_for(versions[0], work, engine=engine, update=update, weights=weights)
+        yield await stack.enter_async_context(run_gateway(values, in_process=False))
 
 
 async def test_whole_and_streamed_replies_say_the_same_when_greedy(gateway: RunningGateway) -> None:
@@ -108,7 +120,7 @@ async def test_streams_cross_three_updates_and_every_token_has_the_version_that_
         for version in (1, 2, 3):
             sampled = await sampled_by(gateway)
             await until(partial(said_more, gateway, sampled), f"version {version - 1} speaks", 300)
-            publishing = gateway.admin.publish(version, str(versions[version]), wait_s=600)
+            publishing = gateway.admin.publish(version, **offered(gateway, versions[version]), wait_s=600)
             record = await while_going_on(publishing, agents, "no agent asks any more")
             assert record["state"] == "live"
             reports.append(record["report"][0])
@@ -130,6 +142,12 @@ async def test_streams_cross_three_updates_and_every_token_has_the_version_that_
     assert all(crossings[version] >= STREAMS for version in (1, 2, 3)), crossings
     # A frozen request is never given back: the engine alone can say where its versions part.
     assert (given_back == 0) == (gateway.settings.update.mode == "keep")
+
+
+def offered(gateway: RunningGateway, version: Path) -> dict[str, str]:
+    """Where the gateway gets a version from."""
+    sources = gateway.settings.weights.sources
+    return {"url": sources[0]} if sources else {"path": str(version)}
 
 
 async def sampled_by(gateway: RunningGateway) -> int:
