@@ -11,7 +11,7 @@ from gateway.cli.database import export, prune
 from gateway.cli.mirror import mirror
 from gateway.cli.run import run_episodes
 from gateway.cli.serve import engine, serve
-from gateway.cli.show import staleness, why
+from gateway.cli.show import list_episodes, show_episode, staleness, status, why
 
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",
@@ -19,13 +19,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 episodes_app = typer.Typer(
-    help="Run agents, once per episode; ask what became of one.",
+    help="Run agents, once per episode; look at episodes and ask what became of one.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-for command in (serve, engine, mirror, staleness, export, prune):
+for command in (serve, engine, mirror, status, staleness, export, prune):
     app.command()(command)
 episodes_app.command("run")(run_episodes)
+episodes_app.command("list")(list_episodes)
+episodes_app.command("show")(show_episode)
 episodes_app.command("why")(why)
 app.add_typer(episodes_app, name="episodes")
 

@@ -1,31 +1,145 @@
-"""`gateway staleness` and `gateway episodes why`: questions to a running gateway, answered as tables."""
+"""`gateway status`, `staleness` and `episodes list|show|why`: questions to a running gateway, answered as tables."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gateway.cli.options import AdminKey, Url, ask
 
+if TYPE_CHECKING:
+    from gateway.client import GatewayClient
 
-def staleness(
-    gateway: Url = "http://127.0.0.1:8000",
+_URL = "http://127.0.0.1:8000"
+_EVERY_S = 2.0
+_SHOWN = 400
+"""Characters of a node's text, without `--full`."""
+Model = Annotated[str | None, typer.Option(help="A trained model. [default: the first]")]
+Json = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as JSON.")]
+
+
+def status(
+    gateway: Url = _URL,
     admin_key: AdminKey = None,
-    model: Annotated[str | None, typer.Option(help="A trained model. [default: the first]")] = None,
+    model: Model = None,
+    watch: Annotated[bool, typer.Option(help="Ask again every two seconds, until interrupted.")] = False,
+    as_json: Json = False,
 ) -> None:
+    """Show a running gateway on one screen: versions, engines, batches and episodes of a model.
+
+    Examples:
+
+      gateway status --watch
+
+      gateway status --json | jq .engines
+    """
+    if watch and as_json:
+        raise typer.BadParameter("use it without --watch", param_hint="--json")
+    if watch:
+        with suppress(KeyboardInterrupt):
+            ask(gateway, admin_key, lambda client: _watch(client, model))
+        return
+    found = ask(gateway, admin_key, lambda client: client.status(model))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    from rich.console import Console
+
+    from gateway.cli.tables import status_view
+
+    Console().print(status_view(found))
+
+
+def staleness(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None) -> None:
     """Show a running gateway's batches, the groups in them, waiting groups and recent losses."""
     from gateway.cli.tables import show_staleness
 
     show_staleness(ask(gateway, admin_key, lambda client: client.staleness(model)))
 
 
+def list_episodes(
+    gateway: Url = _URL,
+    admin_key: AdminKey = None,
+    task: Annotated[str | None, typer.Option(help="Of this task alone.")] = None,
+    group: Annotated[str | None, typer.Option(help="Of this group alone.")] = None,
+    state: Annotated[
+        Literal["open", "grading", "closed"] | None, typer.Option(help="In this state alone.")
+    ] = None,
+    mode: Annotated[Literal["train", "eval"] | None, typer.Option(help="Of this mode alone.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Episodes, the newest first.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the newest episodes with their rewards.
+
+    Example:
+
+      gateway episodes list --task task-7 --state closed
+    """
+    from gateway.cli.tables import show_episodes
+
+    given = {"task_id": task, "group_id": group, "state": state, "mode": mode, "limit": limit}
+    filters = {name: value for name, value in given.items() if value is not None}
+
+    async def asked(client: GatewayClient) -> dict[str, Any]:
+        return {"episodes": await client.episodes(**filters)}
+
+    found = ask(gateway, admin_key, asked)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show_episodes(found["episodes"])
+
+
+def show_episode(
+    episode_id: Annotated[str, typer.Argument(help="An episode.")],
+    gateway: Url = _URL,
+    admin_key: AdminKey = None,
+    model: Annotated[str | None, typer.Option(help="Another model that the episode called.")] = None,
+    full: Annotated[
+        bool, typer.Option(help=f"Whole texts, not the first {_SHOWN} characters of each.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what an episode's model read and said: each piece of text with its tokens, versions and log-probabilities.
+
+    Example:
+
+      gateway episodes show ep-4f1d --full
+    """
+    from gateway.cli.tables import show_trajectory
+
+    async def asked(client: GatewayClient) -> dict[str, Any]:
+        return {**await client.episode(episode_id), **await client.trajectory(episode_id, model)}
+
+    found = ask(gateway, admin_key, asked)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show_trajectory(found, None if full else _SHOWN)
+
+
 def why(
     episode_id: Annotated[str, typer.Argument(help="An episode, opened or refused.")],
-    gateway: Url = "http://127.0.0.1:8000",
+    gateway: Url = _URL,
     admin_key: AdminKey = None,
 ) -> None:
     """Tell what became of an episode and its group, step by step, and why it was trained or not."""
     from gateway.cli.tables import show_why
 
     show_why(ask(gateway, admin_key, lambda client: client.why(episode_id)))
+
+
+async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:
+    """Ends with Ctrl-C, or when the gateway does not answer."""
+    from rich.live import Live
+
+    from gateway.cli.tables import status_view
+
+    with Live(status_view(await client.status(model)), auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            live.update(status_view(await client.status(model)), refresh=True)

@@ -1,13 +1,113 @@
-"""Tables for `gateway staleness` and `gateway episodes why`, from the answers of the admin API."""
+"""Tables for the commands of show.py, from the answers of the admin API."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+_BATCHES = 4
+_WIDE = 160
+
+
+def status_view(status: dict[str, Any]) -> Group:
+    """A model on one screen: its versions, batches and episodes, and every engine."""
+    lines = [
+        "model {model}: version {version} is live, {newest_version} is the newest; {updates} weight updates".format(
+            **status
+        ),
+        f"next to train is batch {status['consumed']}; {_batches(status['buffers'])}",
+        f"episodes: {status['open_episodes']} open; "
+        + (", ".join(f"{count:,} {key}" for key, count in status["episodes"].items()) or "none so far"),
+        f"calls that wait for an engine: {status['waiting_calls']}; free places in batches: {status['free_slots']}",
+    ]
+    lines += [f"version {bad['version']} is bad: {bad['why']}" for bad in status["bad_versions"]]
+    return Group(*(Text(line) for line in lines), _engines(status["engines"]))
+
+
+def _batches(rows: list[dict[str, Any]]) -> str:
+    """The first batches in which there is something."""
+    used = [row for row in rows if row["occupied"] or row["reserved"]]
+    parts = [
+        f"batch {row['buffer']} has {row['occupied']} groups, {row['reserved']} more are on their way"
+        for row in used[:_BATCHES]
+    ]
+    if len(used) > _BATCHES:
+        parts.append(f"{len(used) - _BATCHES} later ones: gateway staleness")
+    return "; ".join(parts) or "no group has a place in one"
+
+
+def _engines(engines: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for name in ("engine", "model", "state", "version", "requests", "restarts", "reason"):
+        table.add_column(name, justify="right" if name in ("version", "requests", "restarts") else "left")
+    for engine in engines:
+        figures = (str(engine[name]) for name in ("version", "streams", "restarts"))
+        words = (escape(engine[name]) for name in ("name", "model", "state"))
+        table.add_row(*words, *figures, escape(engine["reason"]))
+    return table
+
+
+def show_episodes(episodes: list[dict[str, Any]]) -> None:
+    """A row for each episode, the newest first."""
+    if not episodes:
+        Console().print("no episodes")
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    console = Console()
+    console.width = max(
+        console.width, _WIDE
+    )  # a terminal wraps a long line better than a table wraps its cells
+    for name in ("episode", "mode", "version", "state", "reward", "opened", "task", "group"):
+        long = name in ("task", "group")
+        right = name in ("version", "reward")
+        table.add_column(name, justify="right" if right else "left", no_wrap=not long, overflow="fold")
+    for row in episodes:
+        state = row["state"] + (f" ({row['reason']})" if row["reason"] else "")
+        reward = "" if row["reward"] is None else f"{row['reward']:g}"
+        opened = time.strftime("%m-%d %H:%M", time.localtime(row["created_at"]))
+        words = (row["episode_id"], row["mode"], str(row["version"]), state, reward, opened)
+        table.add_row(*map(escape, (*words, row["task_id"], row["group_id"])))
+    console.print(table)
+
+
+def show_trajectory(episode: dict[str, Any], most: int | None) -> None:
+    """An episode and the nodes of its token tree, in the order in which they were recorded; at most `most` characters of each."""
+    console = Console()
+    reward = "no reward" if episode["reward"] is None else f"reward {episode['reward']:g}"
+    head = "{episode_id}, task {task_id}, group {group_id}, {mode}, {state}".format(**episode)
+    console.print(f"{escape(head)}, {reward}", soft_wrap=True)
+    for node in episode["nodes"]:
+        console.print(
+            Text(_node_head(node), style="bold cyan" if node["sampled"] else "bold"), soft_wrap=True
+        )
+        text = node["text"] if most is None else node["text"][:most]
+        console.print(Text(text), soft_wrap=True)
+        if len(text) < len(node["text"]):
+            console.print(f"({len(node['text']) - len(text):,} more characters: --full)", style="dim")
+
+
+def _node_head(node: dict[str, Any]) -> str:
+    """What a node is: the prompt's tokens, or sampled ones with their versions, mean log-probability and flags."""
+    place = f"node {node['index']}" + (f" after {node['parent']}" if node["parent"] >= 0 else "")
+    count = len(node["ids"])
+    if not node["sampled"]:
+        return f"-- {place}: {count} tokens of the prompt"
+    versions = " to ".join(str(version) for version, _ in node["versions"])
+    mean = sum(node["logprobs"]) / max(count, 1)
+    flags = sorted({flag for flag in node["flags"] if flag})
+    rest = [
+        node["finish_reason"] or "",
+        *flags,
+        node["mask_reason"] and f"not trained: {node['mask_reason']}",
+    ]
+    said = f"{count} tokens sampled by version {versions}, mean log-probability {mean:.3f}"
+    return f"-- {place}: {', '.join([said, *filter(None, rest)])}"
 
 
 def show_staleness(shown: dict[str, Any]) -> None:
@@ -40,9 +140,8 @@ def show_why(why: dict[str, Any]) -> None:
     for name in ("time", "what", "reason", "batch", "in words"):
         table.add_column(name)
     for step in why["story"]:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step["at"]))
         buffer = "" if step["buffer"] is None else str(step["buffer"])
-        table.add_row(at, step["kind"], escape(step["reason"]), buffer, escape(step["words"]))
+        table.add_row(_time(step["at"]), step["kind"], escape(step["reason"]), buffer, escape(step["words"]))
     console.print(table)
     for reason, tokens in why["masked_tokens"].items():
         console.print(f"{tokens} of {why['sampled_tokens']} sampled tokens are not trained: {escape(reason)}")
@@ -56,3 +155,7 @@ def show_why(why: dict[str, Any]) -> None:
 def _group(group: dict[str, Any]) -> str:
     members = ", ".join(f"{count} {state}" for state, count in group["members"].items())
     return f"{group['group_id']} (version {group['version']}, {group['state']}): {members} of {group['size']}"
+
+
+def _time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

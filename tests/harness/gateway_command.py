@@ -1,7 +1,8 @@
-"""`gateway serve` as a person would start it: a process of its own, which signals reach."""
+"""The command `gateway` as a person would run it; `serve` is a process of its own, which signals reach."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,11 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from click.testing import Result
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from processes.child import LocalProcess
 from tests.harness.waiting import until
 
 START_S = 120.0
+
+
+async def gateway_command(*argv: object) -> Result:
+    """Runs `gateway` with these arguments, as a person would."""
+    return await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, app, [str(a) for a in argv])
 
 
 def write_toml(values: dict[str, Any], path: Path) -> Path:

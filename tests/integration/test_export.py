@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from gateway.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
-from gateway.cli import app
 from gateway.feed import export as exports
 from gateway.types import Group
+from tests.harness.gateway_command import gateway_command
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 
@@ -38,11 +35,6 @@ def toml(values: dict[str, Any], path: Path) -> Path:
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     path.write_text("\n".join(lines))
     return path
-
-
-async def gateway_command(*argv: object) -> Result:
-    """Runs `gateway` with these arguments, as a person would."""
-    return await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, app, [str(a) for a in argv])
 
 
 def same(exported: tuple[Group, ...], groups: list[Group]) -> bool:
@@ -176,33 +168,3 @@ async def test_serving_a_ledger_under_other_settings_is_refused_in_one_line(
     assert result.output.count("\n") == 1
     assert "drop_equal = False (now True), eta = 2 (now 5)" in result.output
     assert "[store] url" in result.output
-
-
-async def test_the_tables_are_printed_from_a_running_gateway(gateway: RunningGateway) -> None:
-    await rewarded(gateway, "[a]")
-    episode, _ = await gateway.open("b", group_id="b", group_size=2)
-    shown = await gateway_command("staleness", "--gateway", gateway.url)
-    assert shown.exit_code == 0, shown.output
-    assert "[a] (version 0, occupied): 2 rewarded of 2" in shown.output
-    assert "b (version 0, reserved): 1 open of 2" in shown.output
-    await gateway.admin.abandon(episode, "crashed")
-    told = await gateway_command("episodes", "why", episode, "--gateway", gateway.url)
-    assert told.exit_code == 0, told.output
-    assert told.output.endswith("verdict: not trained, because crashed\n")
-    assert "admitted to batch 1" in told.output
-    unknown = await gateway_command("episodes", "why", "ep-nobody", "--gateway", gateway.url)
-    assert unknown.exit_code == 1
-    assert "no decision is recorded for an episode 'ep-nobody'" in unknown.output
-
-
-async def test_a_gateway_that_is_not_there_is_said(unused_port: int) -> None:
-    result = await gateway_command("staleness", "--gateway", f"http://127.0.0.1:{unused_port}")
-    assert result.exit_code == 1
-    assert f"no gateway answers at http://127.0.0.1:{unused_port}" in result.output
-
-
-@pytest.fixture
-def unused_port() -> int:
-    from processes.ports import free_port
-
-    return free_port()
