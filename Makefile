@@ -7,6 +7,8 @@ COMPAT := .venv-compat
 CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
 LITELLM := .venv-litellm
 TRL := .venv-trl
+GPU := .venv-gpu
+ENGINE_GPU := .venv-engine-gpu
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
@@ -19,7 +21,7 @@ TESTS = $(BIN)/python -m tests
 	report-lending \
 	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
-	litellm trl bench-trainer up up-vllm down compose-check clean
+	litellm trl bench-trainer gpu-check up up-vllm down compose-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -112,6 +114,11 @@ bench-trainer: setup trl ## the trainer's step beside TRL's GRPOTrainer: rates, 
 
 trl: $(TRL)/.ready ## install TRL, to compare with, into .venv-trl
 
+gpu-check: ## what only a GPU can show: its tests, the trainer's rates, five steps beside vLLM; refuses without a GPU
+	@$(PYTHON) -m bench.gpu.machine
+	@$(MAKE) --no-print-directory $(GPU)/.ready $(ENGINE_GPU)/.ready
+	$(GPU)/bin/python -m bench.gpu --engine-python $(ENGINE_GPU)/bin/python
+
 bench-chat: setup engine ## the gateway's CPU against that of vLLM's own chat front end
 	$(BIN)/python -m bench.vllm_chat
 
@@ -155,7 +162,7 @@ bench-lengths: setup ## recall of the longest 20% of calls, predicted before the
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) $(TRL) .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
@@ -182,6 +189,19 @@ $(TRL)/.ready: requirements/trl.txt
 	@$(PYTHON) -m venv $(TRL)
 	@$(TRL)/bin/python $(PIP) $(TORCH)
 	@$(TRL)/bin/python $(PIP) --no-deps -r requirements/trl.txt
+	@touch $@
+
+$(GPU)/.ready: requirements/trainer-gpu.txt pyproject.toml
+	@echo "installing headgate with PyTorch's CUDA build into $(GPU)"
+	@$(PYTHON) -m venv $(GPU)
+	@$(GPU)/bin/python $(PIP) --no-deps -r requirements/trainer-gpu.txt
+	@$(GPU)/bin/python $(PIP) --editable '.[dev]'
+	@touch $@
+
+$(ENGINE_GPU)/.ready: requirements/engine-gpu.txt
+	@echo "installing vLLM's GPU build into $(ENGINE_GPU)"
+	@$(PYTHON) -m venv $(ENGINE_GPU)
+	@$(ENGINE_GPU)/bin/python $(PIP) --no-deps -r requirements/engine-gpu.txt
 	@touch $@
 
 $(COMPAT)/%/.ready: requirements/compat/%.txt

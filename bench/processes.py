@@ -166,14 +166,21 @@ async def serve_gateway(
 
 @asynccontextmanager
 async def run_server(
-    name: str, argv: Sequence[str], port: int, path: str, work: Path, env: Mapping[str, str] | None = None
+    name: str,
+    argv: Sequence[str],
+    port: int,
+    path: str,
+    work: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    start_s: float = _START_S,
 ) -> AsyncIterator[Child]:
     """A server that answers a GET of `path` on `port` once it is ready. Raises ChildDied or TimeoutError, with its last lines."""
     process = await LocalProcess.start(name, argv, work / f"{name}-{port}.log", env)
     child = Child(process.pid, port)
     try:
         async with httpx.AsyncClient(base_url=child.url) as http:
-            await process.ready(lambda: _answers(http, path), _START_S)
+            await process.ready(lambda: _answers(http, path), start_s)
         yield child
     finally:
         await process.stop()

@@ -40,8 +40,15 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
     engine.kill()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that kill the shared engine come last, or it would be started once more for the tests after them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that kill the shared engine come last, or it would be started once more for the tests after them.
+
+    Tests that need a GPU are left out, unless the choice of marks names them.
+    """
+    if "gpu" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     items.sort(key=lambda item: item.get_closest_marker("kills_shared_engine") is not None)
 
 

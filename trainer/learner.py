@@ -28,7 +28,7 @@ from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.kept import Keep
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import build, optim, parallel, pretrained, probe
+from trainer.model import build, device_memory, optim, parallel, pretrained, probe
 from trainer.model.parallel import Ranks
 from trainer.orders import together
 from trainer.settings import LearnerSettings
@@ -270,6 +270,7 @@ class Learner:
             "lr": lr,
             "step": float(self.steps),
             "skipped_steps": float(self.skipped),
+            **device_memory.peaks(self.device),
         }
 
     def _optimize(self, batch: Batch) -> tuple[int, float]:

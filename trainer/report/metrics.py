@@ -6,6 +6,8 @@ Owns the file under `[run] dir`; a resumed run appends to it. One record per tra
 equal (`equal_reward_groups` is the groups' share). `truncated_episodes` is the share of episodes with a call that was cut at its
 token limit. A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
+On a GPU, `memory_peak_gib` is the most that the first rank's tensors took so far, and `memory_reserved_gib` what its allocator
+held.
 
 An evaluation has a line of its own, with its `version`, the `step`, and figures named `eval/...` (`trainer.evaluation.figures`);
 `eval/versions` counts its episodes by the versions that sampled them.

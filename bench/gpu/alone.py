@@ -1,0 +1,82 @@
+"""The trainer without engine, gateway and agents: steps on long rows of random tokens, as prime-rl's benchmark has them.
+
+One process that ends with a line of JSON: each step that counts, and the most memory that the device's tensors took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.gpu.workload import THREADS, WORKLOADS, Workload
+from bench.trainer.headgate import groups_of
+from bench.trainer.load import Rollout, Turn
+from trainer.learner import Learner
+from trainer.orders import dismiss
+from trainer.settings import Settings
+
+_WARM_UP = 2
+"""Steps that are not counted: kernels are compiled, moments made, and memory found."""
+_PROMPT = 1
+
+
+def settings_of(workload: Workload, model: Path, folder: Path, device: str) -> Settings:
+    """The recipe's way: all weights, every activation computed again, a row in each micro-batch."""
+    return Settings.parse({
+        "run": {"dir": folder, "steps": 1_000_000, "device": device, "threads": THREADS[device]},
+        "gateway": {"url": "http://127.0.0.1:9"},
+        "model": {"path": model, "dtype": workload.dtype, "activation_checkpointing": 1},
+        "optimizer": {"lr": 1e-6},
+        "batch": {"tokens": workload.row},
+    })  # fmt: skip
+
+
+def rollouts_of(workload: Workload) -> list[Rollout]:
+    """Rows of random tokens, with the log-probabilities of an untrained model; nothing is shared but the first token."""
+    draw = np.random.default_rng(1)
+    vocabulary = workload.config["vocab_size"]
+    found = []
+    for number in range(workload.rows):
+        ids = draw.integers(0, vocabulary, workload.row, dtype=np.int32)
+        logprobs = np.full(workload.row, -math.log(vocabulary), np.float32)
+        parts = slice(0, _PROMPT), slice(_PROMPT, None)
+        asked, said = (
+            Turn(turn - 1, turn == 1, ids[part], logprobs[part]) for turn, part in enumerate(parts)
+        )
+        found.append(Rollout(0, float(number % 2), (asked, said)))
+    return found
+
+
+def measure(workload: Workload, model: Path, folder: Path, device: str, steps: int) -> dict[str, Any]:
+    """Trains on one batch again and again; answers what the bench reports of it."""
+    learner = Learner.open(settings_of(workload, model, folder, device))
+    groups = groups_of(rollouts_of(workload))
+    counted: list[dict[str, float]] = []
+    for _ in range(_WARM_UP + steps):
+        began = time.perf_counter()
+        said = learner.train(groups)
+        counted.append(said | {"seconds": time.perf_counter() - began})
+    dismiss(learner)
+    return {"steps": counted[_WARM_UP:]}
+
+
+def main() -> None:
+    """Measures once."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=WORKLOADS, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    given = parser.parse_args()
+    print(json.dumps(measure(WORKLOADS[given.shape](), given.model, given.dir, given.device, given.steps)))
+
+
+if __name__ == "__main__":
+    main()

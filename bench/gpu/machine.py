@@ -1,0 +1,118 @@
+"""Says whether this machine can run the check, before anything is installed: a GPU for the CUDA builds of PyTorch and vLLM.
+
+`python3 -m bench.gpu.machine` ends with status 1 and one paragraph if it cannot. Imports Python's own library alone.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MEMORY_GIB = 38.0
+"""Enough for the engine and the trainer of Qwen3-0.6B on one GPU, by prediction (`trainer plan-memory`); two GPUs share it."""
+CAPABILITY = 8.0
+"""The first with bfloat16 in its matrix units."""
+DRIVER = 580
+"""The first for CUDA 13, for which the pinned builds are made."""
+PYTHON = (3, 11)
+_QUERY = "index,name,memory.total,compute_cap,driver_version"
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the driver describes it."""
+
+    index: int
+    name: str
+    memory_gib: float
+    capability: float
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The parts of a machine that decide."""
+
+    gpus: tuple[Gpu, ...]
+    why_none: str
+    """Empty if there are some."""
+    system: str
+    python: tuple[int, int]
+
+
+def look() -> Machine:
+    """Asks the driver, and the interpreter that will make the environments."""
+    gpus, why = _ask_driver()
+    return Machine(gpus, why, f"{platform.system()} {platform.machine()}", sys.version_info[:2])
+
+
+def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except FileNotFoundError:
+        return (), "there is no `nvidia-smi`, so no NVIDIA driver is installed"
+    except subprocess.TimeoutExpired:
+        return (), f"`nvidia-smi` did not answer within {_ANSWER_S:g} s"
+    if answer.returncode:
+        said = " ".join((answer.stdout + answer.stderr).split())
+        return (), f"`nvidia-smi` ended with {answer.returncode}: {said}"
+    gpus = parse(answer.stdout)
+    return gpus, "" if gpus else "`nvidia-smi` lists no GPU"
+
+
+def parse(answer: str) -> tuple[Gpu, ...]:
+    """Reads the driver's answer, a line for each GPU."""
+    rows = ([part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip())
+    return tuple(
+        Gpu(int(index), name, float(memory) / 1024, float(capability), driver)
+        for index, name, memory, capability, driver in rows
+    )
+
+
+def missing(machine: Machine) -> list[str]:
+    """What the machine lacks; empty if it has all."""
+    found = []
+    if machine.system != "Linux x86_64":
+        found.append(f"Linux on x86-64, for which the builds are pinned (this is {machine.system})")
+    if machine.python < PYTHON:
+        wanted, have = (".".join(map(str, version)) for version in (PYTHON, machine.python))
+        found.append(f"Python {wanted} or newer (this is {have}; `make gpu-check PYTHON=...` takes another)")
+    if not machine.gpus:
+        return [*found, f"an NVIDIA GPU ({machine.why_none})"]
+    first = machine.gpus[0]
+    if first.capability < CAPABILITY:
+        found.append(
+            f"a GPU of compute capability {CAPABILITY} or newer ({first.name} has {first.capability})"
+        )
+    if int(first.driver.partition(".")[0]) < DRIVER:
+        found.append(f"a driver of version {DRIVER} or newer, for CUDA 13 (this is {first.driver})")
+    if first.memory_gib < MEMORY_GIB / min(2, len(machine.gpus)):
+        found.append(f"{MEMORY_GIB:g} GiB of GPU memory ({first.name} has {first.memory_gib:.0f} GiB)")
+    return found
+
+
+def refusal(lacks: Sequence[str]) -> str:
+    """One paragraph for people."""
+    return (
+        f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
+        " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
+        " docs/gpu-check.md says more."
+    )
+
+
+def main() -> None:
+    """Ends with status 1 if the machine cannot run the check."""
+    machine = look()
+    lacks = missing(machine)
+    if lacks:
+        sys.exit(refusal(lacks))
+    print("found " + ", ".join(f"{gpu.name} ({gpu.memory_gib:.0f} GiB)" for gpu in machine.gpus), flush=True)
+
+
+if __name__ == "__main__":
+    main()

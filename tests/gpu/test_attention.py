@@ -1,0 +1,62 @@
+"""The attention that a device chooses is the segments' over SDPA in float64, forwards and backwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gpu.learners import batch
+from trainer.data.packing import lay_out
+from trainer.data.tree import rows_of
+from trainer.model import attention
+from trainer.model.attention import Forest, Scoring
+
+BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
+"""The norm of the difference over the norm. float32: a GPU may multiply in TF32, which has 11 bits; bfloat16 has 8."""
+SCORINGS = {
+    "plain": Scoring(),
+    "window": Scoring(window=24),
+    "softcap": Scoring(softcap=0.5),
+    "scale": Scoring(scale=0.3),
+}
+
+
+def forest(device: str) -> Forest:
+    """Two groups of episodes that branch: spans with long prefixes, and tokens that do not see one another."""
+    rows = rows_of([(episode, {}) for group in batch() for episode in group.episodes]).rows
+    micro = lay_out(rows)
+    assert len(micro) < sum(len(row) for row in rows), "something is shared"
+    return Forest(micro.positions.to(device), micro.ends.to(device))
+
+
+def forward_and_backward(found: Tensor, inputs: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    """The output and the gradients, in float64 on the CPU."""
+    gradients = torch.autograd.grad(found, inputs, cotangent.to(found))
+    return [tensor.detach().double().cpu() for tensor in (found, *gradients)]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_attention_is_that_of_segments(device: str, dtype: torch.dtype, scoring: Scoring) -> None:
+    torch.manual_seed(1)
+    reference, tokens = forest("cpu"), len(forest("cpu").positions)
+    made = [torch.randn(1, heads, tokens, 64, dtype=torch.float64) for heads in (4, 2, 2)]
+    cotangent = torch.randn(1, 4, tokens, 64, dtype=torch.float64)
+    exact = [x.to(dtype).double().requires_grad_() for x in made]
+    expected = forward_and_backward(attention.by_span(reference, *exact, scoring), exact, cotangent)
+    given = [x.to(device, dtype).requires_grad_() for x in made]
+    found = forward_and_backward(attention.attend(forest(device), *given, scoring), given, cotangent)
+    for name, ours, theirs in zip(("output", "query", "key", "value"), found, expected, strict=True):
+        assert float((ours - theirs).norm() / theirs.norm()) < BOUNDS[dtype], name
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_attends_by_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    by_flex = attention.by_flex
+    monkeypatch.setattr(attention, "by_flex", lambda *given: taken.append(1) or by_flex(*given))
+    query = torch.randn(1, 2, len(forest("cpu").positions), 64, device="cuda")
+    attention.attend(forest("cuda"), query, query, query, Scoring())
+    assert taken

@@ -1,0 +1,46 @@
+"""What waits in the host's memory changes no step, and is not on the device meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu.learners import State, distance, learn, save_tiny, settings_of
+from trainer.learner import Learner
+
+BOUND = 1e-5
+"""Of the steps' norm. The same kernels in the same order; those of a GPU may add in another order from run to run."""
+OFFLOADED: dict[str, dict[str, Any]] = {
+    "optimizer": {"offload": "host"},
+    "model": {"dtype": "bfloat16", "activation_checkpointing": 1, "activation_offload": True},
+}
+KEPT: dict[str, dict[str, Any]] = {"model": {"dtype": "bfloat16", "activation_checkpointing": 1}}
+
+
+def trained(
+    model: Path, folder: Path, device: str, tables: dict[str, dict[str, Any]]
+) -> tuple[State, set[str], int]:
+    """The weights after three steps, where the moments were between them, and the most memory that the last one took."""
+    places: set[str] = set()
+
+    def look(learner: Learner) -> None:
+        moments = learner.optimizer.moments()
+        places.update(moments[name]["exp_avg"].device.type for name in list(moments)[1:])
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    weights = learn(settings_of(model, folder, device, **tables), 3, look)
+    return weights, places, torch.cuda.max_memory_allocated() if device == "cuda" else 0
+
+
+def test_offload_changes_no_step(device: str, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    start = learn(settings_of(model, tmp_path / "start", "cpu"), 0)
+    kept, places, most = trained(model, tmp_path / "kept", device, KEPT)
+    assert places == {device}
+    offloaded, places, least = trained(model, tmp_path / "offloaded", device, OFFLOADED)
+    assert places == {"cpu"}
+    assert distance(offloaded, kept, over=start) < BOUND
+    assert device == "cpu" or least < most, "a device keeps less"

@@ -1,0 +1,17 @@
+"""The most memory that a device's tensors took, as PyTorch's allocator counts it. The CPU does not count."""
+
+from __future__ import annotations
+
+import torch
+
+_GIB = 2**30
+
+
+def peaks(device: str) -> dict[str, float]:
+    """The peaks of this process so far: what tensors took, and what the allocator held for them; nothing on the CPU."""
+    if not device.startswith("cuda"):
+        return {}
+    return {
+        "memory_peak_gib": torch.cuda.max_memory_allocated(device) / _GIB,
+        "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / _GIB,
+    }
