@@ -9,6 +9,7 @@ TrainerError
 |- LeaseLost            the gateway no longer grants the lease that is being trained
 |- FeedBroken           the gateway gave a group twice, or a buffer that cannot be trained any more
 |- RankLost             another process of the run ended, or was silent for too long
+|- OffloadFailed        weights and moments could not leave the device or come back to it
 |- NotFinite            too many steps in a row had a loss or gradient that is not finite
 |- PublishFailed        the engines could not be brought to the published version
 |  `- VersionRejected   nor ever will: its weights are bad
@@ -52,6 +53,10 @@ class FeedBroken(TrainerError):
 
 class RankLost(TrainerError):
     """Another process of the run ended, or was silent for too long; the message names the step."""
+
+
+class OffloadFailed(TrainerError):
+    """Weights and moments could not leave their device while its node is lent, or could not come back."""
 
 
 class NotFinite(TrainerError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from trainer.data.kept import Keep
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import build, device_memory, optim, parallel, pretrained, probe
+from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
+from trainer.model.policy import Policy
 from trainer.orders import together
 from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
@@ -58,14 +60,24 @@ class Learner:
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint that is whole; None before the first."""
         self._background = Background()
-        self.policy = build.trained(settings.model, ranks, settings.run.seed)
+        self._offload: Offload | None = None
+        self.offloaded = False
+        """True while weights, gradients and moments are not in the device's memory."""
+        self._policy = build.trained(settings.model, ranks, settings.run.seed)
         self.algorithm: Algorithm = create(settings.algorithm)
-        self.optimizer = optim.create(self.model, settings.optimizer)
+        self.optimizer = optim.create(self._policy.model, settings.optimizer)
         self._round: list[MicroBatch] = []
         """Micro-batches that wait until there is one for each share of the ranks."""
         self._reference: build.Reference | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
             self._reference = build.reference(settings.model, ranks, self.policy)
+
+    @property
+    def policy(self) -> Policy:
+        """The weights that are trained, which are at hand unless they are offloaded."""
+        if self.offloaded:
+            raise RuntimeError("the weights are offloaded: nothing can be computed before `onload`")
+        return self._policy
 
     @property
     def model(self) -> Any:
@@ -140,6 +152,36 @@ class Learner:
         if said is not None and (self.saved is None or said.version > self.saved.version):
             self.saved = said
 
+    @together
+    def offload(self, where: Where, directory: Path) -> None:
+        """Frees the device of all weights, gradients and moments, in the middle of a batch too. Raises OffloadFailed.
+
+        `directory`: where `disk` puts them.
+        """
+        assert not self.offloaded
+        if self._offload is None:
+            self._offload = Offload(where, self.ranks, directory)
+        parallel.reshard(self.policy)
+        self._offload.out(self._tensors())
+        self.offloaded = True
+
+    @together
+    def onload(self) -> None:
+        """Brings everything back that `offload` took away, to the bit. Raises OffloadFailed."""
+        assert self._offload is not None
+        self._offload.back()
+        self.offloaded = False
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that takes memory between two passes, but for the tokens of a batch."""
+        for module in (self._policy, self._reference):
+            if isinstance(module, Policy):
+                for weight in module.parameters():
+                    yield from (weight, *(() if weight.grad is None else (weight.grad,)))
+                yield from module.buffers()
+        for entry in self.optimizer.moments().values():
+            yield from entry.values()
+
     def _described(self) -> checkpoint.CheckpointMeta:
         """The checkpoint of the state as it is now, without its tensors."""
         every, wanted = self.settings.checkpoint.every, self.settings.model
@@ -179,7 +221,7 @@ class Learner:
             self.algorithm,
             settings.batch.tokens,
             self._reference_kl,
-            share=self.policy.shares,
+            share=self._policy.shares,
             credit=settings.credit,
             keep=keep,
         )

@@ -51,6 +51,15 @@ POINTS = {
     "acknowledging": Point("gateway.client:GatewayClient", "ack", "underway"),
     "acknowledged": Point("trainer.loop.feed:Feed", "ack", "after"),
 }
+OFFLOAD = {
+    "on the way out": Point("trainer.model.offload:Disk", "write", "after"),
+    "all copied": Point("trainer.model.offload:Disk", "rewind", "before"),
+    "offloaded": Point("trainer.learner:Learner", "offload", "after"),
+    "offloaded, and leased": Point("trainer.loop.feed:Feed", "lease", "after"),
+    "on the way back": Point("trainer.model.offload:Disk", "read", "after"),
+    "back": Point("trainer.learner:Learner", "onload", "after"),
+}
+"""Points that a process passes whose weights are on disk while it waits."""
 REPLAY = {
     "replaying": Point("trainer.learner:Learner", "train", "before"),
     "replayed": Point("trainer.learner:Learner", "train", "after"),

@@ -18,12 +18,13 @@ from processes.ports import free_port
 from tests.harness.gateways import RunningGateway
 from tests.harness.killed_runs import BATCH, TRAINER, note_manifest, straight_on_two, world
 from tests.harness.ranks import environment, on_ranks
-from tests.harness.trainer_process import BESIDE, IDLE, POINTS, RANKS, REPLAY, Point, start
+from tests.harness.trainer_process import BESIDE, IDLE, OFFLOAD, POINTS, RANKS, REPLAY, Point, start
 from tests.harness.waiting import until
 from trainer.learner import Learner
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
 
+KNOWN = ("checkpoints", "metrics.jsonl", "samples", "tensorboard", "trackers", "weights")
 STEPS = len(POINTS) + 5
 RANDOM_KILLS = 3
 ANYWHERE_S = 0.4
@@ -155,6 +156,27 @@ async def test_a_trainer_that_is_killed_while_a_checkpoint_is_written_loses_noth
         await check_the_account(gateway, steps)
         batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
     assert config.with_suffix(".log").read_text().count("nothing lost, nothing trained twice") == len(BESIDE)
+    await check_final(Settings.load(config), batches, engine.given)
+
+
+async def test_a_trainer_that_is_killed_while_its_weights_are_on_disk_loses_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    steps = len(OFFLOAD) + 2
+    async with world(tiny_model, tmp_path) as (gateway, engine):
+        await gateway.admin.add_node("t0", ["train", "rollout"])
+        config, run = tmp_path / "trainer.toml", tmp_path / "run"
+        names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": 1}
+        config.write_text(
+            TRAINER.format(**names).replace("[model]", 'nodes = ["t0"]\noffload = "disk"\n[model]')
+        )
+        for name, point in {"acknowledged": POINTS["acknowledged"], **OFFLOAD}.items():
+            killed = await run_once(config, point)
+            assert killed == -signal.SIGKILL, f"{name}: {config.with_suffix('.log').read_text()[-3000:]}"
+        assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
+        await check_the_account(gateway, steps)
+        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+    assert all(path.name.startswith(KNOWN) for path in run.iterdir()), "nothing is left on the disk"
     await check_final(Settings.load(config), batches, engine.given)
 
 

@@ -28,6 +28,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ from trainer.errors import (
     TrainerError,
     VersionRejected,
 )
-from trainer.learner import Learner
+from trainer.learner import Learner, device_of
 from trainer.loop import feed, replay
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.children import (
@@ -61,8 +62,9 @@ from trainer.loop.clock import Clock
 from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed
 from trainer.loop.heartbeat import heartbeat
-from trainer.loop.nodes import Nodes
+from trainer.loop.nodes import Memory, Nodes
 from trainer.loop.threads import in_thread
+from trainer.model.offload import Where
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.report import trackers
@@ -81,9 +83,23 @@ _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 async def run(settings: Settings) -> None:
     """Trains until version `[run] steps` is published and acknowledged, as the first rank. Raises TrainerError or ChildDied."""
     trackers.check(settings.report.to)
-    learner = await asyncio.to_thread(Learner.open, settings)
+    learner = await _opened(settings)
     await watch(_lead(settings, learner), heartbeat(learner))
     await asyncio.to_thread(dismiss, learner)
+
+
+async def _opened(settings: Settings) -> Learner:
+    """The learner; its nodes are claimed before it takes their memory, which may be lent while no trainer is there.
+
+    Nobody has lent them where the gateway is started by this trainer, afterwards.
+    """
+    given = settings.gateway
+    if given.url is None or not given.nodes or offloaded_to(settings) is None:
+        return await asyncio.to_thread(Learner.open, settings)
+    async with GatewayClient(given.url, given.key) as client:
+        nodes = Nodes(Feed(client, given.model, given.answer_s), given.nodes)
+        await nodes.claim()
+        return await watch(in_thread(Learner.open, settings), Watched("renewal of the claim", nodes.keep()))
 
 
 async def _lead(settings: Settings, learner: Learner) -> None:
@@ -138,7 +154,7 @@ class Trainer:
             settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
         )
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
-        self.nodes = Nodes(self.feed, settings.gateway.nodes)
+        self.nodes = Nodes(self.feed, settings.gateway.nodes, _memory(settings, learner))
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
         self.details = Details(settings)
@@ -159,6 +175,9 @@ class Trainer:
         """
         for directory in (self.weights.directory, self.learner.checkpoints):
             await in_thread(sweep, directory)
+        if self.nodes.memory is not None:
+            # The weights are on the nodes; until they have left them, nobody else is to have these.
+            await self.nodes.claim()
         if (why := self.weights.rejected(self.learner.version)) is not None:
             raise self._rejected(why)
         published = (await self.feed.status())["newest_version"]
@@ -242,6 +261,8 @@ class Trainer:
         if batch.kept.keep != Keep():
             with clock.on("details"):
                 await in_thread(self.details.write, self.learner.steps, batch)
+        if self.nodes.memory is not None:
+            clock.seconds |= {"offload": self.nodes.memory.free_s, "onload": self.nodes.memory.fill_s}
         self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
         self._check_skipped()
 
@@ -406,6 +427,20 @@ class Trainer:
         assert self.learner.saved is not None
         path = self.learner.checkpoints / folders.name_of(self.learner.saved.version)
         await self.feed.ack(str(path))
+
+
+def _memory(settings: Settings, learner: Learner) -> Memory | None:
+    """How the learner leaves the memory of nodes that are released (`[gateway] offload`); None if it stays."""
+    where, directory = offloaded_to(settings), settings.gateway.offload_dir or settings.run.dir
+    return None if where is None else Memory(partial(learner.offload, where, directory), learner.onload)
+
+
+def offloaded_to(settings: Settings) -> Where | None:
+    """Where weights are while the nodes are released; None if they stay."""
+    wanted = settings.gateway.offload
+    if wanted == "auto":
+        return None if device_of(settings) == "cpu" else "host"
+    return None if wanted == "none" else wanted
 
 
 @contextmanager

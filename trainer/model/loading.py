@@ -22,6 +22,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from trainer.errors import ConfigError
+from trainer.model import parallel
 from trainer.model.parallel import Ranks
 
 _MANY = 5
@@ -56,6 +57,7 @@ def fill(model: Any, path: Path, device: str, ranks: Ranks | None = None) -> Non
         try:
             stored = _slices(path, files)
             wrong = _put(model, path, stored, device)
+            parallel.own(model)
         except (OSError, ValueError, SafetensorError) as error:
             raise _unusable(path, error) from error
     found = wrong if ranks is None else [each for part in ranks.of_all(wrong) for each in part]

@@ -300,14 +300,33 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in found.values()}
 
 
+def own(model: nn.Module) -> None:
+    """Gives weights and buffers that are views of a file memory of their own, which can be freed for a while (`offload`).
+
+    Before the first pass of a sharded model: then it remembers where its shards are.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if local(tensor).untyped_storage().resizable():
+            continue
+        if isinstance(tensor, DTensor):
+            tensor._local_tensor = tensor._local_tensor.clone()
+        else:
+            tensor.data = tensor.data.clone()
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees what passes have gathered of the weights: each rank has its shards alone."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def move(source: nn.Module, target: nn.Module, place: Callable[[nn.Module], nn.Module]) -> None:
     """Gives `target` the weights, or their shards, and the buffers of `source`, a model of the same modules and as sharded.
 
     `place` says where in a module of `target` they belong. Whether a weight is trained is as `target` has it.
     """
-    for module in source.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    reshard(source)
     for name, module in source.named_modules():
         other = place(target.get_submodule(name))
         for key, weight in module._parameters.items():
@@ -316,6 +335,11 @@ def move(source: nn.Module, target: nn.Module, place: Callable[[nn.Module], nn.M
                 assert mine is not None
                 other._parameters[key] = weight.requires_grad_(mine.requires_grad)
         other._buffers.update(module._buffers)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, or the tensor itself."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def whole(tensor: Tensor) -> Tensor:

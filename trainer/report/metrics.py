@@ -13,7 +13,8 @@ An evaluation has a line of its own, with its `version`, the `step`, and figures
 `eval/versions` counts its episodes by the versions that sampled them.
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
-whole, `claim` the wait for nodes that were lent, `step`, `checkpoint`, `evaluation` the wait for the end of one, `publish`,
+whole, `claim` the wait for nodes that were lent, with `onload`, the return of the weights to them (`offload`, when they left, was
+before the step), `step`, `checkpoint`, `evaluation` the wait for the end of one, `publish`,
 `ack`, `details` the writing of samples and tokens), and across them `idle` (waiting for a lease, for groups, for nodes or for an
 evaluation) and `compute` (forward, backward, optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was,
 as [name, start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline`

@@ -44,6 +44,12 @@ class GatewaySettings(Section):
     """The nodes, by the gateway's names for them, on which this trainer computes: claimed before it does, released while it
     waits. Groups are then only gathered until the batch is whole, or the gateway has called the nodes back. It needs the
     gateway's root key. Without any, nothing is claimed."""
+    offload: Literal["auto", "none", "host", "disk"] = "auto"
+    """Where weights, gradients and moments are while the nodes are released: in the `host`'s memory (pinned where there is an
+    accelerator), on `disk`, or where they always are (`none`). `auto`: `host` where there is an accelerator, else `none`."""
+    offload_dir: Path | None = None
+    """The folder of the files of `disk`, on a disk of each rank's own machine; `[run] dir` if absent. They have no names, and
+    are gone with their process."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

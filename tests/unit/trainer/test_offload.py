@@ -1,0 +1,112 @@
+"""Weights, gradients and moments that leave the memory of the process and come back: to the bit, and all of them or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.harness.ranks import on_ranks
+from tests.unit.trainer.learning import groups_of, settings_of
+from trainer.errors import OffloadFailed
+from trainer.learner import Learner
+from trainer.model import parallel
+from trainer.model.offload import Where, give_back
+from trainer.orders import dismiss, follow
+from trainer.settings import Settings
+
+FULL = {"type": "grpo", "kl_coef": 0.1}
+MIB = 2**20
+
+
+def learn(settings: Settings, where: Where | None) -> dict[str, Tensor] | None:
+    """Two batches, of which the second is half taken when all leaves and comes back: the weights that are published then."""
+    learner = Learner.open(settings)
+    if not learner.ranks.leads:
+        follow(learner)
+        return None
+    learner.train(groups_of(0))
+    batch = learner.begin()
+    learner.take(batch, groups_of(1)[:2])
+    assert any(weight.grad is not None for weight in learner.model.parameters())
+    if where is not None:
+        held = list(learner.model.parameters())
+        learner.offload(where, settings.run.dir)
+        assert not any(parallel.local(weight).untyped_storage().nbytes() for weight in held)
+        with pytest.raises(RuntimeError, match="nothing can be computed before `onload`"):
+            _ = learner.policy
+        learner.onload()
+    learner.take(batch, groups_of(1)[2:])
+    learner.step(batch)
+    found = {name: tensor.clone() for name, tensor in learner.published().items()}
+    dismiss(learner)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "more"),
+    [(1, "float32", {}), (2, "float32", {}), (2, "bfloat16", {"lora": {"rank": 3}})],
+)
+def test_what_leaves_with_a_half_filled_gradient_comes_back_to_the_bit(
+    exact_model: Path, tmp_path: Path, ranks: int, dtype: str, more: dict[str, Any]
+) -> None:
+    settings = settings_of(exact_model, tmp_path, FULL, dtype, more)
+    settings = settings.model_copy(update={"batch": settings.batch.model_copy(update={"tokens": 20})})
+    expected, *_ = on_ranks(ranks, learn, settings, None)
+    for where in ("host", "disk"):
+        found, *_ = on_ranks(ranks, learn, settings, where)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), (where, name)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has and no file holds, as the kernel counts them."""
+    line = next(each for each in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in each)
+    return int(line.split()[1]) * 1024
+
+
+def measure(settings: Settings) -> tuple[list[int], int]:
+    """Resident memory before, while all is away, and after; and the bytes of weights and moments."""
+    learner = Learner.open(settings)
+    learner.train(groups_of(0))
+    own = 3 * sum(weight.nbytes for weight in learner.model.parameters())
+    give_back("cpu")  # what the step needed is no part of it
+    seen = [resident()]
+    learner.offload("disk", settings.run.dir)
+    seen.append(resident())
+    learner.onload()
+    seen.append(resident())
+    return seen, own
+
+
+def test_the_kernel_sees_the_memory_go_and_come(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=384, n_layer=6, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    ((seen, own),) = on_ranks(1, measure, settings_of(tmp_path / "model", tmp_path / "run", {}))
+    assert own > 100 * MIB
+    before, away, after = seen
+    assert before - away == pytest.approx(own, rel=0.05)
+    assert after - away == pytest.approx(own, rel=0.05)
+
+
+def refuse(settings: Settings) -> tuple[str, float]:
+    """What a rank says of a disk that only the first has; and its weights, which did not leave."""
+    learner = Learner.open(settings)
+    learner.ordered = True  # each rank does it of its own accord
+    place = settings.run.dir / "mine" if learner.ranks.leads else Path("/dev/null/nowhere")
+    with pytest.raises(OffloadFailed) as failed:
+        learner.offload("disk", place)
+    learner.train(groups_of(0))
+    return str(failed.value), float(learner.offloaded)
+
+
+def test_a_rank_that_finds_no_room_keeps_all_ranks_where_they_are(exact_model: Path, tmp_path: Path) -> None:
+    for said, offloaded in on_ranks(2, refuse, settings_of(exact_model, tmp_path, {})):
+        assert said.startswith("weights and moments cannot leave ([gateway] offload): rank 1: NotADirectory")
+        assert not offloaded
