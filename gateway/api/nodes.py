@@ -42,9 +42,12 @@ class ClaimBody(TrainerBody):
 
 
 class ReleaseBody(TrainerBody):
-    """A release, and for how long the trainer computed on the groups of the batch that it has trained; 0: it does not say."""
+    """A release, and for how long the trainer computed on the groups of the batch that it has trained; 0: it does not say.
+
+    `load_s`: how long its weights had taken to come back to the node before."""
 
     busy_s: float = Field(0.0, ge=0, le=1e7, allow_inf_nan=False)
+    load_s: float = Field(0.0, ge=0, le=1e7, allow_inf_nan=False)
 
 
 @router.get("/nodes")
@@ -95,7 +98,7 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
     """A trainer waits for its batch; its node may be lent. `near` in the answer: it will not be, and may be claimed again."""
     nodes = _nodes(access)
-    return nodes.describe(nodes.release(name, access.trained(body.model).name, body.busy_s))
+    return nodes.describe(nodes.release(name, access.trained(body.model).name, body.busy_s, body.load_s))
 
 
 def _nodes(access: Access) -> Nodes:

@@ -299,13 +299,16 @@ class GatewayClient:
         body = {"model": model, "wait_s": wait_s}
         return await self._json("POST", f"/nodes/{node}/claim", json=body, wait_s=wait_s)
 
-    async def release(self, node: str, model: str | None = None, busy_s: float = 0.0) -> dict[str, Any]:
+    async def release(
+        self, node: str, model: str | None = None, busy_s: float = 0.0, load_s: float = 0.0
+    ) -> dict[str, Any]:
         """Says that a trainer waits, so that its node may be lent.
 
         `busy_s`: how long it computed on the groups of the batch that it has trained, without the step at the end and without
-        waiting; so much earlier it gets its node back (`[lending] lead`).
+        waiting; so much earlier it gets its node back (`[lending] lead`). `load_s`: how long its weights took to come back.
         """
-        return await self._json("POST", f"/nodes/{node}/release", json={"model": model, "busy_s": busy_s})
+        told = {"model": model, "busy_s": busy_s, "load_s": load_s}
+        return await self._json("POST", f"/nodes/{node}/release", json=told)
 
     # How the gateway is asked
 

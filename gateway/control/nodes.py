@@ -151,14 +151,15 @@ class Nodes:
         self.one(name)
         return node
 
-    def release(self, name: str, model: str, busy_s: float = 0.0) -> Node:
-        """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch.
+    def release(self, name: str, model: str, busy_s: float = 0.0, load_s: float = 0.0) -> Node:
+        """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
+        weights had taken `load_s` to come back to the node.
 
         Raises NotFound and Conflict, as `claim`.
         """
         node = self._trainers(name, model)
         node.holder = ""
-        self._tell(self._host.program.lending.released, Released(name, model, busy_s))
+        self._tell(self._host.program.lending.released, Released(name, model, busy_s, load_s))
         return node
 
     def _trainers(self, name: str, model: str) -> Node:

@@ -92,6 +92,10 @@ class Engine(Protocol):
         """Sets the label that the engine puts on what it samples from now on."""
         ...
 
+    async def frees_memory(self) -> bool:
+        """True if `sleep` frees memory: the engine has an accelerator, and was started to sleep."""
+        ...
+
     async def sleep(self, level: Level) -> None:
         """Frees the accelerator's memory, where the engine has an accelerator. Only while paused without any request inside."""
         ...

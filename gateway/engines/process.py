@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gateway.engines.base import Engine
 from gateway.engines.last_words import last_words
@@ -25,6 +27,7 @@ LOOPBACK = "127.0.0.1"
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
+_ASK_S = 30.0
 _NO_VLLM = "No module named 'vllm'"
 _OTHERWISE = (
     ". Name the Python of an environment in which vLLM is installed, say launch = 'external' for an engine that runs already, or"
@@ -56,7 +59,7 @@ async def launch(
     name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
 ) -> LocalProcess:
     """Starts an engine with the checkpoint in `weights` on a port of the loopback; it does not answer yet."""
-    argv, env = command(settings, model, served_name, weights, LOOPBACK, port)
+    argv, env = await asyncio.to_thread(command, settings, model, served_name, weights, LOOPBACK, port)
     log = settings.log.with_stem(f"{settings.log.stem}-{name}")
     return await LocalProcess.start(name, argv, log, env)
 
@@ -138,11 +141,35 @@ def _vllm_command(
         *("--host", host, "--port", str(port)),
         *("--max-model-len", str(model.max_model_len)),
         "--enable-scale-out",
-        *(() if settings.sleep == "pause" else ("--enable-sleep-mode",)),
+        *(("--enable-sleep-mode",) if _is_to_sleep(settings) else ()),
         *("--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",
     ]
+
+
+def _is_to_sleep(settings: EngineSettings) -> bool:
+    """True if vLLM is to be started so that sleep frees its memory: without an accelerator, it would not start then."""
+    if settings.sleep == "auto":
+        return has_accelerator({**os.environ, **settings.env}) and not _is_for_cpu(settings.python)
+    return settings.sleep != "pause"
+
+
+def has_accelerator(env: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """True if this machine has a GPU that a process with these environment variables may see."""
+    if env.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
+        return False
+    return any((devices / name).exists() for name in ("nvidiactl", "kfd"))
+
+
+def _is_for_cpu(python: str) -> bool:
+    """True if the vLLM of an environment is the build that computes on the CPU, wherever it runs."""
+    asked = [os.path.expanduser(python), "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False  # the start of the engine says what is wrong
+    return "cpu" in found.stdout.partition("+")[2]
 
 
 def _fake_command(

@@ -118,6 +118,10 @@ class SGLangEngine(HTTPEngine):
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._http.post("/update_weight_version", body)
 
+    async def frees_memory(self) -> bool:
+        """With `--enable-memory-saver`."""
+        return bool(orjson.loads(await self._http.get("/get_server_info")).get("enable_memory_saver"))
+
     async def sleep(self, level: Level) -> None:
         """SGLang has one level, at which the weights are forgotten; it needs `--enable-memory-saver`."""
         await self._http.post("/release_memory_occupation", {})

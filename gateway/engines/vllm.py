@@ -88,6 +88,11 @@ class VLLMEngine(HTTPEngine):
     async def label(self, version: int) -> None:
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 
+    async def frees_memory(self) -> bool:
+        """vLLM ends at its start if it is to sleep and has no accelerator."""
+        found = orjson.loads(await self._http.get("/server_info?config_format=json"))
+        return bool(found["vllm_config"]["model_config"]["enable_sleep_mode"])
+
     async def sleep(self, level: Level) -> None:
         """Without an accelerator vLLM only pauses."""
         await self._http.post("/sleep", params={"level": str(level), "mode": "abort"})

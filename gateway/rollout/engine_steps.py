@@ -92,7 +92,6 @@ class EngineSteps:
         self._distribution = distribution
         self._model = model
         self._settings = engine
-        self._level = _LEVELS.get(engine.sleep)
         self._pinned_s = pinned_s
         self._update = update
         self._weights: dict[int, Weights] = {}
@@ -229,17 +228,23 @@ class EngineSteps:
                     await self._a_moment(slot)
         await engine.pause()
         await self._settle(slot, weights)
-        if self._level is not None:
+        if (level := await self._level(engine)) is not None:
             await self._check_leadership()
-            await engine.sleep(self._level)
+            await engine.sleep(level)
 
     async def _wake(self, slot: Slot, weights: Weights) -> None:
         """Wakes an engine and loads the newest weights, as its own may be older or lost."""
         slot.state, slot.reason = "held", "it wakes"
         await self._announce(slot)
         engine = _engine(slot)
-        await (engine.pause() if self._level is None else engine.wake())
+        await (engine.pause() if await self._level(engine) is None else engine.wake())
         await self._renew(slot, engine, weights)
+
+    async def _level(self, engine: Engine) -> Level | None:
+        """How deep it sleeps; None: it is paused and keeps its memory. Engines of a model may differ in what they can."""
+        if self._settings.sleep == "auto":
+            return 1 if await engine.frees_memory() else None
+        return _LEVELS.get(self._settings.sleep)
 
     # Weight updates
 

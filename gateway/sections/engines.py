@@ -37,9 +37,10 @@ class EngineSettings(Section):
     env: dict[str, str] = Field({}, repr=False)
     log: Path = Path("runs/engine.log")
     """Each engine's name is put before the suffix: `runs/engine-NAME-0.log`."""
-    sleep: Literal["pause", "level1", "level2"] = "pause"
+    sleep: Literal["auto", "pause", "level1", "level2"] = "auto"
     """How an engine sleeps on a node that its trainer has: `pause` keeps its memory (all that there is without an accelerator);
-    `level1` moves its weights to the host's memory and frees the rest; `level2` frees everything."""
+    `level1` moves its weights to the host's memory and frees the rest; `level2` frees everything. `auto`: `level1` if the engine
+    says that it can, else `pause`; vLLM is started so that it can where there is an accelerator."""
     start_s: Seconds = 180.0
     stall_s: Seconds = 60.0
     """How long an open engine may stay silent in the middle of a generation before the call goes on elsewhere."""

@@ -5,20 +5,22 @@ The idea is SeamlessFlow's (arXiv 2508.11553); the rule is headgate's. A trainer
 groups of a batch, measured, and l is `lead`. The step after the last group is in no t: nothing can go on beside it.
 
 **To lend.** The batch is whole in `wait_s`, which is `wait_s * awake` seconds of engines' work. Lent, a node works for the wait
-without the time to wake it, to put it to sleep, a margin, and the trainer's lead: with w = `wake_s`, s = `sleep_s`,
-m = `margin_s`, c = w + s + m + l * t and k lent engines beside E others the batch is whole after
-(E * wait_s + k * c) / (E + k), which is sooner than `wait_s` if and only if
+without the time to wake it, to put it to sleep, to bring the trainer's weights back, a margin, and the trainer's lead: with
+w = `wake_s`, s = `sleep_s`, o = `load_s`, m = `margin_s`, c = w + s + o + m + l * t and k lent engines beside E others the batch
+is whole after (E * wait_s + k * c) / (E + k), which is sooner than `wait_s` if and only if
 
     wait_s > c
 
-So that is the rule, and the measured w, s and t are its cost. With l = 1 a lent trainer has computed on all groups but the last
+So that is the rule, and the measured w, s, o and t are its cost. A trainer's weights leave before it offers its node: what that
+took is past when this is asked, and the wait is what is left. With l = 1 a lent trainer has computed on all groups but the last
 ones when the batch is whole, as one that kept its node has, so the step is over sooner by as much. (With less it is (1 - l) * t
 behind, which the rule leaves out.) A node that is not lent because the wait is short is the trainer's at once (`Verdict.near`).
 
-**To call back.** A node is called back when what is left to wait is no more than s + m + l * t. The trainer is then done after
-the longer of t and what is left once the k engines are gone; best is that these are equal. If the last groups are stragglers,
-what is left takes as long as before, and l = 1 is best; if all engines are full, it takes (E + k) / E times as long, and
-l = E / (E + k) is. Batches mostly wait for stragglers, so 1 is the default. A trainer that begins with the whole batch wants 0.
+**To call back.** A node is called back when what is left to wait is no more than s + o + m + l * t. The trainer is then done
+after the longer of t and what is left once the k engines are gone; best is that these are equal. If the last groups are
+stragglers, what is left takes as long as before, and l = 1 is best; if all engines are full, it takes (E + k) / E times as
+long, and l = E / (E + k) is. Batches mostly wait for stragglers, so 1 is the default. A trainer that begins with the whole
+batch wants 0.
 
 While no other engine is awake, nobody else would fill the batch: the node is lent however short the wait is, and called back by
 the claim alone. Nothing here reads a clock.
@@ -79,6 +81,8 @@ class Lendable:
     """Since it was called back without being claimed."""
     train_s: float = 0.0
     """Seconds that the trainer computes on the groups of a batch; 0 while unknown."""
+    load_s: float = 0.0
+    """Seconds that its weights take to come back to the device; 0 if they never leave, or before the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,16 @@ class Lent:
     """Since it was lent."""
     train_s: float = 0.0
     """The same as `Lendable.train_s`."""
+    load_s: float = 0.0
+    """The same as `Lendable.load_s`."""
 
 
 def lend(node: Lendable, settings: LendingSettings) -> Verdict:
     """Decides whether a node is lent."""
-    least = node.wake_s + node.sleep_s + settings.margin_s + settings.lead * node.train_s
-    cost = f"waking takes {node.wake_s:.2f} s, putting to sleep {node.sleep_s:.2f} s, {_early(node.train_s, settings)}"
+    least = node.wake_s + node.sleep_s + node.load_s + settings.margin_s + settings.lead * node.train_s
+    cost = (
+        f"waking takes {node.wake_s:.2f} s, putting to sleep {node.sleep_s:.2f} s, {_early(node, settings)}"
+    )
     short = node.wait_s <= (least if node.awake else 0.0)
     if not settings.enabled:
         return Verdict(False, "[lending] enabled is false", near=True)
@@ -115,8 +123,8 @@ def lend(node: Lendable, settings: LendingSettings) -> Verdict:
 
 def call_back(node: Lent, settings: LendingSettings) -> Verdict:
     """Decides whether a lent node is called back before its trainer claims it."""
-    cost = f"putting to sleep takes {node.sleep_s:.2f} s, {_early(node.train_s, settings)}"
-    if node.wait_s > node.sleep_s + settings.margin_s + settings.lead * node.train_s:
+    cost = f"putting to sleep takes {node.sleep_s:.2f} s, {_early(node, settings)}"
+    if node.wait_s > node.sleep_s + node.load_s + settings.margin_s + settings.lead * node.train_s:
         return Verdict(False, f"{waiting(node.wait_s)}: {cost}")
     if node.awake == 0:
         return Verdict(False, "no other engine would fill the batch")
@@ -125,11 +133,11 @@ def call_back(node: Lent, settings: LendingSettings) -> Verdict:
     return Verdict(True, f"the batch is whole in {node.wait_s:.1f} s: {cost}")
 
 
-def _early(train_s: float, settings: LendingSettings) -> str:
+def _early(node: Lendable | Lent, settings: LendingSettings) -> str:
     """Says in words how much earlier a trainer wants its node."""
-    margin = f"margin {settings.margin_s:g} s"
-    lead_s = settings.lead * train_s
-    return f"{margin}, lead {lead_s:.2f} s of {train_s:.2f} s training" if lead_s else margin
+    load = f"bringing the weights back {node.load_s:.2f} s, " if node.load_s else ""
+    margin, lead_s = f"{load}margin {settings.margin_s:g} s", settings.lead * node.train_s
+    return f"{margin}, lead {lead_s:.2f} s of {node.train_s:.2f} s training" if lead_s else margin
 
 
 def waiting(wait_s: float) -> str:

@@ -194,6 +194,8 @@ class Lending(Reactor):
         more = any(other.claimed and other.model == released.model for other in self._nodes.values())
         if released.busy_s and had and not more:  # the trainer reports the same for each of its nodes
             self._batches.trained(released.model, released.busy_s)
+        if released.load_s and had:
+            node.load.measured(released.load_s)
 
     def _on_lapse(self, now: Context) -> None:
         lapse = now[self.lapse]
@@ -293,6 +295,7 @@ class Lending(Reactor):
             sleep_s=node.sleep.value,
             called_back_s=math.inf if called_back is None else (now.tag.time - called_back) / SECOND,
             train_s=self._batches.train_s(node.model),
+            load_s=node.load.value,
         )
         verdict = policy.lend(state, self._settings)
         if verdict.yes:
@@ -309,6 +312,7 @@ class Lending(Reactor):
             sleep_s=node.sleep.value,
             lent_s=(now.tag.time - node.lent_at) / SECOND,
             train_s=self._batches.train_s(node.model),
+            load_s=node.load.value,
         )
         verdict = policy.call_back(state, self._settings)
         if verdict.yes:

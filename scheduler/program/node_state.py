@@ -65,6 +65,8 @@ class Node:
     wake: Mean = field(default_factory=Mean)
     launch: Mean = field(default_factory=Mean)
     sleep: Mean = field(default_factory=Mean)
+    load: Mean = field(default_factory=Mean)
+    """The return of the trainer's weights."""
 
     @property
     def unused(self) -> bool:

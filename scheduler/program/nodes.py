@@ -57,6 +57,8 @@ class Released:
     """Seconds that it computed on the groups of its newest trained batch, without the step at the end and without waiting; 0
     if it has trained none, or does not say.
     """
+    load_s: float = 0.0
+    """Seconds that its weights took to come back to the node when it was claimed last; 0 if they never left it."""
 
 
 @dataclass(frozen=True, slots=True)

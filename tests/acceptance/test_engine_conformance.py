@@ -273,6 +273,7 @@ async def test_a_sleeping_engine_has_given_everything_back_and_wakes_with_the_we
     await engine.pause()
     await result_of(task, "the request ends", PATIENCE_S)
     assert chunks[-1].finish == "abort"
+    assert not await engine.frees_memory(), "there is no accelerator"
     await engine.sleep(level)
     assert await engine.healthy()
     late = asyncio.create_task(refused_or_silent(engine, f"late-{level}"), name="late")

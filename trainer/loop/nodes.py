@@ -71,7 +71,8 @@ class Nodes:
             await in_thread(memory.free)
             memory.freed, memory.free_s = True, time.monotonic() - began
         self._claimed.clear()
-        await asyncio.gather(*(self._feed.release(name, busy_s) for name in self._names))
+        load_s = memory.fill_s if memory is not None else 0.0
+        await asyncio.gather(*(self._feed.release(name, busy_s, load_s) for name in self._names))
 
     async def called_back(self) -> bool:
         """True if the gateway has no other use for any node until the batch is complete."""

@@ -9,8 +9,8 @@ directory; their identity is the sha256 of `model.safetensors`, or of the path i
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
 (no more tokens), `load_s` (the duration of a load), `fail_load`, `fail_after` (an error event after so many tokens),
-`logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_s` (the time that falling
-asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
+`logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_mode` (it says that sleeping
+frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
 `hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
 waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs. `hold_load`
@@ -61,6 +61,7 @@ class Faults:
     logprob_noise: float = 0.0
     endless: bool = False
     sick: bool = False
+    sleep_mode: bool = False
     sleep_s: float = 0.0
     wake_s: float = 0.0
     fail_sleep: bool = False

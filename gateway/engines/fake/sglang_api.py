@@ -62,6 +62,8 @@ class _Server:
             case "/health":
                 # A paused SGLang answers 503 after 20 s, because its health check tries to sample.
                 return (503 if self._engine.faults.sick or self._paused else 200), None
+            case "/get_server_info":
+                return 200, {"enable_memory_saver": self._engine.faults.sleep_mode}
             case "/ping":
                 return (503 if self._engine.faults.sick else 200), None
             case "/pause_generation":

@@ -83,6 +83,8 @@ async def _control(
             if status == 200:
                 engine.resume()
             return status, value
+        case "/server_info":
+            return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": engine.faults.sleep_mode}}}
         case "/is_sleeping":
             return 200, {"is_sleeping": engine.asleep > 0}
         case "/collective_rpc":

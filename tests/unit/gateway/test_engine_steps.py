@@ -34,6 +34,10 @@ class Engine:
         self.slot = Slot("e", "http://e")
         self.slot.engine = cast(Any, self)
         self.scores: list[float] | EngineError = []
+        self.frees = False
+
+    async def frees_memory(self) -> bool:
+        return self.frees
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
         self.told.append("pause")
@@ -81,11 +85,21 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
     await steps.run(Do("e", step, 3))
 
 
-@pytest.mark.parametrize(("sleep", "first"), [("pause", "pause"), ("level1", "wake"), ("level2", "wake")])
+@pytest.mark.parametrize(
+    ("sleep", "frees", "first"),
+    [
+        ("pause", True, "pause"),
+        ("level1", False, "wake"),
+        ("level2", False, "wake"),
+        ("auto", True, "wake"),
+        ("auto", False, "pause"),
+    ],
+)
 async def test_an_engine_that_wakes_has_the_newest_weights_and_their_label_before_it_samples(
-    sleep: str, first: str
+    sleep: str, frees: bool, first: str
 ) -> None:
     engine = Engine()
+    engine.frees = frees
     await do("wake", engine, sleep=sleep)
     assert engine.told == [first, "version-3", 3, "resume"]
 

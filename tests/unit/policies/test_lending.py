@@ -32,6 +32,7 @@ def test_a_trainer_that_takes_groups_as_they_come_wants_its_node_earlier() -> No
         lent = Lent(wait_s=least - 2.0, awake=1, sleep_s=0.5, lent_s=60.0, train_s=8.0)
         assert call_back(lent, settings).yes
         assert not call_back(replace(lent, wait_s=least - 1.9), settings).yes
+        assert call_back(replace(lent, wait_s=least - 1.9, load_s=0.1), settings).yes
     assert "lead 4.00 s of 8.00 s training" in lend(trains, replace(SETTINGS, lead=0.5)).reason
     assert "training" not in lend(trains, replace(SETTINGS, lead=0.0)).reason
 
@@ -100,6 +101,7 @@ def test_a_node_is_called_back_when_what_is_left_is_what_that_takes() -> None:
     margin_s=st.floats(0, 100),
     train_s=st.floats(0, 1000),
     lead=st.floats(0, 1),
+    load_s=st.floats(0, 100),
 )
 def test_the_rule_is_that_of_its_derivation(
     e: int,
@@ -110,12 +112,13 @@ def test_the_rule_is_that_of_its_derivation(
     margin_s: float,
     train_s: float,
     lead: float,
+    load_s: float,
 ) -> None:
     """Lent, k engines do what they can of e * wait_s seconds of work; that is worth it if the batch is whole sooner."""
-    lost = wake_s + sleep_s + margin_s + lead * train_s
+    lost = wake_s + sleep_s + margin_s + lead * train_s + load_s
     sooner = wait_s - (e * wait_s + k * lost) / (e + k)
     if abs(wait_s - lost) > 1e-6 * max(wait_s, lost):
-        state = Lendable(wait_s, 10_000, e, wake_s, sleep_s, train_s=train_s)
+        state = Lendable(wait_s, 10_000, e, wake_s, sleep_s, train_s=train_s, load_s=load_s)
         verdict = lend(state, replace(SETTINGS, margin_s=margin_s, lead=lead))
         assert verdict.yes == (sooner > 0)
         assert verdict.near == (sooner < 0)

@@ -165,14 +165,17 @@ def test_a_node_is_called_back_when_the_batch_is_near_and_not_lent_again_at_once
     assert world.story() == ["21 t0 is train"]
 
 
-def test_a_node_is_called_back_as_much_earlier_as_its_trainer_computes_on_a_batch() -> None:
-    world = lent().claim("t0").run(3).release("t0", busy_s=4.0).run(5)
+@pytest.mark.parametrize(("busy_s", "load_s"), [(4.0, 0.0), (1.0, 3.0)])
+def test_a_node_is_called_back_as_much_earlier_as_its_trainer_loads_and_computes(
+    busy_s: float, load_s: float
+) -> None:
+    world = lent().claim("t0").run(3).release("t0", busy_s=busy_s, load_s=load_s).run(5)
     assert world.watch.nodes["t0"].role == "rollout"
     world.story()
     for groups in range(4):  # one a second
         world.fill(groups, buffer=1).run(1)
     assert world.story() == []
-    world.fill(4, buffer=1).run()  # 6 are left: 1 s to sleep, 1 s margin, 4 s training
+    world.fill(4, buffer=1).run()  # 6 are left: 1 s to sleep, 1 s margin, 4 s loading and training
     assert world.story() == ["22 t0 is switching", "22 a sleep 0"]
     world.run(1)
     assert world.watch.nodes["t0"].near
@@ -227,11 +230,13 @@ def test_the_only_engines_are_lent_however_short_the_wait_is() -> None:
 
 def test_a_recording_of_events_with_fewer_fields_is_refused_by_their_name() -> None:
     lines = lent().recorded()
-    older = [line.replace(',"busy_s":0.0', "") for line in lines]
+    older = [line.replace(',"load_s":0.0', "") for line in lines]
     assert older != lines
     difference = replay(older, ControlProgram).difference
     assert difference is not None
-    assert difference.note.startswith("lending.released: no Released(node:str,model:str,busy_s:float): {")
+    assert difference.note.startswith(
+        "lending.released: no Released(node:str,model:str,busy_s:float,load_s:float): {"
+    )
 
 
 def test_a_batch_that_seemed_near_and_is_not_gets_its_node_again() -> None:

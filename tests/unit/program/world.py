@@ -156,11 +156,11 @@ class World:
             self._happens(self._program.lending.claimed, Claimed(node, MODEL), told)
         return self
 
-    def release(self, *nodes: str, busy_s: float = 0.0) -> World:
-        """Their trainer waits; it computed for so long."""
+    def release(self, *nodes: str, busy_s: float = 0.0, load_s: float = 0.0) -> World:
+        """Their trainer waits; it computed for so long, and its weights had taken so long to come back."""
         for node in nodes:
             told = partial(self.watch.released, node)
-            self._happens(self._program.lending.released, Released(node, MODEL, busy_s), told)
+            self._happens(self._program.lending.released, Released(node, MODEL, busy_s, load_s), told)
         return self
 
     def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10, ahead: int = 0) -> World:

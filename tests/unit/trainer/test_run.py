@@ -108,8 +108,10 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     await gateway.admin.add_node("t0", ["train", "rollout"])
     node = gateway.services.leader.nodes.nodes["t0"]
     settings = settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])
+    on_disk = settings.gateway.model_copy(update={"offload": "disk"})
+    settings = settings.model_copy(update={"gateway": on_disk})
     async with watching(gateway, settings) as (trainer, _):
-        assert not trainer.nodes.held
+        assert trainer.nodes.held, "its weights are on the node"
         async with episodes(gateway), within("the trainer is through"):
             await watch(trainer.train(), trainer.keeper())
     assert (await gateway.admin.status())["version"] == 2
@@ -118,9 +120,11 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert all(record["seconds/idle"] >= record["seconds/claim"] > 0 for record in records)
     recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
-    told = [json.loads(line)["value"]["busy_s"] for line in recorded if '"action":"lending.released"' in line]
-    assert told == [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
-    assert min(told[1:]) > 0
+    told = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
+    computed = [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
+    loaded = [0.0, *(record["seconds/onload"] for record in records)]
+    assert [(value["busy_s"], value["load_s"]) for value in told] == list(zip(computed, loaded, strict=True))
+    assert min(*computed[1:], *loaded[1:], *(record["seconds/offload"] for record in records)) > 0
     with pytest.raises(GatewayRefused, match="no node 'nowhere'"):
         await Nodes(trainer.feed, ["nowhere"]).claim()
 
