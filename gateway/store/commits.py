@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.errors import Unavailable
-from gateway.store import coordination
+from gateway.store import coordination, events
 from gateway.store.connections import (
     begin_writing,
     delays,
@@ -178,7 +178,8 @@ class Committer:
                 if self._marks and not self._mark(self._connection, unanswered):
                     assert unanswered is not None
                     return unanswered[1]
-                results = _run(self._connection, group)
+                with events.gathered(self._connection):
+                    results = _run(self._connection, group)
         except Exception as error:
             away = is_away(error) or self._connection is None or is_broken(self._connection)
             if away:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from sqlalchemy import Connection, Table, func, insert, literal, select
 
 from gateway.store.clock import NOW
+from gateway.store.events import Event, insert_events
 from gateway.store.models import DecisionRow
 
 _COLUMNS = DecisionRow.__table__.c
@@ -33,7 +34,7 @@ class Decision:
 
 
 def insert_decisions(connection: Connection, model: str, decisions: Sequence[Decision]) -> None:
-    """Appends decisions about a model's episodes."""
+    """Appends decisions about a model's episodes, and tells those who watch."""
     if not decisions:
         return
     rows = [
@@ -50,6 +51,15 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
         for decision in decisions
     ]
     connection.execute(_INSERT, rows)
+    insert_events(connection, [_told(model, one) for one in decisions if one.kind != "deleted"])
+
+
+def _told(model: str, decision: Decision) -> Event:
+    """The event that tells a decision."""
+    subject = "episode" if decision.episode_id else "group"
+    facts = {"reason": decision.reason or None, "buffer": decision.buffer, "entry": decision.entry}
+    data = {name: value for name, value in facts.items() if value is not None} | decision.details
+    return Event(f"{subject}.{decision.kind}", model, decision.episode_id, decision.group_id, data)
 
 
 def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ name of the request and something random. So a retry finds it after a restart to
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, func, insert, literal, select, tuple_, update
 from gateway.store import tallies
 from gateway.store.clock import NOW
 from gateway.store.columns import portions
+from gateway.store.events import Event, insert_events
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.types import EpisodeMode
 
@@ -52,6 +53,10 @@ def insert_episode(connection: Connection, values: dict[str, Any]) -> None:
     """Stores a new episode."""
     connection.execute(insert(EpisodeRow), values)
     tallies.changed(connection, [], [values])
+    data = {"task_id": values["task_id"], "mode": values["mode"], "version": values["version"]}
+    if values.get("agent"):
+        data["agent"] = values["agent"]
+    _tell(connection, "opened", values, data)
 
 
 def set_reward(
@@ -65,24 +70,36 @@ def set_reward(
 
 def begin_grading(connection: Connection, episode_id: str) -> None:
     """The episode's run is over, and its reward is being computed."""
-    _end(connection, episode_id, {"state": "grading"})
+    if (row := _end(connection, episode_id, {"state": "grading"})) is not None:
+        _tell(connection, "grading", row, {})
 
 
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
     """Closes an episode now: state, reason and, with a final reward, reward and components."""
-    _end(connection, episode_id, {**values, "closed_at": NOW})
+    if (row := _end(connection, episode_id, {**values, "closed_at": NOW})) is not None:
+        data = {name: row[name] for name in ("task_id", "mode", "version", "reason", "reward")}
+        if row["components"]:
+            data["components"] = row["components"]
+        _tell(connection, "closed", row, data)
 
 
-def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
-    """The episode is not open any more: no conversation can go on in it."""
+def _tell(connection: Connection, what: str, row: Mapping[str, Any], data: dict[str, Any]) -> None:
+    event = Event(f"episode.{what}", row["model"], row["id"], row["group_id"], data)
+    insert_events(connection, [event])
+
+
+def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dict[str, Any] | None:
+    """The episode is not open any more: no conversation can go on in it. Answers its row; None if there is none."""
     before = connection.execute(select(*_COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
     if before is None:
-        return
+        return None
     connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(**values))
-    tallies.changed(connection, [dict(before)], [{**before, **values}])
+    row = {**before, **values}
+    tallies.changed(connection, [dict(before)], [row])
     if before["agent"]:
         told = (CallRow.episode_id == episode_id, CallRow.open_to.is_not(None))
         connection.execute(update(CallRow).where(*told).values(open_to=None))
+    return row
 
 
 def episode(connection: Connection, episode_id: str) -> dict[str, Any] | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from gateway.store.clock import NOW
+from gateway.store.events import Event, insert_events
 from gateway.store.models import LeaseRow, LedgerEventRow, VersionRow
+
+_TOLD_OF_LEASES = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fence, LeaseRow.consumer]
 
 
 def insert_event(
@@ -48,6 +52,10 @@ def lease(connection: Connection, model: str, lease_id: str) -> dict[str, Any] |
 def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float) -> None:
     """Stores a lease that ends so many seconds from now."""
     connection.execute(insert(LeaseRow).values(**values, created_at=NOW, deadline=NOW + lease_s))
+    data = {name: values[name] for name in ("buffer", "fence", "consumer")}
+    insert_events(
+        connection, [Event("batch.leased", values["model"], data={"lease_id": values["id"], **data})]
+    )
 
 
 def renew_lease(connection: Connection, model: str, fence: int, lease_s: float) -> None:
@@ -62,18 +70,30 @@ def end_lease(
     """Ends a lease: acked, nacked, expired, or superseded by another of the same consumer."""
     where = (LeaseRow.model == model, LeaseRow.fence == fence)
     values = {"state": state, "checkpoint": checkpoint, "reason": reason}
-    connection.execute(update(LeaseRow).where(*where).values(**values))
+    ended = update(LeaseRow).where(*where).values(**values).returning(*_TOLD_OF_LEASES)
+    more = {name: value for name, value in values.items() if value and name != "state"}
+    _tell_of_leases(connection, model, state, connection.execute(ended).mappings().all(), more)
 
 
 def skip_leases(connection: Connection, model: str, until: int) -> None:
     """Ends what is held of the buffers before `until`: they will never be trained."""
     where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.buffer < until)
-    connection.execute(update(LeaseRow).where(*where).values(state="skipped"))
+    ended = update(LeaseRow).where(*where).values(state="skipped").returning(*_TOLD_OF_LEASES)
+    _tell_of_leases(connection, model, "skipped", connection.execute(ended).mappings().all(), {})
+
+
+def _tell_of_leases(
+    connection: Connection, model: str, what: str, rows: Sequence[RowMapping], more: dict[str, Any]
+) -> None:
+    insert_events(connection, [Event(f"batch.{what}", model, data={**row, **more}) for row in rows])
 
 
 def insert_version(connection: Connection, values: dict[str, Any]) -> None:
     """Stores a published version."""
     connection.execute(insert(VersionRow), values | {"created_at": time.time(), "report": []})
+    what = "published" if values["state"] == "updating" else values["state"]
+    data = {"version": values["version"], "parent": values["parent"]}
+    insert_events(connection, [Event(f"version.{what}", values["model"], data=data)])
 
 
 def set_version(
@@ -87,6 +107,8 @@ def set_version(
     """Stores how a version's update ended; `bad`: why no engine may run it."""
     where = (VersionRow.model == model, VersionRow.version == version)
     connection.execute(update(VersionRow).where(*where).values(state=state, report=report, bad=bad))
+    data = {"version": version, "report": report} | ({"bad": bad} if bad else {})
+    insert_events(connection, [Event(f"version.{state}", model, data=data)])
 
 
 def bad_versions(connection: Connection, model: str) -> dict[int, str]:

@@ -253,6 +253,27 @@ class DecisionRow(Base):
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
+class EventRow(Base):
+    """An event of the stream that people and tools watch (see events.py); ids grow in the order of commits, and none is used
+    twice."""
+
+    __tablename__ = "events"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    at: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch by the database's clock."""
+    kind: Mapped[str] = mapped_column(Words(64))
+    model: Mapped[str] = mapped_column(Words(255))
+    episode_id: Mapped[str] = mapped_column(Words(40))
+    """Empty: it is not about an episode."""
+    group_id: Mapped[str] = mapped_column(Words(255))
+    """Empty: it is not about a group."""
+    data: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
 class LeaseRow(Base):
     """The right to train on one buffer. The newest fence of a buffer is the valid one."""
 

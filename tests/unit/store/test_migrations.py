@@ -16,7 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy import Connection, create_engine, insert, inspect, text
 
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
@@ -26,8 +26,7 @@ from gateway.settings import ConfigError
 from gateway.store import decisions, ledger, schema, turns
 from gateway.store.connections import driver
 from gateway.store.database import Database
-from gateway.store.decisions import Decision
-from gateway.store.models import Base
+from gateway.store.models import Base, DecisionRow
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store
 from tests.harness.waiting import until
@@ -246,11 +245,20 @@ def test_reasons_come_to_a_store_that_had_none_and_go_again(connection: Connecti
     assert stored(connection, "calls") == [{**row, "reward": None} for row in before["calls"]]
     for table in ("episodes", "nodes", "versions"):
         assert stored(connection, table) == before[table], table
+    of_group = {
+        "model": "sums",
+        "group_id": "g",
+        "at": 1.0,
+        "reason": "",
+        "buffer": 0,
+        "entry": None,
+        "details": {},
+    }
     told = [
-        Decision("admitted", "g", "ep-0", buffer=0, details={"version": 0}),
-        Decision("trained", "g", buffer=0, entry=0),
+        {**of_group, "episode_id": "ep-0", "kind": "admitted", "details": {"version": 0}},
+        {**of_group, "episode_id": "", "kind": "trained", "entry": 0},
     ]
-    decisions.insert_decisions(connection, "sums", told)
+    connection.execute(insert(DecisionRow), told)
     connection.execute(text("UPDATE calls SET reward = 0.5 WHERE id = 'call-1'"))
     assert [row["kind"] for row in decisions.of_episode(connection, "ep-0")] == ["admitted", "trained"]
     command.downgrade(config(connection), "0002")
