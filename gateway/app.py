@@ -19,6 +19,7 @@ from gateway.api import (
     engines,
     episodes,
     errors,
+    events,
     health,
     messages,
     models,
@@ -79,7 +80,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     app.state.refusal = None  # the reason why the services could not be opened, for people
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
-    for module in (episodes, batches, staleness, weights, engines, nodes, health, peers, cluster):
+    for module in (episodes, batches, staleness, weights, engines, nodes, events, health, peers, cluster):
         app.include_router(module.router)
     errors.install(app)
     for middleware in reversed(_middleware(app, settings)):
@@ -120,7 +121,8 @@ def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:
 
 
 async def end_calls(services: Services) -> None:
-    """Ends every call that runs: its client is told so, and what was sampled is recorded."""
+    """Ends every call that runs: its client is told so, and what was sampled is recorded. Streams of events end, too."""
+    await services.events.close()
     for upstream in services.models.upstream.values():
         await upstream.end(stopping())
     await services.replies.close()

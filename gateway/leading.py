@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.api.context import DataPlane
+from gateway.control.engine_events import EngineEvents
 from gateway.control.host import CheckLeadership, ControlHost, ModelEngines
 from gateway.control.models import LeaderModels, LocalModel, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 TEND_EVERY_S = 1.0
 """The interval of most duties."""
+_FORGET_EVERY_S = 10.0
 Duty = Callable[[], Awaitable[None]]
 
 
@@ -178,6 +180,7 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
     """The coordinator's periodic duties."""
     settings = plane.settings
     old = partial(retention.tend, database, settings.retention)
+    engines = EngineEvents(database, {model.name: model.pool.slots for model in plane.models})
     health_s = min(settings.engine_of(model.name).health_s for model in plane.models)
     duties: list[tuple[str, Duty, float]] = [
         ("tend-snapshot", partial(_show, plane, leader), snapshot.EVERY_S),
@@ -187,6 +190,12 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
         *(("tend-placement", placement.read_loads, TEND_EVERY_S) for placement in leader.placements.values()),
         ("check-health", leader.host.check_health, health_s),
         ("tend-retention", old, settings.retention.every_s),
+        ("tell-engines", engines.tend, TEND_EVERY_S),
+        (
+            "forget-events",
+            partial(retention.forget_events, database, settings.retention.keep_events),
+            _FORGET_EVERY_S,
+        ),
     ]
     tenders = [asyncio.create_task(tend(duty, every_s), name=name) for name, duty, every_s in duties]
     try:

@@ -25,6 +25,7 @@ from gateway.control.models import Models, ServedModel
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
 from gateway.engines.tied import stale_heads
+from gateway.feed.events import EventFeed
 from gateway.feed.ledger import check_settings
 from gateway.leading import TEND_EVERY_S, open_leader, tend
 from gateway.metrics import Metrics
@@ -106,6 +107,8 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         lengths = await _lengths(settings, models, database)
         if lengths is not None:
             stack.push_async_callback(lengths.close)
+        events = EventFeed(database, settings.server.max_watchers)
+        stack.push_async_callback(events.close)
         yield DataPlane(
             settings=settings,
             database=database,
@@ -114,6 +117,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             metrics=Metrics(),
             bus=bus,
             hub=hub_of(settings, models),
+            events=events,
             limits=Limits(settings, models.projects),
             lengths=lengths,
         )

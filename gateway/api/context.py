@@ -17,6 +17,7 @@ from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
 from gateway.errors import BadRequest, Unavailable
+from gateway.feed.events import EventFeed
 from gateway.json_depth import TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
@@ -46,6 +47,8 @@ class DataPlane:
     bus: Bus
     hub: Hub
     """The links of other processes: while this one leads a cluster."""
+    events: EventFeed
+    """Those who watch this process."""
     limits: Limits
     """The usage of each key in this process."""
     lengths: Lengths | None

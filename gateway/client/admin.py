@@ -13,6 +13,8 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.arrow import read_stream
+from gateway.client.events import EventStream
+from gateway.client.refusal import GatewayRefused, refusal
 from gateway.types import (
     AS_ASKED,
     EpisodeMode,
@@ -23,22 +25,13 @@ from gateway.types import (
     LeasedGroups,
 )
 
+__all__ = ["ADMIN", "GatewayClient", "GatewayRefused"]
+
 ADMIN = "/admin/v1"
 _UNAVAILABLE = 503
 # 0 is no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
 # The gateway closes idle connections after 5 s: leave before it does.
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
-
-
-class GatewayRefused(Exception):
-    """The gateway answered with an error."""
-
-    def __init__(self, status: int, message: str, code: str | None, retry_after: float | None) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-        self.message = message
-        self.code = code
-        self.retry_after = retry_after
 
 
 class GatewayClient:
@@ -156,7 +149,7 @@ class GatewayClient:
             response = await self._http.get("/readyz")
         except httpx.TransportError:
             return ""
-        return _refusal(response).message if response.status_code == _UNAVAILABLE else ""
+        return refusal(response).message if response.status_code == _UNAVAILABLE else ""
 
     # Batches
 
@@ -310,6 +303,40 @@ class GatewayClient:
         told = {"model": model, "busy_s": busy_s, "load_s": load_s}
         return await self._json("POST", f"/nodes/{node}/release", json=told)
 
+    # What happens
+
+    def events(
+        self,
+        after: int | None = None,
+        last: int | None = None,
+        kinds: Sequence[str] = (),
+        model: str | None = None,
+        episode: str | None = None,
+        group: str | None = None,
+        wait_s: float | None = None,
+    ) -> EventStream:
+        """The events after an id (0: all), or the `last` few and those that come; without either, those that come.
+
+        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after so many seconds; 0: with what there is.
+        """
+        given = {
+            "after": after,
+            "last": last,
+            "model": model,
+            "episode": episode,
+            "group": group,
+            "wait": wait_s,
+        }
+        params = [(name, str(value)) for name, value in given.items() if value is not None]
+        return EventStream(self._http, f"{ADMIN}/events", (*params, *(("kind", kind) for kind in kinds)))
+
+    async def post_step(
+        self, step: int, figures: Mapping[str, float], version: int | None = None, model: str | None = None
+    ) -> None:
+        """Tells those who watch that the trainer has done a step, with its finite figures."""
+        body = {"step": step, "version": version, "figures": dict(figures), "model": model}
+        await self._json("POST", "/steps", json=body)
+
     # How the gateway is asked
 
     async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
@@ -320,7 +347,7 @@ class GatewayClient:
         timeout = httpx.Timeout(self._timeout_s + wait_s)
         response = await self._http.request(method, ADMIN + path, timeout=timeout, **kwargs)
         if response.is_error:
-            raise _refusal(response)
+            raise refusal(response)
         return response
 
 
@@ -332,13 +359,3 @@ def _leased(response: httpx.Response) -> LeasedGroups:
 
 def _of(model: str | None) -> dict[str, str]:
     return {} if model is None else {"model": model}
-
-
-def _refusal(response: httpx.Response) -> GatewayRefused:
-    try:
-        error = response.json()["error"]
-        message, code = error["message"], error["code"]
-    except (ValueError, KeyError, TypeError):
-        message, code = response.text[:500], None
-    retry_after = response.headers.get("retry-after")
-    return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)

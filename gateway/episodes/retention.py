@@ -1,4 +1,4 @@
-"""Deletes old episodes: by the coordinator from time to time, by `gateway prune`, or one on request.
+"""Deletes old episodes, and old events: by the coordinator from time to time, by `gateway prune`, or one on request.
 
 The store decides which may be deleted (gateway/store/retention.py); this module decides when and how fast. Invariant: between two
 transactions as much time passes as the last one took, so at least half of the writer's time is left to calls.
@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from gateway.errors import Conflict, NotFound
 from gateway.sections import RetentionSettings
 from gateway.settings import ConfigError, Settings
-from gateway.store import clock, retention
+from gateway.store import clock, events, retention
 from gateway.store import episodes as statements
 from gateway.store.connections import give_back
 from gateway.store.database import Database
@@ -76,6 +76,14 @@ async def tend(database: Database, settings: RetentionSettings) -> None:
     swept = await prune(database, ages(settings, await database.read(clock.now)))
     if deleted := swept.deleted.total():
         log.info("%d old episodes with %d calls are deleted ([retention])", deleted, swept.calls)
+
+
+async def forget_events(database: Database, keep: int) -> None:
+    """Deletes all but the newest events; the coordinator does it from time to time."""
+    while (await database.read(events.extent)).size > keep:
+        began = time.monotonic()
+        await database.submit(lambda c: events.forget(c, keep))
+        await asyncio.sleep(time.monotonic() - began)
 
 
 async def prune_store(

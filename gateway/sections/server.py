@@ -23,6 +23,8 @@ class ServerSettings(Section):
     """How often a stream that has nothing to say sends an SSE comment."""
     shutdown_s: Seconds = 10.0
     """How long running calls may go on after a stop was asked for."""
+    max_watchers: int = Field(1_000, ge=1, le=100_000)
+    """Streams of events (`/admin/v1/events`) that a gateway process serves at once; more are refused with 429."""
     hosted_tools: Literal["drop", "refuse"] = "drop"
     """How tools are treated that OpenAI would run (`web_search`, ...) in `/v1/responses`: `drop`: the model is not told of them,
     and a header and a counter say so; `refuse`: the request is refused."""
@@ -48,7 +50,7 @@ class StoreSettings(Section):
 
 
 class RetentionSettings(Section):
-    """`[retention]`: how long closed episodes are kept (docs/store.md). What is not given keeps them for ever."""
+    """`[retention]`: how long closed episodes and events are kept (docs/store.md). Without days episodes are kept for ever."""
 
     keep_days: Days | None = None
     """Days since its end after which an episode is deleted, unless it may still be needed."""
@@ -58,6 +60,8 @@ class RetentionSettings(Section):
     """The same for evaluation episodes, if not `keep_days`."""
     every_s: Seconds = 3600.0
     """How often it is looked for old episodes."""
+    keep_events: int = Field(100_000, ge=1_000, le=100_000_000)
+    """The newest events that are kept for `/admin/v1/events`; older ones are forgotten. One takes about 300 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,11 @@ class Extent:
     oldest: int
     newest: int
 
+    @property
+    def size(self) -> int:
+        """How many, if no transaction was taken back on the way."""
+        return self.newest - self.oldest + 1
+
 
 EVERYTHING = Wanted()
 

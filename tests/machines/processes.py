@@ -20,6 +20,7 @@ from gateway.bus.base import Bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import GatewayError
+from gateway.feed.events import EventFeed
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
@@ -201,6 +202,7 @@ class Process:
             metrics=self.cluster.metrics,
             bus=bus,
             hub=hub_of(settings, models),
+            events=EventFeed(self.database, 1),
             limits=Limits(settings, models.projects),
             lengths=None,
         )

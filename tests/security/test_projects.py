@@ -33,6 +33,8 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/staleness": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/status": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/weights/{version}": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/events": [{"params": {"model": "{model}", "wait": "0"}}],
+    "POST /admin/v1/steps": [{"json": {"step": 1, "model": "{model}"}}],
     "POST /admin/v1/weights": [{"json": {"version": 1, "path": "/nowhere", "model": "{model}"}}],
     "GET /admin/v1/engines/{engine}": [{}],
     "POST /admin/v1/engines": [{"json": {"model": "{model}"}}],

@@ -20,7 +20,7 @@ from typing import Protocol
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api import cluster
+from gateway.api import cluster, events
 from gateway.api.access import reached
 from gateway.api.context import credentials
 from gateway.api.errors import error_response
@@ -31,6 +31,8 @@ from gateway.keys import Keyring
 from gateway.tenancy.projects import Projects
 
 _PLACED = ("/v1/", PREFIX, "/admin/")
+_EVERYBODYS = (cluster.PATH, events.PATH)
+"""Paths of the admin API that each process answers for itself, whether or not there is a coordinator."""
 _AGAIN_S = 0.2
 _LOOK_S = 1.0
 """The interval at which the other process is checked for signs of life."""
@@ -147,7 +149,7 @@ class Forward:
         if self._is_coordinators(path, Request(request.scope)):
             if await self._coordinator_answers(request, forwarded=forwarded):
                 return
-        elif path != cluster.PATH:
+        elif path not in _EVERYBODYS:
             await self._place().coordinator()  # without a coordinator no key can be resolved
         try:
             await self._app(request.scope, request.again(), request.send)
@@ -168,7 +170,7 @@ class Forward:
         """
         if path.startswith("/admin/"):
             reached(self._projects, request)
-            return bool(path != cluster.PATH)
+            return path not in _EVERYBODYS
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
     async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:

@@ -1,0 +1,96 @@
+"""`/admin/v1/events`: the stream of events; `/admin/v1/steps`: what the trainer tells of its steps (docs/events.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
+
+from gateway.api.access import Access, Admin, admin
+from gateway.api.episodes import Number
+from gateway.api.stream import EventStream, openai_failure
+from gateway.errors import BadRequest, NotFound
+from gateway.feed.events import Start
+from gateway.store.events import Event, Wanted, insert_events
+
+PATH = "/admin/v1/events"
+"""Every process of a cluster answers requests to this path itself."""
+router = APIRouter(prefix="/admin/v1", tags=["Events"], dependencies=[Depends(admin)])
+
+Id = Annotated[int, Field(ge=0, lt=2**53)]
+Kind = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,31}(\.[a-z_]{1,31})?$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+
+
+class StepBody(BaseModel):
+    """A step that the trainer has done."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Name | None = None
+    """The trained model; the first one by default."""
+    step: Annotated[Id, Strict()]
+    version: Annotated[Id, Strict()] | None = None
+    """The version that the step made."""
+    figures: dict[Name, Number] = Field({}, max_length=1_000)
+    """The step's finite figures, by their names in `metrics.jsonl`."""
+
+
+@router.get("/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def watch(
+    access: Admin,
+    after: Annotated[Id | None, Query(description="Begin after the event with this id; 0: with all.")] = None,
+    last: Annotated[
+        int | None, Query(ge=0, le=10_000, description="Begin with so many events of the past.")
+    ] = None,
+    kind: Annotated[
+        list[Kind] | None,
+        Query(max_length=32, description="Only these: `episode`, or `episode.closed`. May be repeated."),
+    ] = None,
+    model: Annotated[Name | None, Query(description="Only those of this model.")] = None,
+    episode: Annotated[Name | None, Query(description="Only those of this episode.")] = None,
+    group: Annotated[Name | None, Query(description="Only those of this group.")] = None,
+    wait: Annotated[
+        float | None,
+        Query(ge=0, le=86_400, description="End the stream after so many seconds; 0: what there is."),
+    ] = None,
+    last_event_id: Annotated[str | None, Header(description="In place of `after` and `last`.")] = None,
+) -> Response:
+    """What happens, as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any id."""
+    feed, start = access.gateway.events, _start(after, last, last_event_id)
+    wanted = Wanted(tuple(kind or ()), _models(access, model), episode, group)
+    feed.check()
+    keep_alive_s = access.gateway.settings.server.keep_alive_s
+    return EventStream(lambda: feed.watch(wanted, start, wait), keep_alive_s, openai_failure)
+
+
+@router.post("/steps")
+async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
+    """Tells those who watch that the trainer has done a step."""
+    gateway, model = access.gateway, access.trained(body.model).name
+    data = body.model_dump(exclude={"model"}, exclude_none=True)
+    told = Event("trainer.step", model, data=data)
+    await gateway.database.fenced(gateway.leader.fence).submit(lambda c: insert_events(c, [told]))
+    return {"model": model, "step": body.step}
+
+
+def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
+    """Where the stream begins. A browser repeats the same request with the header, so that goes first."""
+    if resumed:
+        if not (resumed.isascii() and resumed.isdigit() and int(resumed) < 2**53):
+            message = "Last-Event-ID: it must be the `id` of an event"
+            raise BadRequest(message, code="invalid_value", param="Last-Event-ID")
+        return Start(after=int(resumed))
+    if after is not None and last is not None:
+        raise BadRequest("after and last: name one of the two", code="invalid_value", param="last")
+    return Start(after, last)
+
+
+def _models(access: Access, model: str | None) -> tuple[str, ...] | None:
+    """The models to tell of; None: all. Raises NotFound."""
+    if model is None:
+        return None if access.reach.everything else access.reach.models
+    if not access.reach.has(model):
+        raise NotFound(f"no model {model!r}", code="no_model")
+    return (model,)

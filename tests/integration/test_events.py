@@ -1,0 +1,270 @@
+"""The stream of events over a running gateway: what happens is told in order, once, to those who may see it, across restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.client import GatewayClient, GatewayRefused
+from gateway.client.events import EventStream
+from gateway.engines.fake import FakeEngine, create_fake_app
+from processes.ports import free_port
+from tests.harness.gateway_process import GatewayProcess
+from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, serve, settings_for
+from tests.harness.waiting import LONG_S, result_of, until, within
+
+STALENESS = {"batch": 1, "eta": 1, "min_members": 1}
+
+
+@pytest.fixture
+async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    async with run_gateway(settings_for(tiny_model, tmp_path, staleness=STALENESS)) as running:
+        yield running
+
+
+async def read(stream: EventStream, last: str) -> list[dict[str, Any]]:
+    """What a stream tells, up to an event of this kind."""
+    seen: list[dict[str, Any]] = []
+    async with within(f"{last} is told"):
+        async for event in stream:
+            seen.append(event)
+            if event["kind"] == last:
+                return seen
+    raise AssertionError(f"the stream ended before {last}: {seen}")
+
+
+async def told(client: GatewayClient, **asked: Any) -> list[dict[str, Any]]:
+    """All that is stored."""
+    return [event async for event in client.events(**{"after": 0, "wait_s": 0, **asked})]
+
+
+async def train_once(gateway: RunningGateway, group: str = "g") -> str:
+    """An episode that is opened, spoken in, rewarded, leased and acknowledged as trained; its id."""
+    episode, headers = await gateway.open("task", group_id=group)
+    (await gateway.chat(headers, max_tokens=4)).raise_for_status()
+    await gateway.admin.reward(episode, 0.5, {"tests": 0.5})
+    lease = await gateway.admin.lease("trainer")
+    await gateway.admin.leased_groups(lease, wait_s=LONG_S)
+    await gateway.admin.ack(lease, "checkpoint-1")
+    await gateway.admin.post_step(1, {"loss": 0.25, "reward_mean": 0.5}, version=1)
+    return episode
+
+
+def of(events: Sequence[dict[str, Any]], *subjects: str) -> list[str]:
+    return [event["kind"] for event in events if event["kind"].split(".")[0] in subjects]
+
+
+async def test_an_episodes_way_into_a_step_is_told_in_order_while_it_goes(gateway: RunningGateway) -> None:
+    watching = asyncio.create_task(read(gateway.admin.events(last=0), "trainer.step"))
+    await until(lambda: gateway.services.events.watchers == 1, "the stream is open")
+    episode = await train_once(gateway)
+    seen = await result_of(watching, "the step is told")
+    assert of(seen, "episode", "group", "batch", "trainer") == [
+        "episode.opened", "episode.admitted", "episode.closed", "episode.rewarded", "group.occupied", "batch.leased",
+        "batch.acked", "group.trained", "trainer.step",
+    ]  # fmt: skip
+    by_kind = {event["kind"]: event for event in seen}
+    assert by_kind["episode.closed"]["data"] == {
+        "task_id": "task", "mode": "train", "version": 0, "reason": "rewarded", "reward": 0.5, "components": {"tests": 0.5},
+    }  # fmt: skip
+    for kind in ("episode.opened", "episode.closed"):
+        assert (by_kind[kind]["episode"], by_kind[kind]["group"]) == (episode, "g")
+    assert by_kind["batch.acked"]["data"]["checkpoint"] == "checkpoint-1"
+    assert by_kind["trainer.step"]["data"] == {
+        "step": 1,
+        "version": 1,
+        "figures": {"loss": 0.25, "reward_mean": 0.5},
+    }
+    assert seen == [event for event in await told(gateway.admin) if event["id"] >= seen[0]["id"]]
+
+
+async def test_engines_are_told_as_they_come_fail_and_go(gateway: RunningGateway) -> None:
+    opened = await read(gateway.admin.events(after=0, kinds=["engine"]), "engine.open")
+    assert opened[-1]["data"] == {"engine": "demo-0", "state": "open", "version": 0, "reason": ""}
+    await gateway.admin.add_engine("extra", gateway.slot.url, wait_s=LONG_S)
+    came = await read(gateway.admin.events(after=opened[-1]["id"], kinds=["engine"]), "engine.open")
+    assert came[-1]["data"]["engine"] == "extra"
+    await gateway.admin.remove_engine("extra", wait_s=LONG_S)
+    seen = await read(gateway.admin.events(after=came[-1]["id"], kinds=["engine"]), "engine.removed")
+    assert seen[-1]["data"] == {"engine": "extra"}
+
+
+async def test_a_choice_is_kept(gateway: RunningGateway) -> None:
+    one, other = await train_once(gateway, "g1"), await train_once(gateway, "g2")
+    kinds = ["episode.closed", "batch"]
+    assert of(await told(gateway.admin, kinds=kinds), "episode", "batch") == [
+        "episode.closed", "batch.leased", "batch.acked",
+    ] * 2  # fmt: skip
+    assert {event["episode"] for event in await told(gateway.admin, episode=one)} == {one}
+    assert {event.get("episode", other) for event in await told(gateway.admin, group="g2")} == {other}
+    assert await told(gateway.admin, model="demo") == await told(gateway.admin)
+
+
+async def test_a_browser_goes_on_after_the_last_id_over_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(tiny_model, tmp_path, staleness=STALENESS)
+    async with run_gateway(values) as gateway:
+        await train_once(gateway, "before")
+        before = await told(gateway.admin)
+        middle = before[len(before) // 2]["id"]
+    async with run_gateway(values) as gateway:
+        await train_once(gateway, "after")
+        everything = await told(gateway.admin)
+        assert everything[: len(before)] == before
+        assert of(everything[len(before) :], "trainer") == ["trainer.step"]
+        # Its last id goes before what its address says
+        answer = await gateway.http.get(
+            "/admin/v1/events?last=3&wait=0", headers={"Last-Event-ID": str(middle)}
+        )
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert [json.loads(line) for line in lines] == [e for e in everything if e["id"] > middle]
+
+
+async def test_a_watcher_is_let_go_when_the_gateway_ends(tiny_model: Path, tmp_path: Path) -> None:
+    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
+        stream = gateway.admin.events(after=0)
+        seen: list[dict[str, Any]] = []
+
+        async def watch() -> None:
+            seen.extend([event async for event in stream])
+
+        watching = asyncio.create_task(watch())
+        await until(lambda: gateway.services.events.watchers == 1, "the stream is open")
+        await gateway.services.events.close()
+        await result_of(watching, "the stream ends")
+        assert stream.last == (seen[-1]["id"] if seen else 0)
+        with pytest.raises(GatewayRefused, match="being stopped"):
+            await told(gateway.admin)
+
+
+async def test_projects_are_told_of_their_own_alone(tiny_model: Path, tmp_path: Path) -> None:
+    keys = {name: f"the key of the project {name}" for name in ("ann", "bob")}
+    projects = {name: {"key": key, "models": [f"{name}s"]} for name, key in keys.items()}
+    models: dict[str, dict[str, Any]] = {"anns": {}, "bobs": {}}
+    admin = {"key": "the key of the root, which reaches everything"}
+    async with gateway_of(tiny_model, tmp_path, models, projects=projects, admin=admin) as (gateway, _):
+        async with (
+            GatewayClient(gateway.url, keys["ann"]) as ann,
+            GatewayClient(gateway.url, keys["bob"]) as bob,
+        ):
+            for client, model in ((ann, "anns"), (bob, "bobs")):
+                opened = await client.open_episode("t", group_id="shared", model=model)
+                await client.abandon(opened.episode_id, "over")
+                await client.post_step(1, {}, model=model)
+            for client, model in ((ann, "anns"), (bob, "bobs")):
+                for chosen in ({}, {"model": model}, {"group": "shared"}, {"kinds": ["trainer"]}):
+                    seen = await told(client, **chosen)
+                    assert {event["model"] for event in seen} == {model}, chosen
+            assert {event["model"] for event in await told(gateway.admin)} == {"anns", "bobs"}
+            hidden = [await refused(told(bob, model=name)) for name in ("anns", "never")]
+            assert [(e.status, e.code) for e in hidden] == [(404, "no_model")] * 2
+            assert (await refused(bob.post_step(2, {}, model="anns"))).status == 404
+        async with GatewayClient(gateway.url, "another key") as nobody:
+            assert (await refused(told(nobody))).status == 401
+
+
+async def refused(work: Any) -> GatewayRefused:
+    with pytest.raises(GatewayRefused) as error:
+        await work
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("after=-1", "after"),
+        ("after=x", "after"),
+        ("after=1&last=1", "last"),
+        ("last=100000", "last"),
+        ("kind=Episode", "kind"),
+        ("kind=a.b.c", "kind"),
+        ("wait=-1", "wait"),
+        ("wait=nan", "wait"),
+        ("model=", "model"),
+    ],
+)
+async def test_a_bad_question_is_the_askers_error(gateway: RunningGateway, query: str, param: str) -> None:
+    answer = await gateway.http.get(f"/admin/v1/events?{query}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert param in (error["param"] or "")
+
+
+@pytest.mark.parametrize("header", ["x", "-1", "1.5", "9" * 30, "²"])
+async def test_a_bad_last_id_is_the_askers_error(gateway: RunningGateway, header: str) -> None:
+    headers = {"Last-Event-ID": header.encode()}
+    answer = await gateway.http.get("/admin/v1/events", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"step": "1"},
+        {"step": 1, "figures": {"loss": "low"}},
+        {"step": 1, "figures": {"loss": True}},
+        {"step": 1, "figures": {"": 1}},
+        {"step": 1, "figures": {str(n): 0 for n in range(1_001)}},
+        {"step": -1},
+        {"step": 1, "more": 1},
+    ],
+)
+async def test_a_bad_step_is_refused_and_not_told(gateway: RunningGateway, body: dict[str, Any]) -> None:
+    answer = await gateway.http.post("/admin/v1/steps", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    answer = await gateway.http.post("/admin/v1/steps", content='{"step": 1, "figures": {"loss": NaN}}')
+    assert answer.status_code == 400
+    assert await told(gateway.admin, kinds=["trainer"]) == []
+
+
+async def test_a_killed_gateway_has_told_all_that_it_has_done_and_nothing_else(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    engine = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+    values = settings_for(tiny_model, tmp_path, engine=engine, staleness={**STALENESS, "batch": 64})
+    done: Counter[str] = Counter()
+
+    async def work(client: GatewayClient, number: int) -> None:
+        while True:
+            opened = await client.open_episode("t", f"g{number}", mode="eval")
+            done[f"episode.opened {opened.episode_id}"] += 1
+            await client.reward(opened.episode_id, 1.0)
+            done[f"episode.closed {opened.episode_id}"] += 1
+
+    async def until_killed(client: GatewayClient, number: int) -> None:
+        with suppress(httpx.HTTPError):
+            await work(client, number)
+
+    async with serve(create_fake_app(FakeEngine("none")), port):
+        process = GatewayProcess(values, tmp_path / "gateway.log")
+        await process.start()
+        async with GatewayClient(process.url) as client:
+            working = [asyncio.create_task(until_killed(client, n)) for n in range(6)]
+            await until(lambda: len(done) > 60, "much is done")
+            await asyncio.to_thread(process.kill)
+            await asyncio.gather(*working)
+        await process.start()
+        async with GatewayClient(process.url) as client:
+            seen = await told(client, kinds=["episode.opened", "episode.closed"])
+        process.kill()
+    counted = Counter(f"{event['kind']} {event['episode']}" for event in seen)
+    assert set(counted.values()) == {1}
+    assert done.keys() <= counted.keys()
+    with sqlite3.connect(tmp_path / "gateway.db") as store:
+        rows = store.execute("SELECT id, state FROM episodes").fetchall()
+    stored = {f"episode.opened {e}" for e, _ in rows} | {
+        f"episode.closed {e}" for e, s in rows if s == "closed"
+    }
+    assert counted.keys() == stored
+    assert [event["id"] for event in seen] == sorted(event["id"] for event in seen)
