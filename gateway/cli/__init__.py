@@ -12,6 +12,7 @@ from gateway.cli.mirror import mirror
 from gateway.cli.run import run_episodes
 from gateway.cli.serve import engine, serve
 from gateway.cli.show import list_episodes, show_episode, staleness, status, why
+from gateway.cli.tail import tail
 
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",
@@ -23,7 +24,7 @@ episodes_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-for command in (serve, engine, mirror, status, staleness, export, prune):
+for command in (serve, engine, mirror, status, staleness, tail, export, prune):
     app.command()(command)
 episodes_app.command("run")(run_episodes)
 episodes_app.command("list")(list_episodes)

@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.client.events import EventStream
 from gateway.engines.fake import FakeEngine, create_fake_app
@@ -170,6 +172,24 @@ async def test_projects_are_told_of_their_own_alone(tiny_model: Path, tmp_path: 
             assert (await refused(bob.post_step(2, {}, model="anns"))).status == 404
         async with GatewayClient(gateway.url, "another key") as nobody:
             assert (await refused(told(nobody))).status == 401
+
+
+async def test_the_command_shows_what_the_stream_tells(gateway: RunningGateway) -> None:
+    await train_once(gateway)
+    asked = ["tail", "--gateway", gateway.url, "--no-follow"]
+
+    async def shown(*more: str) -> list[str]:
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*asked, *more])
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+    everything = await told(gateway.admin)
+    assert [json.loads(line) for line in await shown("--after", "0", "--json")] == everything
+    (last,) = await shown("--last", "1")
+    assert "trainer.step" in last and "step=1" in last and "\x1b" not in last
+    assert len(await shown("--last", "100", "--kind", "batch", "--kind", "episode.closed")) == 3
+    refused = await asyncio.to_thread(CliRunner().invoke, app, [*asked, "--kind", "No"])
+    assert refused.exit_code == 1 and "kind" in refused.stderr
 
 
 async def refused(work: Any) -> GatewayRefused:

@@ -64,6 +64,7 @@ from trainer.loop.feed import Feed
 from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Memory, Nodes
 from trainer.loop.threads import in_thread
+from trainer.loop.told import StepsTold
 from trainer.model.offload import Where
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
@@ -115,6 +116,7 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics, url)
         stack.push_async_callback(trainer.evaluations.close)
+        stack.push_async_callback(trainer.told.close)
         server = await weights_process(stack, settings.weights, trainer.weights.directory)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
@@ -158,6 +160,7 @@ class Trainer:
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
         self.details = Details(settings)
+        self.told = StepsTold(client, settings.gateway.model, metrics.say)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
         self._warned: set[str] = set()
@@ -224,6 +227,7 @@ class Trainer:
             await self.evaluations.begin(self.learner.version, self.learner.steps, over)
             if over and await self.feed.acknowledged(self.learner.version - 1):
                 await self.evaluations.finish()
+                await self.told.finish()
                 return
             clock = Clock()
             with clock.on("lease", "idle"):
@@ -263,7 +267,8 @@ class Trainer:
                 await in_thread(self.details.write, self.learner.steps, batch)
         if self.nodes.memory is not None:
             clock.seconds |= {"offload": self.nodes.memory.free_s, "onload": self.nodes.memory.fill_s}
-        self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
+        figures = self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
+        self.told.tell(self.learner.steps, version + 1, figures)
         self._check_skipped()
 
     def _check_skipped(self) -> None:

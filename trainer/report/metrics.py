@@ -125,8 +125,8 @@ class Metrics:
         times: dict[str, float],
         seconds: float,
         spans: Sequence[Span] = (),
-    ) -> None:
-        """Writes the record of the buffer `version`, which was trained and acknowledged."""
+    ) -> dict[str, float]:
+        """Writes the record of the buffer `version`, which was trained and acknowledged; answers its finite figures."""
         record = {
             **measured,
             "episodes_per_second": measured["episodes"] / seconds,
@@ -134,11 +134,12 @@ class Metrics:
             **{f"seconds/{step}": value for step, value in times.items()},
             "seconds/total": seconds,
         }
+        finite = {name: value for name, value in record.items() if math.isfinite(value)}
         line: dict[str, object] = {
             "time": round(time.time(), 3),
             "version": version + 1,
             "buffer": version,
-            **{name: value for name, value in record.items() if math.isfinite(value)},
+            **finite,
         }
         if spans:
             line["spans"] = [[name, round(start, 4), round(end, 4)] for name, start, end in spans]
@@ -148,6 +149,7 @@ class Metrics:
         if self._live is None:
             self.console.print(self._line(version + 1), highlight=False, soft_wrap=True)
         self._show(f"version {version + 1} is live")
+        return finite
 
     def evaluated(self, version: int, step: int, result: dict[str, Any]) -> None:
         """Writes the result of evaluating a version, which training came to after so many steps."""

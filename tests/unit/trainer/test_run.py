@@ -153,6 +153,16 @@ async def test_every_version_is_trained_published_and_acknowledged(
             spent = sum(end - start for kind, start, end in record["spans"] if kind == name)
             assert spent == pytest.approx(seconds[f"seconds/{name}"], abs=0.01)
     assert list((settings.run.dir / "tensorboard").iterdir())
+    told = [event["data"] async for event in gateway.admin.events(after=0, kinds=["trainer"], wait_s=0)]
+    others = {"time", "version", "buffer", "spans"}
+    assert told == [
+        {
+            "step": record["version"],
+            "version": record["version"],
+            "figures": {name: value for name, value in record.items() if name not in others},
+        }
+        for record in records
+    ]
 
 
 async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path, tmp_path: Path) -> None:

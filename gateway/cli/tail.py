@@ -1,0 +1,154 @@
+"""`gateway tail`: what happens in a running gateway, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.options import AdminKey, Url
+
+if TYPE_CHECKING:
+    from gateway.client.events import EventStream
+
+_AGAIN_S = (0.5, 1.0, 2.0, 5.0)
+"""Seconds before each try to reach a gateway that went away; the last one again and again."""
+_LATER = (429, 503)
+_COLOURS = {
+    "episode": "cyan",
+    "group": "blue",
+    "batch": "magenta",
+    "version": "green",
+    "trainer": "yellow",
+    "engine": "bright_black",
+    "gap": "red",
+}
+_MOST = 160
+"""Characters of one value in a line; `--json` has all of it."""
+Ask = Callable[[int | None], "EventStream"]
+"""Begins a stream after an id; None: where the command line says."""
+
+
+def tail(
+    gateway: Url = "http://127.0.0.1:8000",
+    admin_key: AdminKey = None,
+    last: Annotated[int, typer.Option(min=0, max=10_000, help="Begin with so many events of the past.")] = 10,
+    after: Annotated[
+        int | None, typer.Option(min=0, help="Begin after the event with this id, instead; 0: with all.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these: `episode`, or `episode.closed`. May be repeated."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
+    episode: Annotated[str | None, typer.Option(help="Only those of this episode.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only those of this group.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until interrupted.")] = True,
+) -> None:
+    """Show what happens in a running gateway: episodes, groups, batches, versions, engines, the trainer's steps.
+
+    If the gateway goes away, the command waits for it and goes on after the last event that it showed.
+
+    Examples:
+
+      gateway tail --kind episode.closed --kind trainer
+
+      gateway tail --after 0 --no-follow --json > events.jsonl
+    """
+    import httpx
+
+    from gateway.client import GatewayClient, GatewayRefused
+
+    show = _show_json if as_json else _show_line
+
+    async def watch() -> None:
+        async with GatewayClient(gateway, admin_key) as client:
+            chosen: dict[str, Any] = {"kinds": kind or (), "model": model, "episode": episode, "group": group}
+            chosen["wait_s"] = None if follow else 0.0
+
+            def ask(place: int | None) -> EventStream:
+                if place is None:
+                    return client.events(after, last if after is None else None, **chosen)
+                return client.events(place, **chosen)
+
+            await _watch(ask, show, follow=follow)
+
+    try:
+        asyncio.run(watch())
+    except GatewayRefused as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    except httpx.TransportError as error:
+        typer.echo(f"no gateway answers at {gateway}: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bool) -> None:
+    """Shows one stream after the other, each from where the one before ended. Raises if not even the first begins."""
+    import httpx
+
+    from gateway.client import GatewayRefused
+
+    place: int | None = None
+    tries = 0
+    while True:
+        stream = ask(place)
+        why = "it has ended the stream"
+        try:
+            async for event in stream:
+                show(event)
+        except (GatewayRefused, httpx.TransportError) as error:
+            passing = not isinstance(error, GatewayRefused) or error.status in _LATER
+            if not follow or not passing or (place is None and stream.last is None):
+                raise
+            why = str(error)
+        if not follow:
+            return
+        if stream.last is not None:
+            place, tries = stream.last, 0
+        if not tries:
+            typer.echo(
+                f"the gateway went away ({why}); going on after event {place} once it is back", err=True
+            )
+        await asyncio.sleep(_AGAIN_S[min(tries, len(_AGAIN_S) - 1)])
+        tries += 1
+
+
+def _show_json(event: dict[str, Any]) -> None:
+    typer.echo(json.dumps(event))
+
+
+def _show_line(event: dict[str, Any]) -> None:
+    typer.echo(line_of(event, coloured=sys.stdout.isatty()))
+
+
+def line_of(event: dict[str, Any], *, coloured: bool) -> str:
+    """An event as one line of text, in which agents' words cannot move the cursor."""
+    at = datetime.fromtimestamp(event["at"]).strftime("%H:%M:%S") if "at" in event else " " * 8
+    kind = f"{event['kind']:<18}"
+    if coloured:
+        kind = typer.style(kind, fg=_COLOURS.get(event["kind"].partition(".")[0]))
+    subject = [event[name] for name in ("model", "group", "episode") if name in event]
+    facts = [f"{name}={_value(value)}" for name, value in event["data"].items()]
+    return "  ".join(
+        [str(event["id"]).rjust(7), at, kind, *(_printable(str(s)) for s in subject), " ".join(facts)]
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = _printable(value if isinstance(value, str) else json.dumps(value))
+    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

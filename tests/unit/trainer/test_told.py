@@ -1,0 +1,78 @@
+"""Steps are told to those who watch, and training does not depend on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from gateway.client import GatewayClient
+from tests.harness.waiting import result_of, turns, until
+from trainer.loop import told
+from trainer.loop.told import StepsTold
+
+
+class Gateway:
+    """Takes steps while it is let; `answers` sets what comes of the next ones."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, dict[str, float], str | None]] = []
+        self.fails = False
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def post_step(
+        self, step: int, figures: Mapping[str, float], version: int, model: str | None
+    ) -> None:
+        await self.open.wait()
+        if self.fails:
+            raise httpx.ConnectError("nobody there")
+        self.steps.append((step, version, dict(figures), model))
+
+
+def told_to(gateway: Gateway, said: list[str]) -> StepsTold:
+    return StepsTold(cast(GatewayClient, cast(Any, gateway)), "policy", said.append)
+
+
+async def test_steps_are_told_in_order_and_the_last_before_the_end() -> None:
+    gateway = Gateway()
+    steps = told_to(gateway, [])
+    for number in range(3):
+        steps.tell(number, number + 1, {"loss": 0.5})
+        await turns()
+    steps.tell(3, 4, {})
+    await steps.finish()
+    assert gateway.steps == [
+        *((number, number + 1, {"loss": 0.5}, "policy") for number in range(3)),
+        (3, 4, {}, "policy"),
+    ]
+
+
+async def test_failures_are_said_once_and_later_steps_are_told() -> None:
+    gateway, said = Gateway(), list[str]()
+    gateway.fails = True
+    steps = told_to(gateway, said)
+    for number in range(3):
+        steps.tell(number, number + 1, {})
+        await turns()
+    gateway.fails = False
+    steps.tell(3, 4, {})
+    await until(lambda: len(gateway.steps) == 1, "the step is told")
+    assert len(said) == 1
+    assert "step 0" in said[0] and "nobody there" in said[0]
+
+
+async def test_a_gateway_that_does_not_answer_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told, "_LAST_S", 0.01)
+    gateway = Gateway()
+    gateway.open.clear()
+    steps = told_to(gateway, [])
+    for number in range(200):
+        steps.tell(number, number + 1, {})
+    await turns()
+    assert len(steps._waiting) <= 64
+    await result_of(steps.finish(), "the run ends", 30)
+    assert gateway.steps == []
