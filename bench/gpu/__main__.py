@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -131,6 +132,8 @@ def main(
     ),
 ) -> None:
     """Run the tests that need a GPU, measure the trainer alone, and train beside vLLM. Refuses on a machine without a GPU."""
+    # The driver counts GPUs by their place on the bus, and CUDA by their speed unless it is told.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     found = look()
     lacks = missing(found)
     if not lacks and not torch.cuda.is_available():
@@ -145,7 +148,7 @@ def main(
     options = Check(
         out / time.strftime("%Y%m%d-%H%M%S"),
         WORKLOADS["qwen3-0.6b"](),
-        Engine.on_gpu(engine_python, out, len(found.gpus)),
+        Engine.on_gpu(engine_python, out, found.gpus),
         "cuda",
         steps,
         found.gpus,

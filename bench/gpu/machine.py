@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -18,7 +19,8 @@ CAPABILITY = 8.0
 DRIVER = 580
 """The first for CUDA 13, for which the pinned builds are made."""
 PYTHON = (3, 11)
-_QUERY = "index,name,memory.total,compute_cap,driver_version"
+_QUERY = "index,uuid,name,memory.total,compute_cap,driver_version"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ANSWER_S = 60.0
 
 
@@ -27,6 +29,8 @@ class Gpu:
     """A GPU as the driver describes it."""
 
     index: int
+    """By its place on the bus."""
+    uuid: str
     name: str
     memory_gib: float
     capability: float
@@ -38,6 +42,7 @@ class Machine:
     """The parts of a machine that decide."""
 
     gpus: tuple[Gpu, ...]
+    """In the order in which PyTorch counts them."""
     why_none: str
     """Empty if there are some."""
     system: str
@@ -62,16 +67,36 @@ def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
         said = " ".join((answer.stdout + answer.stderr).split())
         return (), f"`nvidia-smi` ended with {answer.returncode}: {said}"
     gpus = parse(answer.stdout)
-    return gpus, "" if gpus else "`nvidia-smi` lists no GPU"
+    if not gpus:
+        return (), "`nvidia-smi` lists no GPU"
+    shown = visible(gpus, os.environ.get(VISIBLE))
+    return shown, "" if shown else f"{VISIBLE}={os.environ[VISIBLE]} hides all {len(gpus)}"
 
 
 def parse(answer: str) -> tuple[Gpu, ...]:
     """Reads the driver's answer, a line for each GPU."""
     rows = ([part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip())
     return tuple(
-        Gpu(int(index), name, float(memory) / 1024, float(capability), driver)
-        for index, name, memory, capability, driver in rows
+        Gpu(int(index), uuid, name, float(memory) / 1024, float(capability), driver)
+        for index, uuid, name, memory, capability, driver in rows
     )
+
+
+def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
+    """Those that `CUDA_VISIBLE_DEVICES` names, by number or by the begin of a UUID, up to a name that is none, as CUDA does."""
+    if setting is None:
+        return tuple(gpus)
+    found: list[Gpu] = []
+    for name in filter(None, (part.strip() for part in setting.split(","))):
+        named = [
+            gpu
+            for gpu in gpus
+            if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+        ]
+        if not named:
+            break
+        found += named[:1]
+    return tuple(found)
 
 
 def missing(machine: Machine) -> list[str]:

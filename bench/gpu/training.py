@@ -6,13 +6,13 @@ Owns the files of a run, all in one folder: configuration, logs, the gateway's d
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.machine import VISIBLE, Gpu
 from bench.gpu.workload import THREADS, Workload, write_tasks
 from bench.processes import run_server
 from gateway.client import GatewayClient
@@ -32,12 +32,10 @@ class Engine:
     values: Mapping[str, Any]
 
     @classmethod
-    def on_gpu(cls, python: Path, folder: Path, gpus: int) -> Engine:
-        """vLLM on the second GPU, or on a part of the only one."""
-        args = [] if gpus > 1 else ["--gpu-memory-utilization", "0.35"]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
-        # The driver counts GPUs by their place on the bus, and CUDA by their speed unless it is told.
-        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible[1 if gpus > 1 else 0]}
+    def on_gpu(cls, python: Path, folder: Path, gpus: Sequence[Gpu]) -> Engine:
+        """vLLM on the second GPU, or on a part of the only one; the trainer is on the first."""
+        args = [] if len(gpus) > 1 else ["--gpu-memory-utilization", "0.35"]
+        env = {VISIBLE: gpus[:2][-1].uuid}
         return cls({"launch": "vllm", "python": str(python.absolute()), "args": args, "env": env,
                     "log": str(folder / "engine.log"), "start_s": 900.0, "restart_window_s": 3600.0})  # fmt: skip
 

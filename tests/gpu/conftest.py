@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cuda":
         need_gpu()
-    device: str = request.param
-    return device
+    yield request.param
+    # Its process group has a backend for GPUs, which one that was made for the CPU has not.
+    if request.param == "cuda" and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from tests.gpu.learners import State, distance, learn, save_tiny, settings_of
 from trainer.learner import Learner
 
-BOUND = 1e-5
-"""Of the steps' norm. The same kernels in the same order; those of a GPU may add in another order from run to run."""
+BOUNDS = {"cpu": 0.0, "cuda": 1e-3}
+"""Of the steps' norm. Kernels of a GPU may add in another order from run to run, and bf16 rounds what they made."""
 OFFLOADED: dict[str, dict[str, Any]] = {
     "optimizer": {"offload": "host"},
     "model": {"dtype": "bfloat16", "activation_checkpointing": 1, "activation_offload": True},
@@ -22,17 +23,20 @@ KEPT: dict[str, dict[str, Any]] = {"model": {"dtype": "bfloat16", "activation_ch
 def trained(
     model: Path, folder: Path, device: str, tables: dict[str, dict[str, Any]]
 ) -> tuple[State, set[str], int]:
-    """The weights after three steps, where the moments were between them, and the most memory that the last one took."""
+    """The weights after three steps, where the moments were between them, and the most memory that was taken."""
     places: set[str] = set()
+    gc.collect()  # the learner before
+    before = 0
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
 
     def look(learner: Learner) -> None:
         moments = learner.optimizer.moments()
         places.update(moments[name]["exp_avg"].device.type for name in list(moments)[1:])
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
 
     weights = learn(settings_of(model, folder, device, **tables), 3, look)
-    return weights, places, torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    return weights, places, torch.cuda.max_memory_allocated() - before if device == "cuda" else 0
 
 
 def test_offload_changes_no_step(device: str, tmp_path: Path) -> None:
@@ -42,5 +46,5 @@ def test_offload_changes_no_step(device: str, tmp_path: Path) -> None:
     assert places == {device}
     offloaded, places, least = trained(model, tmp_path / "offloaded", device, OFFLOADED)
     assert places == {"cpu"}
-    assert distance(offloaded, kept, over=start) < BOUND
+    assert distance(offloaded, kept, over=start) <= BOUNDS[device]
     assert device == "cpu" or least < most, "a device keeps less"

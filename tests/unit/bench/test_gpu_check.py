@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from bench.gpu.training import Engine
 from bench.gpu.workload import qwen3_0_6b, tiny, write_model
 from bench.report import Steps
 from gateway.engines.fake import create_fake_app
+from gateway.sections import EngineSettings
 from processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine
 from tests.harness.vllm import SharedEngine
 
 ROOT = Path(__file__).parents[3]
-H100 = "0, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.65.06\n"
+H100 = "0, GPU-6f1, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.65.06\n"
 TESTS = {
     "status": 0,
     "passed": 3,
@@ -65,6 +67,32 @@ def test_without_a_gpu_it_refuses_in_one_paragraph(command: list[str], tmp_path:
 def test_a_gpu_that_cannot_run_the_check_is_refused_by_what_it_lacks(answer: str, what: str | None) -> None:
     lacks = machine.missing(machine.Machine(machine.parse(answer), "", "Linux x86_64", (3, 11)))
     assert [bool(what and what in lack) for lack in lacks] == ([] if what is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown", "engines"),
+    [
+        (None, [0, 1], "GPU-b"),
+        ("1,0", [1, 0], "GPU-a"),
+        ("GPU-b", [1], "GPU-b"),
+        ("1,7,0", [1], "GPU-b"),
+        ("", [], None),
+    ],
+)
+def test_the_engine_has_the_second_gpu_that_is_visible(
+    setting: str | None, shown: list[int], engines: str | None
+) -> None:
+    gpus = machine.parse(
+        "".join(f"{i}, GPU-{name}, NVIDIA L40S, 46068, 8.9, 580.1\n" for i, name in enumerate("ab"))
+    )
+    found = machine.visible(gpus, setting)
+    assert [gpu.index for gpu in found] == shown
+    if engines:
+        engine = Engine.on_gpu(Path("python"), Path("/runs"), found)
+        assert engine.values["env"] == {"CUDA_VISIBLE_DEVICES": engines}
+        assert bool(engine.values["args"]) == (len(found) == 1), "one GPU is shared"
+        table = tomllib.loads(engine.table())["engine"]
+        assert EngineSettings.model_validate(table).start_s == 900.0
 
 
 def test_prime_rls_published_share_follows_from_its_published_rate() -> None:
