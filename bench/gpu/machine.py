@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 MEMORY_GIB = 38.0
 """Enough for the engine and the trainer of Qwen3-0.6B on one GPU, by prediction (`trainer plan-memory`); two GPUs share it."""
@@ -47,12 +50,26 @@ class Machine:
     """Empty if there are some."""
     system: str
     python: tuple[int, int]
+    tools: tuple[str, ...] = ()
+    """What Triton needs to compile kernels, and this machine lacks."""
 
 
 def look() -> Machine:
     """Asks the driver, and the interpreter that will make the environments."""
     gpus, why = _ask_driver()
-    return Machine(gpus, why, f"{platform.system()} {platform.machine()}", sys.version_info[:2])
+    return Machine(
+        gpus, why, f"{platform.system()} {platform.machine()}", sys.version_info[:2], _missing_tools()
+    )
+
+
+def _missing_tools() -> tuple[str, ...]:
+    compilers = filter(None, (os.environ.get("CC"), "gcc", "clang"))
+    found = [] if any(map(shutil.which, compilers)) else ["a C compiler (gcc or clang)"]
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    return (
+        *found,
+        *([] if headers.exists() else [f"Python's headers ({headers}; Debian has them in python3-dev)"]),
+    )
 
 
 def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
@@ -107,6 +124,7 @@ def missing(machine: Machine) -> list[str]:
     if machine.python < PYTHON:
         wanted, have = (".".join(map(str, version)) for version in (PYTHON, machine.python))
         found.append(f"Python {wanted} or newer (this is {have}; `make gpu-check PYTHON=...` takes another)")
+    found += machine.tools
     if not machine.gpus:
         return [*found, f"an NVIDIA GPU ({machine.why_none})"]
     first = machine.gpus[0]

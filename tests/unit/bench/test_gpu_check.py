@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,16 @@ def test_the_engine_has_the_second_gpu_that_is_visible(
         assert bool(engine.values["args"]) == (len(found) == 1), "one GPU is shared"
         table = tomllib.loads(engine.table())["engine"]
         assert EngineSettings.model_validate(table).start_s == 900.0
+
+
+def test_what_triton_needs_is_asked_for_before_anything_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    compiler, headers, gpu = machine.missing(machine.look())
+    assert ("C compiler" in compiler, "Python.h" in headers, "nvidia-smi" in gpu) == (True, True, True)
 
 
 def test_prime_rls_published_share_follows_from_its_published_rate() -> None:
