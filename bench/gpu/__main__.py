@@ -4,7 +4,7 @@
 2. The trainer alone on long rows, as prime-rl's published figure was measured.
 3. Five steps of a Qwen3-0.6B-shaped random model with vLLM beside it, through the gateway.
 
-It leaves `gpu-report.json` and `gpu-report.html`; status 1: a test failed, or a version did not go live. No GPU has run it yet.
+It leaves `gpu-report.json` and `gpu-report.html`; status 1: a test or a part failed, or a version is not live. No GPU has run it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import typer
 from bench.gpu import figures, page
 from bench.gpu.checks import run_tests
 from bench.gpu.machine import Gpu, look, missing, refusal
-from bench.gpu.training import Engine, train
+from bench.gpu.training import Engine, Run, train
 from bench.gpu.workload import ROOT, WORKLOADS, Workload, write_model
 from bench.report import Steps, finish, machine, show
 
@@ -50,22 +50,30 @@ class Check:
         return figures.peak_of(self.gpus[0].name) if self.gpus else None
 
     def measure(self, steps: Steps) -> dict[str, Any]:
-        """Steps 2 and 3."""
-        model = self.folder / "model"
+        """The trainer alone, and training; null for what failed, whose reason is in `errors`, so that the rest is reported."""
+        model, errors = self.folder / "model", dict[str, str]()
         steps.begin(f"a random model of the shape {self.workload.name}")
         write_model(model, self.workload)
         steps.begin(f"the trainer alone: {self.workload.rows} rows of {self.workload.row:,} tokens")
+        found: dict[str, Any] = {"alone": None, "training": None, "updates": None, "errors": errors}
         config = self.workload.config
-        alone = figures.alone(config, self._alone(model), self.workload.row, self.peak)
+        try:
+            found["alone"] = figures.alone(config, self._alone(model), self.workload.row, self.peak)
+        except Exception as error:
+            errors["alone"] = f"{type(error).__name__}: {error}"
         steps.begin(f"{self.steps} steps beside the engine (logs: {self.folder})")
-        run = asyncio.run(
-            train(self.workload, model, self.folder, self.engine, device=self.device, steps=self.steps)
+        try:
+            run = asyncio.run(self._train(model))
+            found["training"] = figures.beside_engine(config, run.steps, self.peak)
+            found["updates"] = figures.updates(run.updates)
+        except Exception as error:
+            errors["training"] = f"{type(error).__name__}: {error}"
+        return found
+
+    async def _train(self, model: Path) -> Run:
+        return await train(
+            self.workload, model, self.folder, self.engine, device=self.device, steps=self.steps
         )
-        return {
-            "alone": alone,
-            "training": figures.beside_engine(config, run.steps, self.peak),
-            "updates": figures.updates(run.updates),
-        }
 
     def _alone(self, model: Path) -> list[dict[str, float]]:
         """A process of its own, whose memory is gone before the engine comes."""
@@ -96,8 +104,10 @@ def check(options: Check, tests: dict[str, Any], steps: Steps) -> dict[str, Any]
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """True if no test failed, and every version went live."""
-    return not report["tests"]["failed"] and report["updates"]["live"] == report["updates"]["versions"]
+    """True if no test and no part failed, and every version went live."""
+    if report["tests"]["status"] or report["tests"]["failed"] or report["errors"]:
+        return False
+    return bool(report["updates"]["live"] == report["updates"]["versions"])
 
 
 def write(report: dict[str, Any], folder: Path) -> None:
@@ -107,7 +117,7 @@ def write(report: dict[str, Any], folder: Path) -> None:
     show("The trainer alone", header, page.alone_rows(report))
     show("Training beside the engine", header[:2], page.training_rows(report))
     for name in ("training", "updates"):
-        show(f"Seconds: {name}, medians", ("part", "s"), page.part_rows(report[name]["seconds"]))
+        show(f"Seconds: {name}, medians", ("part", "s"), page.part_rows(report[name]))
     tests = report["tests"]
     rows = [(name, str(tests[name])) for name in ("passed", "failed", "skipped")]
     show("Tests marked gpu", ("how they ended", "number"), [*rows, *tests["not_passed"].items()])

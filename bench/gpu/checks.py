@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from bench.gpu.workload import ROOT
+
 ENGINE_PYTHON = "HEADGATE_GPU_ENGINE_PYTHON"
 """The variable that names the interpreter of vLLM's environment to the tests."""
 _ENDED = {"failure": "failed", "error": "failed", "skipped": "skipped"}
@@ -24,7 +26,7 @@ def run_tests(
     report = (folder / "tests.xml").absolute()
     argv = [sys.executable, "-m", "pytest", "-q", *options, "--junitxml", str(report)]
     env = os.environ | {ENGINE_PYTHON: str(engine_python.absolute())}
-    status = subprocess.run(argv, stdout=sys.stderr, env=env, check=False).returncode
+    status = subprocess.run(argv, cwd=ROOT, stdout=sys.stderr, env=env, check=False).returncode
     if not report.exists():
         return {
             "status": status,

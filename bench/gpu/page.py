@@ -27,6 +27,8 @@ def share(value: float | None) -> str:
 def alone_rows(report: Mapping[str, Any]) -> Rows:
     """The trainer alone: figure, here, published."""
     here, other = report["alone"], report["published"]
+    if here is None:
+        return [("failed", report["errors"]["alone"], "-")]
     return [
         ("tokens/s", number(here["tokens_per_s"]), number(other["tokens_per_s"])),
         ("MFU, useful operations alone", share(here["mfu"]), "-"),
@@ -40,6 +42,8 @@ def alone_rows(report: Mapping[str, Any]) -> Rows:
 def training_rows(report: Mapping[str, Any]) -> Rows:
     """Training beside the engine: figure, here."""
     run, made = report["training"], report["updates"]
+    if run is None:
+        return [("failed", report["errors"]["training"])]
     return [
         ("steps", str(run["steps"])),
         ("tokens/s of the trainer's passes", number(run["tokens_per_s_of_compute"])),
@@ -52,9 +56,9 @@ def training_rows(report: Mapping[str, Any]) -> Rows:
     ]  # fmt: skip
 
 
-def part_rows(seconds: Mapping[str, float]) -> Rows:
-    """Seconds by part: name, seconds."""
-    return [(name, number(value)) for name, value in seconds.items()]
+def part_rows(measured: Mapping[str, Any] | None) -> Rows:
+    """Seconds by part: name, seconds; none of what failed."""
+    return [(name, number(value)) for name, value in (measured or {"seconds": {}})["seconds"].items()]
 
 
 def render(report: Mapping[str, Any]) -> str:
@@ -80,9 +84,9 @@ bench/gpu/figures.py.</p>
 <h2>Training with vLLM beside it</h2>
 {_table(("figure", "here"), training_rows(report))}
 <h2>Seconds of a step, median</h2>
-{_bars(report["training"]["seconds"])}
+{_bars(report["training"])}
 <h2>Seconds of a weight update, median</h2>
-{_bars(report["updates"]["seconds"])}
+{_bars(report["updates"])}
 </html>
 """
 
@@ -93,7 +97,8 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _bars(seconds: Mapping[str, float]) -> str:
+def _bars(measured: Mapping[str, Any] | None) -> str:
+    seconds = measured["seconds"] if measured else {}
     most = max(seconds.values(), default=0.0) or 1.0
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{number(value)}</td>"

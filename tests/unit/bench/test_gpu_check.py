@@ -180,16 +180,32 @@ def assert_whole(report: dict[str, Any]) -> None:
 
 
 def test_a_failed_test_or_a_version_that_is_not_live_fails_the_check() -> None:
-    good = {"tests": TESTS, "updates": {"live": 2, "versions": 2}}
+    good = {"tests": TESTS, "updates": {"live": 2, "versions": 2}, "errors": {}}
     assert passed(good)
     assert not passed(good | {"tests": TESTS | {"failed": 1}})
+    assert not passed(good | {"tests": TESTS | {"status": 5}}), "no test was found"
     assert not passed(good | {"updates": {"live": 1, "versions": 2}})
+
+
+def test_parts_that_fail_are_reported_with_their_reasons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Check, model: Path) -> Any:
+        raise RuntimeError("no <kernel> for this GPU")
+
+    monkeypatch.setattr(Check, "_alone", refuse)
+    monkeypatch.setattr(Check, "_train", refuse)
+    report = checked(tmp_path / "run", Engine({}))
+    assert report["errors"] == dict.fromkeys(("alone", "training"), "RuntimeError: no <kernel> for this GPU")
+    assert not passed(report)
+    write(report, tmp_path)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+    assert (tmp_path / "gpu-report.html").read_text().count("no &lt;kernel&gt; for this GPU") == 2
 
 
 def test_tests_marked_gpu_run_when_they_are_asked_for_and_say_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     chosen = ("tests/gpu/test_offload.py", "-p", "no:cacheprovider")
     found = run_tests(tmp_path, Path(sys.executable), (*chosen, "-m", "gpu"))
