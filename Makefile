@@ -19,7 +19,7 @@ TESTS = $(BIN)/python -m tests
 .DEFAULT_GOAL := help
 .PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
-	bench bench-update bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
+	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs \
 	litellm trl bench-trainer gpu-check up up-vllm down compose-check clean
 
@@ -136,6 +136,9 @@ bench-prefix: setup ## how often a conversation's next call extends its recorded
 
 bench-update: setup engine ## how long a weight update holds streams up, against the engine's own time
 	$(BIN)/python -m bench.update
+
+bench-publish: setup ## how long a version takes into another process, by collective and from a folder, beside gloo alone
+	$(BIN)/python -m bench.publish
 
 bench-rules: setup ## StaleFlow's rule and six others under the same load
 	$(BIN)/python -m bench.rules

@@ -17,6 +17,7 @@
     └── EngineError         an engine failed                                502
         ├── EngineUnreachable
         ├── EngineRefused   the engine says that the request is wrong; no other would take it
+        ├── WeightsMissed   a version did not come to it; nothing is known of the version
         ├── EngineReplaced  it was restarted by others, and has other weights
         └── ProbeFailed     an engine does not run the weights it should
 
@@ -156,6 +157,10 @@ class EngineError(GatewayError):
 
 class EngineUnreachable(EngineError):
     """An engine does not answer, or went away in the middle of an answer."""
+
+
+class WeightsMissed(EngineError):
+    """A version did not come to an engine, which says nothing about the version."""
 
 
 class EngineRefused(EngineError):

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.errors import EngineError, Unavailable
+from gateway.errors import EngineError, Unavailable, WeightsMissed
 from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
@@ -278,12 +278,12 @@ class ControlHost:
         if before:
             await asyncio.wait(before)
         model = self.models[name]
-        ok, detail = True, ""
+        ok, detail, excused = True, "", False
         try:
             await self._check_leadership()
             await model.steps.run(do)
         except EngineError as error:
-            ok, detail = False, error.message
+            ok, detail, excused = False, error.message, isinstance(error, WeightsMissed)
         except Exception as error:
             log.exception("%s: step %s", do.engine, do.step)
             ok, detail = False, repr(error)
@@ -295,7 +295,7 @@ class ControlHost:
             model.watchers[do.engine] = asyncio.create_task(watch, name=f"watch-{do.engine}")
         pinned = model.steps.runs(slot)[1] if slot is not None and do.step == "hold" else 0
         reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
-        self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned))
+        self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned, excused))
 
 
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gateway.types import FinishReason, Int32Array, Sampling
 
@@ -86,6 +86,20 @@ class Engine(Protocol):
 
     async def load(self, path: str) -> None:
         """Loads the checkpoint in `path` in place of the present weights. Only while paused."""
+        ...
+
+    async def workers(self) -> int:
+        """How many processes hold the weights, each of which receives them (`receive`)."""
+        ...
+
+    async def receive(self, join: dict[str, Any]) -> None:
+        """Begins to receive a version from a group of processes (`headgate_transfer.wire.Join`), beside the sampling; answers at
+        once. What was received before and not taken is forgotten."""
+        ...
+
+    async def take(self, version: int, timeout_s: float) -> None:
+        """Puts the version that was received in place of the present weights. Only while paused. If it did not come whole, the
+        weights are as before."""
         ...
 
     async def label(self, version: int) -> None:

@@ -44,6 +44,20 @@ class HTTPEngine:
         """Closes the connections."""
         await self._http.close()
 
+    async def workers(self) -> int:
+        raise self._no_transfer()
+
+    async def receive(self, join: dict[str, Any]) -> None:
+        raise self._no_transfer()
+
+    async def take(self, version: int, timeout_s: float) -> None:
+        raise self._no_transfer()
+
+    def _no_transfer(self) -> EngineError:
+        return EngineError(
+            f"engine {self.name} takes weights from folders alone: set [engine] transport = 'files'"
+        )
+
     def _cut_off(self) -> EngineUnreachable:
         return EngineUnreachable(f"engine {self.name} ended a stream without a finish reason")
 

@@ -6,6 +6,7 @@ A started engine (vLLM's server, or the fake one) listens on a free port of the 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -19,11 +20,14 @@ from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.settings import ConfigError
+from gateway.weights import plugin
 from processes.child import LocalProcess
 from processes.errors import ChildDied
 from processes.ports import free_port
 
 LOOPBACK = "127.0.0.1"
+_PLUGIN = Path(plugin.__file__).parent
+"""The folder in which vLLM finds `headgate_transfer`."""
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
@@ -72,8 +76,13 @@ def command(
     The engine asks for no key, so `host` must be an address that only gateways reach.
     """
     argv = _COMMANDS[settings.launch](settings, model, served_name, weights, host, port)
-    env = _VLLM_ENV if settings.launch == "vllm" else {}
-    return [*argv, *settings.args], env | settings.env
+    env = dict(_VLLM_ENV) if settings.launch == "vllm" else {}
+    env |= settings.env
+    if settings.launch == "vllm" and settings.transport == "collective":
+        argv += ["--weight-transfer-config", json.dumps({"backend": "headgate"})]
+        paths = [str(_PLUGIN), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return [*argv, *settings.args], env
 
 
 def check_launch(settings: EngineSettings) -> None:

@@ -85,6 +85,27 @@ class VLLMEngine(HTTPEngine):
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
         )
 
+    async def workers(self) -> int:
+        return int(orjson.loads(await self._http.get("/get_world_size"))["world_size"])
+
+    async def receive(self, join: dict[str, Any]) -> None:
+        await self._http.post("/init_weight_transfer_engine", {"init_info": join})
+
+    async def take(self, version: int, timeout_s: float) -> None:
+        """After an error the weights are as before, unless the error came while they were put in place."""
+        try:
+            await self._http.post("/start_weight_update")
+        except EngineError as error:
+            if "already active" not in error.message:
+                raise
+            await self._http.post(
+                "/finish_weight_update"
+            )  # a gateway that is gone began it, and changed nothing
+            await self._http.post("/start_weight_update")
+        info = {"version": version, "timeout_s": timeout_s}
+        await self._http.post("/update_weights", {"update_info": info})
+        await self._http.post("/finish_weight_update")
+
     async def label(self, version: int) -> None:
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 

@@ -2,23 +2,26 @@
 
 An engine that is elsewhere has a mirror beside it (`gateway mirror`), which fetches a version from the trainer's server or from
 another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
+With `[engine] transport = "collective"` engines receive trained versions from the trainer's server (`collective`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Self
 
 import aiohttp
 
-from gateway.errors import EngineError, WeightsAway
+from gateway.errors import EngineError, WeightsAway, WeightsMissed
+from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights_check import Weights
 from gateway.sections import WeightsSettings
 from gateway.weights.fan_out import fan_out
+from gateway.weights.manifest import MANIFEST
 from gateway.weights.mirror import Mirror
 
 log = logging.getLogger(__name__)
@@ -27,8 +30,10 @@ log = logging.getLogger(__name__)
 class Distribution:
     """The copies of one model's versions. Use it with `async with`, which owns the connections."""
 
-    def __init__(self, model: str, settings: WeightsSettings) -> None:
+    def __init__(self, model: str, settings: WeightsSettings, *, collective: bool = False) -> None:
+        """`collective`: trained versions go straight into engines, and not by way of folders."""
         self._settings = settings
+        self._collective = Collective(settings) if collective else None
         key = settings.key.get_secret_value() if settings.key else None
         limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
         self._mirror = Mirror(settings.dir / model, key, limit)
@@ -38,6 +43,8 @@ class Distribution:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        if self._collective is not None:
+            await self._collective.close()
         await self._mirror.__aexit__(*error)
 
     def path(self, version: int) -> Path:
@@ -55,10 +62,13 @@ class Distribution:
             raise WeightsAway(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
-        """Has every mirror of these engines fetch a version, while they go on with the one before.
+        """Has every mirror of these engines fetch a version, or the engines receive it, while they go on with the one before.
 
-        A mirror that fails is logged: its engine asks again when it loads.
+        A mirror or an engine that fails is logged: the engine asks again when it loads.
         """
+        if self._collective is not None:
+            await self._collective.stage_all(weights, slots)
+            return
         mirrors = sorted({slot.mirror for slot in slots if slot.mirror})
         if not weights.source or not mirrors:
             return
@@ -80,7 +90,24 @@ class Distribution:
         for mirror, error in failed.items():
             log.error("version %d did not come to the mirror %s: %s", weights.version, mirror, error)
 
-    async def place(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> str:
+    async def load(
+        self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Has a paused engine put a version in the place of its weights. Raises EngineError.
+
+        `check` is awaited right before the engine is told.
+        """
+        if slot.engine is None:
+            raise EngineError(f"{slot.name} has no engine")
+        if self._collective is not None and (Path(weights.path) / MANIFEST).is_file():
+            await check()
+            await self._collective.load(slot, weights)
+            return
+        path = await self._place(slot, weights, slots)
+        await check()
+        await slot.engine.load(path)
+
+    async def _place(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> str:
         """The path by which an engine loads a version; its mirror fetches what it lacks. Raises EngineError.
 
         The first version has no manifest, and lies on every machine at the path of the configuration.
@@ -96,7 +123,7 @@ class Distribution:
             message = (
                 f"{slot.name}: the mirror {slot.mirror} does not have version {weights.version}: {error}"
             )
-            raise EngineError(message, code="mirror_failed") from error
+            raise WeightsMissed(message, code="mirror_failed") from error
 
     async def prune(self, *needed: int | None) -> None:
         """Removes this gateway's oldest copies, but none that is needed."""

@@ -190,9 +190,7 @@ class EngineSteps:
 
     async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
         """Loads weights into a paused engine without requests, and resumes it."""
-        path = await self._place(slot, weights)
-        await self._check_leadership()
-        await engine.load(path)
+        await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_leadership)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await engine.label(weights.version)
         await engine.resume()
@@ -274,10 +272,7 @@ class EngineSteps:
         await _engine(slot).pause(keep=True, clear_cache=self._update.clear_cache)
 
     async def _load(self, slot: Slot, weights: Weights) -> None:
-        await _engine(slot).load(await self._place(slot, weights))
-
-    async def _place(self, slot: Slot, weights: Weights) -> str:
-        return await self._distribution.place(slot, weights, self._pool.slots.values())
+        await self._distribution.load(slot, weights, self._pool.slots.values(), _unchecked)
 
     async def _label(self, slot: Slot, weights: Weights) -> None:
         await _engine(slot).label(weights.version)
@@ -358,6 +353,10 @@ class EngineSteps:
                 await slot.ended()
         except TimeoutError:
             return
+
+
+async def _unchecked() -> None:
+    """The host checks before each command."""
 
 
 def _engine(slot: Slot) -> Engine:

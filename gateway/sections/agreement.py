@@ -15,6 +15,7 @@ from gateway.sections.episodes import GraderSettings
 from gateway.sections.models import ModelSettings
 from gateway.sections.scheduling import LengthSettings, NodeSettings, RoutingSettings
 from gateway.sections.server import ClusterSettings, ServerSettings, StoreSettings
+from gateway.sections.weights import WeightsSettings
 
 Models = Mapping[str, ModelSettings]
 
@@ -109,6 +110,14 @@ def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, Nod
     if shared := sorted({url for url in urls if urls.count(url) > 1}):
         raise ValueError(
             f"two models name the engine at {shared[0]}, and an engine runs one: give each a [models.NAME.engine]"
+        )
+
+
+def check_transports(engines: Mapping[str, EngineSettings], weights: WeightsSettings) -> None:
+    """What engines receive needs a sender. `engines`: of each model that has some."""
+    if not weights.sources and any(engine.transport == "collective" for engine in engines.values()):
+        raise ValueError(
+            "[engine] transport = 'collective' needs [weights] sources: the server of the trainer, such as 'http://trainer:8100'"
         )
 
 

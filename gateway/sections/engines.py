@@ -27,6 +27,9 @@ class EngineSettings(Section):
     (`[weights] sources`). An engine with an empty one reads the gateway's own copies."""
     api: Literal["vllm", "sglang"] = "vllm"
     """The API of an external or fake engine."""
+    transport: Literal["files", "collective"] = "files"
+    """How trained versions come into engines: each loads a folder, or `collective`: the trainer's server sends them straight to
+    vLLM's workers (`[weights] sources`, `backend`; docs/weights.md). External engines need the plugin and its option."""
     allow_public: bool = False
     """True: external engines may have public addresses. Anybody who reaches one controls it: vLLM asks for its API key under /v1
     alone, and not where it is paused, given weights or asked for tokens."""
@@ -62,6 +65,10 @@ class EngineSettings(Section):
             )
         if self.mirrors and self.launch != "external":
             raise ValueError("`mirrors` is for launch = 'external'")
+        if self.transport == "collective" and self.api == "sglang":
+            raise ValueError("transport = 'collective' is for vLLM alone: SGLang takes weights from folders")
+        if self.transport == "collective" and self.mirrors:
+            raise ValueError("transport = 'collective' needs no `mirrors`: leave them out")
         if self.restart_window_s < self.max_restarts * self.start_s:
             raise ValueError(
                 "restart_window_s must be at least max_restarts * start_s, or max_restarts would never be reached"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
@@ -17,7 +17,7 @@ class WeightsSettings(Section):
     """`[weights]`: where versions may be fetched from. Without `sources`, trainer, gateway and engines share folders."""
 
     sources: tuple[Origin, ...] = ()
-    """Servers of trainers (`[weights] transport = "http"` there); no other is asked."""
+    """Servers of trainers (`[weights] transport` is "http" or "collective" there); no other is asked."""
     dir: Path = Path("runs/versions")
     """This gateway's copies, a folder for each model. Engines that it starts load from here."""
     keep: int = Field(3, ge=2, le=10_000)
@@ -28,3 +28,7 @@ class WeightsSettings(Section):
     """The most megabytes (10^6) a second that this gateway fetches; no limit if absent. Mirrors have their own."""
     fetch_s: Seconds = 600.0
     """How long a version may take to come to this gateway, and then to all mirrors."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """The library by which engines with `[engine] transport = "collective"` receive: `nccl` needs accelerators on both sides."""
+    transfer_s: Seconds = 30.0
+    """The deadline of each operation of such a transfer: to form the group, to send 16 MiB, to hear that all is well."""

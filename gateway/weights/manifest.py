@@ -145,6 +145,15 @@ def pieces_of(files: Mapping[str, Any]) -> list[Piece]:
     return found
 
 
+def plan_of(files: Mapping[str, Any]) -> dict[str, list[tuple[int, str]]]:
+    """The size and BLAKE3 of each piece of the files with tensors, in the order of their bytes. Raises BadManifest."""
+    plan: dict[str, list[tuple[int, str]]] = {}
+    for piece in pieces_of(files):
+        if piece.file.endswith(TENSORS) and piece.size:
+            plan.setdefault(piece.file, []).append((piece.size, piece.blake3))
+    return plan
+
+
 def _pieces(name: str, entry: _File) -> Iterator[Piece]:
     if entry.blake3 is not None:
         yield Piece(name, 0, entry.size, entry.blake3)

@@ -86,6 +86,8 @@ class Done:
     detail: str = ""
     pinned: int = 0
     """After `hold`: requests inside whose sampler cannot move."""
+    excused: bool = False
+    """After a failure: the version did not come to the engine, so nothing is known of it."""
 
 
 # Messages between parts of the program

@@ -234,12 +234,12 @@ class Fleet(Reactor):
                 life.phase, life.was_up, life.warm = "up", True, True
                 now.set(self.fresh, Fresh(done.engine, done.version), why="its process answers")
             case "launching", "launch":
-                self._trouble(now, done.engine, done.detail, life.version)
+                self._trouble(now, done.engine, done.detail, -1 if done.excused else life.version)
             case "waking", "wake" if done.ok:
                 life.phase = "up"
                 now.set(self.fresh, Fresh(done.engine, done.version), why="it is awake")
             case "waking", "wake":
-                self._trouble(now, done.engine, done.detail, life.version)
+                self._trouble(now, done.engine, done.detail, -1 if done.excused else life.version)
             case "falling", "sleep" if done.ok:
                 self._rest(done.engine)
                 if done.engine not in self._unwanted:

@@ -170,7 +170,7 @@ class WeightUpdate(Reactor):
         if way is None or (way.step, way.to) != (done.step, done.version):
             return  # an answer to a question that was withdrawn
         if not done.ok:
-            self._fail(done.engine, f"step '{done.step}': {done.detail}")
+            self._fail(done.engine, f"step '{done.step}': {done.detail}", excused=done.excused)
             return
         way.pinned = done.pinned > 0 if done.step == "hold" else way.pinned
         step = self._after(way, done.step)
@@ -316,10 +316,11 @@ class WeightUpdate(Reactor):
         way = self._ways.get(engine)
         return way is None or way.asleep or (way.up and way.step is None and way.confirmed == self._target)
 
-    def _fail(self, engine: str, reason: str) -> None:
+    def _fail(self, engine: str, reason: str, *, excused: bool = False) -> None:
+        """`excused`: the version cannot be the reason."""
         way = self._ways[engine]
-        self._contradicted |= way.to == self._target and way.step in ("load", "probe")
-        blames = way.to if way.step in _WITH_WEIGHTS else -1
+        self._contradicted |= way.to == self._target and way.step in ("load", "probe") and not excused
+        blames = way.to if way.step in _WITH_WEIGHTS and not excused else -1
         way.step, way.up, way.confirmed = None, False, -1
         self._failed.append(Failed(engine, reason, blames))
 

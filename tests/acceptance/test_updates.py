@@ -1,6 +1,7 @@
 """Weight updates on real vLLM behind open streams; the ground truth is computed by transformers, from the checkpoints.
 
-In mode `abort` the engine loads the published folder, in mode `keep` a copy that came over HTTP to the mirror beside it.
+In mode `abort` the engine loads the published folder, in mode `keep` a copy that came over HTTP to the mirror beside it; in
+`collective`, of mode `abort` too, the trainer's server sends it straight into the engine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.harness.crossing import HOLD_S, crossed
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.mirrors import serving
 from tests.harness.models import logprobs, probe_of, save_model
+from tests.harness.senders import sender_of
 from tests.harness.vllm import SharedEngine
 from tests.harness.waiting import until, while_going_on
 from tests.harness.weights import write_manifest_of_pieces
@@ -51,7 +53,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [sources[0], *published]
 
 
-@pytest.fixture(scope="module", params=["abort", "keep"])
+@pytest.fixture(scope="module", params=["abort", "keep", "collective"])
 async def gateway(
     request: pytest.FixtureRequest,
     vllm: SharedEngine,
@@ -60,7 +62,7 @@ async def gateway(
 ) -> AsyncIterator[RunningGateway]:
     """A gateway with real vLLM, in either mode of `[update]`."""
     work = tmp_path_factory.mktemp("work")
-    update = {"mode": request.param, "hold_s": HOLD_S}
+    update = {"mode": "keep" if request.param == "keep" else "abort", "hold_s": HOLD_S}
     async with AsyncExitStack() as stack:
         engine, weights = vllm.settings, {}
         if request.param == "keep":
@@ -68,6 +70,12 @@ async def gateway(
             engine = {"launch": "external", "urls": [vllm.url], "mirrors": [mirror]}
             source = await stack.enter_async_context(serving(versions[1].parent))
             weights = {"sources": [source], "dir": str(work / "copies")}
+        if request.param == "collective":
+            sender = sender_of(versions[1].parent)
+            stack.callback(sender.kill)
+            await sender.start()
+            engine = vllm.settings | {"transport": "collective"}
+            weights = {"sources": [sender.url]}
         values = settings_for(versions[0], work, engine=engine, update=update, weights=weights)
         yield await stack.enter_async_context(run_gateway(values, in_process=False))
 

@@ -120,11 +120,15 @@ class SharedEngine:
             self._process.wait()
 
     def _start(self) -> None:
-        settings = EngineSettings.model_validate(vllm_settings(self._log))
+        values = vllm_settings(self._log) | {"transport": "collective"}  # which it can do, and need not
+        settings = EngineSettings.model_validate(values)
         model = ModelSettings(path=self._model, max_model_len=LENGTH)
         self._port = free_port()
         argv, env = command(settings, model, "shared", str(self._model), LOOPBACK, self._port)
-        env |= {"HEADGATE_TESTS_BARRIER": str(self._barrier), "PYTHONPATH": str(ROOT)}
+        env |= {
+            "HEADGATE_TESTS_BARRIER": str(self._barrier),
+            "PYTHONPATH": f"{env['PYTHONPATH']}{os.pathsep}{ROOT}",
+        }
         with self._log.open("ab") as log:
             self._process = process = subprocess.Popen(
                 [*argv, "--scheduler-cls", "tests.harness.vllm_scheduler.BarrierScheduler"],

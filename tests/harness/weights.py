@@ -25,6 +25,15 @@ def publish(
     return target
 
 
+def publish_pieces(
+    source: Path, target: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
+) -> Path:
+    """The same with a manifest of format 2."""
+    shutil.copytree(source, target)
+    write_manifest_of_pieces(target, version, parent, probe)
+    return target
+
+
 def write_manifest(directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None) -> None:
     """Writes `manifest.json` for what is in a directory."""
     files = {

@@ -100,14 +100,17 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
 
 
 async def weights_process(stack: AsyncExitStack, settings: WeightsSettings, weights: Path) -> Watched | None:
-    """Starts the server of published versions, if `[weights] transport` is "http". Raises ChildDied and TimeoutError."""
-    if settings.transport != "http":
+    """Starts the server of published versions, if `[weights] transport` needs it. Raises ChildDied and TimeoutError."""
+    if settings.transport == "filesystem":
         return None
     host, _, port = settings.listen.rpartition(":")
+    sends = settings.transport == "collective"
     argv = [
-        sys.executable, "-m", "gateway.cli", "mirror",
-        "--dir", str(weights), "--host", host, "--port", port,
-    ]  # fmt: skip
+        *(sys.executable, "-m"),
+        *(["trainer.publish.sender"] if sends else ["gateway.cli", "mirror"]),
+        *("--dir", str(weights), "--host", host, "--port", port),
+        *(["--reached-at", settings.reached_at] if sends else []),
+    ]
     key = settings.key.get_secret_value() if settings.key else os.environ.get("HEADGATE_WEIGHTS_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     env = {"HEADGATE_WEIGHTS_KEY": key} if key else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from trainer.sections.base import Seconds, Section
 
@@ -26,22 +27,37 @@ class WeightsSettings(Section):
     """Directories kept; the current version and its parent always are."""
     publish_s: Seconds = 600.0
     """How long the engines may take to run a published version."""
-    transport: Literal["filesystem", "http"] = "filesystem"
+    transport: Literal["filesystem", "http", "collective"] = "filesystem"
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
-    gateway and the mirrors beside engines fetch it (docs/weights.md)."""
+    gateway and the mirrors beside engines fetch it; `collective`: the gateway reads the folder, and this trainer sends to the
+    workers of engines (docs/weights.md)."""
     listen: str = Field("127.0.0.1:8100", pattern=r"^[^:/]+:\d{1,5}$")
-    """The host and port at which `http` serves versions. Without `key` it must be a loopback address."""
+    """The host and port at which versions are served or asked for. Without `key` it must be a loopback address."""
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
-    """The URL by which the gateway reaches `listen`, if it is another address; the gateway's `[weights] sources` must have it."""
+    """The URL by which the gateway reaches `listen`, if it is another address; the gateway's `[weights] sources` must have it.
+    With `collective` engines reach its host too, at any port."""
     delta: bool = False
     """Also write the exact difference to the previous version, with `http`. Who has that version fetches this alone; at learning
     rates of reinforcement learning in bfloat16 it is a few percent of the bytes. Costs reading both versions at each step."""
     key: SecretStr | None = Field(None, min_length=1)
     """The key that `http` asks of those who fetch versions: the gateway's `[weights] key`. Or HEADGATE_WEIGHTS_KEY."""
 
+    @model_validator(mode="after")
+    def _delta_is_fetched(self) -> Self:
+        if self.delta and self.transport == "collective":
+            raise ValueError(
+                "transport = 'collective' sends versions whole: leave `delta` out, or use 'http'"
+            )
+        return self
+
+    @property
+    def reached_at(self) -> str:
+        """The host by which engines reach this trainer."""
+        return urlsplit(self.url or f"http://{self.listen}").hostname or ""
+
     @property
     def source(self) -> str | None:
         """The root at which versions are fetched; None if they are read from the folder."""
-        if self.transport == "filesystem":
+        if self.transport != "http":
             return None
         return self.url or f"http://{self.listen}"

@@ -14,7 +14,7 @@ frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fa
 
 `hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
 waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs. `hold_load`
-is a barrier for loads: none begins to take weights before it is removed.
+is a barrier for loads: none begins to take weights before it is removed; `hold_receive` one for transfers (`transfer`).
 
 While asleep it samples nothing, refuses requests (`refused` counts them), and has no prefix cache; after level 2 no weights
 either, so that until a load it samples tokens that no checkpoint would.
@@ -34,6 +34,7 @@ from typing import Any
 from gateway.engines.fake.blocks import Block
 from gateway.engines.fake.illness import catch
 from gateway.engines.fake.log import SampleLog
+from gateway.engines.fake.transfer import Transfer
 
 VOCABULARY = 256
 CACHE_BLOCK = 16
@@ -56,6 +57,8 @@ class Faults:
     """Requests stop when they have sampled so many tokens. None: none does."""
     load_s: float = 0.0
     hold_load: bool = False
+    hold_receive: int | None = None
+    """Transfers stand before the frame of this number. None: none does."""
     fail_load: bool = False
     fail_after: int = 0
     logprob_noise: float = 0.0
@@ -155,6 +158,12 @@ class FakeEngine:
         self._cache: dict[tuple[str, int], str] = {}
         self._requests: dict[str, _Request] = {}
         self._changed = asyncio.Event()
+        self.transfer = Transfer()
+
+    @property
+    def received_frames(self) -> int:
+        """Frames that were begun of the running transfer, or of the last."""
+        return self.transfer.received_frames
 
     @property
     def figures(self) -> tuple[int, int, int]:
@@ -212,13 +221,24 @@ class FakeEngine:
     async def load(self, weights: str) -> None:
         """Takes over the weights in a directory, unless a fault forbids it; one load after the other, also if its client left."""
         async with self._loading:
-            await asyncio.sleep(self.faults.load_s)
-            while self.faults.hold_load:
-                await self._changed.wait()
-            if self.faults.fail_load:
-                raise RuntimeError("load failed (fault)")
+            await self._may_load()
             if not self.faults.stale_reload:
                 self._take(weights)
+
+    async def take(self, version: int, timeout_s: float) -> None:
+        """Takes over the weights that were received, unless a fault forbids it."""
+        async with self._loading:
+            found = await self.transfer.taken(version, timeout_s)
+            await self._may_load()
+            if not self.faults.stale_reload:
+                self.weights_id, self.block = found, None
+
+    async def _may_load(self) -> None:
+        await asyncio.sleep(self.faults.load_s)
+        while self.faults.hold_load:
+            await self._changed.wait()
+        if self.faults.fail_load:
+            raise RuntimeError("load failed (fault)")
 
     async def sleep(self, level: int) -> None:
         """Ends what runs, pauses and frees its memory, unless a fault forbids it."""
@@ -329,6 +349,7 @@ class FakeEngine:
     def set_faults(self, values: dict[str, Any]) -> None:
         """Changes some faults."""
         self.faults = replace(self.faults, **values)
+        self.transfer.hold(self.faults.hold_receive)
         self._wake()
 
     def _logprob(self, previous: int, token: int) -> float:

@@ -95,6 +95,13 @@ async def _control(
             except (RuntimeError, OSError) as error:
                 return 500, {"error": {"message": str(error)}}
             return 200, {"results": [None]}
+        case "/get_world_size":
+            return 200, {"world_size": 1}
+        case "/init_weight_transfer_engine":
+            await engine.transfer.receive(values["init_info"])
+            return 200, {"message": "Weight transfer initialized"}
+        case "/start_weight_update" | "/update_weights" | "/finish_weight_update":
+            return await _tried(_update(engine, path, values), {"message": "done"})
         case "/update_weight_version":
             engine.label = values["new_version"]
             return 200, {"success": True}
@@ -102,6 +109,21 @@ async def _control(
             return 200, {"weight_version": engine.label}
         case _:
             return no_such_path(path)
+
+
+async def _update(engine: FakeEngine, path: str, values: dict[str, Any]) -> None:
+    """An update begins once, and a failure ends it, as in vLLM's workers."""
+    if engine.transfer.active == (path == "/start_weight_update"):
+        raise RuntimeError(
+            f"{path}: an update is {'already active' if engine.transfer.active else 'not active'}"
+        )
+    engine.transfer.active = path != "/finish_weight_update"
+    if path == "/update_weights":
+        try:
+            await engine.take(**values["update_info"])
+        except BaseException:
+            engine.transfer.active = False
+            raise
 
 
 async def _tried(work: Coroutine[Any, Any, None], value: Any) -> tuple[int, Any]:

@@ -38,6 +38,14 @@ def test_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_publish(tmp_path: Path) -> None:
+    report = report_of("publish", tmp_path / "publish.json", "--mib", "4", "--rounds", "1")
+    assert report["collective_vs_gloo"] > 0
+    (size,) = report["sizes"]
+    assert all(found["median"] > 0 for found in size["seconds"].values())
+
+
+@pytest.mark.long
 def test_rules(tmp_path: Path) -> None:
     size = ["--batches", "2", "--batch", "2", "--group", "2", "--concurrency", "8", "--median", "8"]
     quick = ["--rules", "synchronous,staleflow", "--delay-s", "0.002", "--train-s", "0"]

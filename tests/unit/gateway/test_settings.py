@@ -65,6 +65,8 @@ def test_a_public_url_is_what_agents_are_given() -> None:
             "models.u.upstream.url",
         ),
         ({"engine": {"launch": "external", "url": "http://x", "count": 2}}, "engine"),
+        ({"engine": {"transport": "collective"}}, "[engine] transport = 'collective' needs [weights]"),
+        ({"engine": {"launch": "fake", "api": "sglang", "transport": "collective"}}, "engine"),
         (
             {
                 "models": {"a": {"path": "a"}, "b": {"path": "b", "train": False}},

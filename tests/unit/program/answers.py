@@ -26,6 +26,7 @@ ANSWER = st.builds(
     after_s=st.sampled_from([1, 1, 0, 2, 3, 4, 6, 8, None]),
     pinned=st.sampled_from([0, 0, 2]),
     stubborn=st.booleans(),
+    excused=st.booleans(),
 )
 
 

@@ -98,6 +98,16 @@ def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
     assert world.lose("a").run(20).watch.engines["a"].runs == 0
 
 
+def test_a_version_that_does_not_come_to_engines_is_not_at_fault() -> None:
+    world = fleet_of("a", "b")
+    away = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Answer(ok=False, excused=True))
+    world.answer = away
+    world.publish(1).run(8)
+    assert not world.watch.ends
+    world.answer = lambda _do: Answer()
+    assert world.run(60).story()[-1].endswith("version 1 live")
+
+
 def test_one_start_that_fails_proves_nothing() -> None:
     """The engine died before its turn; its next process, started with the new version, was killed from outside."""
     world = fleet_of("a").publish(1).lose("a").run(1).lose("a", "it was killed").run(20)

@@ -177,8 +177,9 @@ class Watch:
         engine.asked = None
         self.failures += not done.ok
         if not done.ok:
-            self._fails(done.engine, engine, done.step, done.version)
-        self._contradicted |= not done.ok and done.step in ("load", "probe") and done.version == self._newest
+            self._fails(done.engine, engine, done.step, -1 if done.excused else done.version)
+        failed = not done.ok and not done.excused
+        self._contradicted |= failed and done.step in ("load", "probe") and done.version == self._newest
         if done.step == "stop":
             engine.process, engine.stopped = "stopped", now
             if engine.removed is not None:

@@ -48,6 +48,8 @@ class Answer:
     pinned: int = 0
     stubborn: bool = False
     """It answers also when nobody asks for it any more."""
+    excused: bool = False
+    """Where it fails, the version did not come to it."""
 
 
 @dataclass(slots=True)
@@ -343,4 +345,5 @@ class World:
 def _done(step: _Step) -> Done:
     do, answer = step.do, step.answer
     pinned = answer.pinned if do.step == "hold" else 0
-    return Done(do.engine, do.step, do.version, answer.ok, "" if answer.ok else "it cannot", pinned)
+    why = "" if answer.ok else "it cannot"
+    return Done(do.engine, do.step, do.version, answer.ok, why, pinned, answer.excused)

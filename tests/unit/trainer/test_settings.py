@@ -46,6 +46,7 @@ def test_defaults() -> None:
         ("[algorithm]\ntype = 'unknown'", "none of cispo, dapo, dr_grpo, grpo"),
         ("[algorithm]\nkl_coef = -1", "kl_coef"),
         ("[weights]\nkeep = 1", "weights.keep"),
+        ("[weights]\ntransport = 'collective'\ndelta = true", "sends versions whole"),
         ("[rollout]\nagent = 'no function'\ntasks = 'x'", "rollout.agent"),
     ],
 )

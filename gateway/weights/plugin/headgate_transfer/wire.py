@@ -1,0 +1,357 @@
+"""The bytes of a version from one process to several, and the proof that they are those of the manifest.
+
+A group is formed for one transfer and never used again: rank 0 has the version's files, every other rank is a worker of one
+engine. Files travel in frames of whole pieces (the manifest's), each a broadcast; at the end all ranks say whether they are
+content. Invariants: every operation has a deadline, and the error names it; a `Receiver` gives out only bytes whose hashes are
+the manifest's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from blake3 import blake3
+
+log = logging.getLogger("vllm.headgate_transfer")
+"""Under vLLM's own, which is shown."""
+FRAME = 2**24
+"""The most bytes of one broadcast; a piece that is larger is a frame of its own."""
+_AT_ONCE = 3
+"""Frames that are on their way at once."""
+BACKENDS = ("gloo", "nccl")
+_PLAN = "plan"
+_NAMED: dict[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+Plan = Mapping[str, Sequence[tuple[int, str]]]
+"""The pieces of each file, in the order of their bytes: size and BLAKE3."""
+
+
+class TransferError(RuntimeError):
+    """A transfer that did not come to its end; the message names the step."""
+
+
+@dataclass
+class Join:
+    """The place of one engine's workers in a group."""
+
+    version: int
+    backend: str
+    address: str
+    port: int
+    """The address and port of the sender's store, where the ranks find one another."""
+    world_size: int
+    plan: dict[str, list[tuple[int, str]]]
+    timeout_s: float
+    """The deadline of each operation."""
+    rank_offset: int = 1
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend {self.backend!r} is none of {', '.join(BACKENDS)}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Pieces of a file that travel together."""
+
+    file: str
+    start: int
+    pieces: tuple[tuple[int, str], ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(size for size, _ in self.pieces)
+
+    def of(self, files: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Its bytes in a version's files."""
+        return files[self.file][self.start : self.start + self.size]
+
+
+def frames_of(plan: Plan) -> Iterator[Frame]:
+    """The frames of a version, in the order in which they travel."""
+    for file in sorted(plan):
+        start = size = 0
+        held: list[tuple[int, str]] = []
+        for piece in plan[file]:
+            if held and size + piece[0] > FRAME:
+                yield Frame(file, start, tuple(held))
+                start, size, held = start + size, 0, []
+            held.append((piece[0], piece[1]))
+            size += piece[0]
+        if size:
+            yield Frame(file, start, tuple(held))
+
+
+def digest_of(plan: Plan) -> str:
+    """Tells two plans apart."""
+    return blake3(
+        json.dumps({file: list(map(list, plan[file])) for file in sorted(plan)}).encode()
+    ).hexdigest()
+
+
+class Group:
+    """The ranks of one transfer. Close it: what others still wait for then ends with an error there."""
+
+    def __init__(self, backend: str, store: Any, rank: int, size: int, host: str, timeout_s: float) -> None:
+        """Waits until all ranks are there. `host`: the address of this machine by which the others reach it."""
+        self._timeout = timedelta(seconds=timeout_s)
+        self._device = torch.device("cpu")
+        with _named("join the group"):
+            if backend == "gloo":
+                options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+                options._timeout = self._timeout
+                self._group: Any = dist.ProcessGroupGloo(
+                    dist.PrefixStore("group", store), rank, size, options
+                )
+            else:  # not run by any test: there is no machine with accelerators here
+                self._device = torch.device("cuda", torch.cuda.current_device())
+                nccl = dist.ProcessGroupNCCL.Options()
+                nccl._timeout = self._timeout
+                self._group = dist.ProcessGroupNCCL(dist.PrefixStore("group", store), rank, size, nccl)
+
+    def broadcast(
+        self, frames: Iterable[tuple[str, torch.Tensor]], *, receives: bool
+    ) -> Iterator[torch.Tensor]:
+        """Sends bytes of the host's memory from rank 0 to all others, or receives into them; yields each when it is there.
+
+        `frames`: what the step is called, and the bytes. A few are on their way at once, so that nobody waits for a turn.
+        """
+        under_way: deque[tuple[str, torch.Tensor, torch.Tensor, Any]] = deque()
+        for name, data in frames:
+            moved = data if self._device.type == "cpu" else data.to(self._device)
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor, options.timeout = 0, 0, self._timeout
+            with _named(name):
+                under_way.append((name, data, moved, self._group.broadcast([moved], options)))
+            if len(under_way) == _AT_ONCE:
+                yield self._came(*under_way.popleft(), receives)
+        while under_way:
+            yield self._came(*under_way.popleft(), receives)
+
+    def _came(
+        self, name: str, data: torch.Tensor, moved: torch.Tensor, work: Any, receives: bool
+    ) -> torch.Tensor:
+        with _named(name):
+            work.wait(self._timeout)
+            if receives and moved is not data:
+                data.copy_(moved)
+        return data
+
+    def agree(self, content: bool) -> bool:
+        """True if every rank is content."""
+        flag = torch.tensor([int(content)], dtype=torch.int32, device=self._device)
+        options = dist.AllreduceOptions()
+        options.reduceOp, options.timeout = dist.ReduceOp(dist.ReduceOp.MIN), self._timeout
+        with _named("hear whether all have the bytes"):
+            self._group.allreduce([flag], options).wait(self._timeout)
+            return bool(flag.item())
+
+    def close(self) -> None:
+        """Ends every connection."""
+        self._group.abort()
+
+
+class Sender:
+    """Rank 0 of a transfer: opens a port, and sends the files of a folder to whoever joins."""
+
+    def __init__(
+        self, folder: Path, plan: Plan, backend: str, host: str, workers: int, timeout_s: float
+    ) -> None:
+        """`host`: the address of this machine by which engines reach it."""
+        self._folder, self._plan, self._backend, self._host = folder, plan, backend, host
+        self._size, self._timeout_s = workers + 1, timeout_s
+        self._store = dist.TCPStore(
+            "0.0.0.0", 0, None, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        )  # fmt: skip
+        self._store.set(_PLAN, digest_of(plan))
+        self.port: int = self._store.port
+
+    def send(self) -> None:
+        """Sends everything; blocks, so call it in a thread. Raises TransferError and OSError."""
+        group = Group(self._backend, self._store, 0, self._size, self._host, self._timeout_s)
+        try:
+            with _Files(self._folder, self._plan) as files:
+                frames = ((_step("send", frame), frame.of(files)) for frame in frames_of(self._plan))
+                for _ in group.broadcast(frames, receives=False):
+                    pass
+            if not group.agree(content=True):
+                raise TransferError(f"an engine refused what it received: {self._reason()}")
+        finally:
+            group.close()
+
+    def _reason(self) -> str:
+        keys = [_wrong_key(rank) for rank in range(1, self._size)]
+        return next(
+            (self._store.get(key).decode() for key in keys if self._store.check([key])), "it does not say"
+        )
+
+
+class _Files:
+    """The bytes of a version's files, as the system's page cache has them."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder, self._plan = folder, plan
+
+    def __enter__(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, pieces in self._plan.items():
+            with (self._folder / name).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            found[name] = torch.frombuffer(mapped, dtype=torch.uint8)
+            if len(mapped) != sum(size for size, _ in pieces):
+                raise TransferError(f"{self._folder / name} has not the size that its manifest says")
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        return  # the mappings end with the last tensor
+
+
+@dataclass
+class Received:
+    """A version as it came."""
+
+    version: int
+    files: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The bytes of each file."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor, by its name in the checkpoint; views of the files' bytes."""
+        for data in self.files.values():
+            begin = 8 + int.from_bytes(bytes(data[:8].numpy()), "little")
+            header = json.loads(bytes(data[8:begin].numpy()))
+            for name, entry in header.items():
+                if name == "__metadata__":
+                    continue
+                start, end = (begin + place for place in entry["data_offsets"])
+                kind = _NAMED[entry["dtype"]]
+                part = data[start:end]
+                # a view needs an aligned start, which safetensors gives no promise of
+                aligned = part if part.data_ptr() % kind.itemsize == 0 else part.clone()
+                yield name, aligned.view(kind).reshape(entry["shape"])
+
+
+class Receiver:
+    """One worker's receipt of a version: a thread, so that the engine samples on meanwhile."""
+
+    def __init__(self, join: Join, rank: int, on_frame: Callable[[int], None] | None = None) -> None:
+        """`on_frame` is called in the thread before each frame, with its number."""
+        self.version = join.version
+        self._join, self._rank, self._on_frame = join, rank, on_frame
+        self._outcome: Future[Received] = Future()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name=f"weights-of-{join.version}", daemon=True)
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """Nobody wants the result any more; the thread ends before its next frame."""
+        self._abandoned = True
+
+    def result(self, timeout_s: float) -> Received:
+        """What came. Raises TransferError if it did not come, or is not what the manifest says."""
+        try:
+            return self._outcome.result(timeout_s)
+        except TimeoutError as error:
+            raise TransferError(f"version {self.version} was not received within {timeout_s:g} s") from error
+
+    def _run(self) -> None:
+        try:
+            self._outcome.set_result(self._receive())
+        except BaseException as error:
+            log.error("version %d was not received: %s", self.version, error)
+            self._outcome.set_exception(error)
+
+    def _receive(self) -> Received:
+        join = self._join
+        with _named("reach the sender"):
+            limit = timedelta(seconds=join.timeout_s)
+            store = dist.TCPStore(join.address, join.port, None, is_master=False, timeout=limit)
+            if store.get(_PLAN).decode() != digest_of(join.plan):
+                raise TransferError(f"the sender has another version {join.version} than the manifest says")
+        here = _own_address(join.address, join.port)
+        group = Group(join.backend, store, self._rank, join.world_size, here, join.timeout_s)
+        try:
+            received, wrong = self._take_all(group)
+            if wrong:
+                store.set(_wrong_key(self._rank), wrong)
+            group.agree(content=not wrong)
+        finally:
+            group.close()
+        if wrong:
+            raise TransferError(wrong)
+        return received
+
+    def _take_all(self, group: Group) -> tuple[Received, str]:
+        """What came, and what is wrong with it; hashes are computed while the next frame is on its way."""
+        plan = self._join.plan
+        received = Received(self.version)
+        for name, pieces in plan.items():
+            received.files[name] = torch.empty(sum(size for size, _ in pieces), dtype=torch.uint8)
+        frames = list(frames_of(plan))
+        with ThreadPoolExecutor(1, "weights-hash") as looker:
+            came = group.broadcast(self._places(frames, received), receives=True)
+            looks = [looker.submit(_wrong_in, data, frame) for frame, data in zip(frames, came, strict=True)]
+        return received, next((found for look in looks if (found := look.result())), "")
+
+    def _places(self, frames: Sequence[Frame], received: Received) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, frame in enumerate(frames):
+            if self._on_frame is not None:
+                self._on_frame(number)
+            if self._abandoned:
+                raise TransferError(f"version {self.version} is wanted no more")
+            yield _step("receive", frame), frame.of(received.files)
+
+
+def _wrong_in(data: torch.Tensor, frame: Frame) -> str:
+    at, view = 0, memoryview(data.numpy().data)
+    for size, digest in frame.pieces:
+        if blake3(view[at : at + size]).hexdigest() != digest:
+            return f"{frame.file}: the {size} bytes at {frame.start + at} are not the manifest's"
+        at += size
+    return ""
+
+
+def _wrong_key(rank: int) -> str:
+    return f"wrong-{rank}"
+
+
+def _step(verb: str, frame: Frame) -> str:
+    return f"{verb} {frame.size} bytes at {frame.start} of {frame.file}"
+
+
+def _own_address(host: str, port: int) -> str:
+    """This machine's address on the way to another."""
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+@contextmanager
+def _named(step: str) -> Iterator[None]:
+    """Names the step in the errors of torch."""
+    try:
+        yield
+    except TransferError:
+        raise
+    except (RuntimeError, OSError, ValueError) as error:
+        raise TransferError(f"could not {step}: {str(error).splitlines()[0][:300]}") from error

@@ -1,0 +1,143 @@
+"""`python -m trainer.publish.sender`: the server of published versions that also sends them to engines by collective operations.
+
+    POST /versions/7/send {"backend": "gloo", "workers": 1, "timeout_s": 60}   answers {"id", "address", "port"} at once
+    GET  /sends/ID                                                            waits, and answers {"state": "sent"} or why not
+
+beside the routes of `gateway.weights.server`. It is a process of its own, so that no transfer holds the trainer up and no peer
+that dies in the middle of one ends it. Each transfer has a group and a port of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import itertools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from gateway.errors import GatewayError, NotFound, Unprocessable
+from gateway.weights.manifest import MANIFEST, BadManifest, plan_of
+from gateway.weights.mirror import Mirror
+from gateway.weights.plugin.headgate_transfer.wire import BACKENDS, Sender, TransferError
+from gateway.weights.server import create_server
+
+_AT_ONCE = 16
+_REMEMBERED = 256
+_LONGEST_S = 3600.0
+_MOST_WORKERS = 4096
+
+
+class Sends:
+    """The transfers of one process. Invariant: at most `_AT_ONCE` run at a time."""
+
+    def __init__(self, mirror: Mirror, host: str) -> None:
+        """`host`: the address of this machine by which engines reach it."""
+        self._mirror, self._host = mirror, host
+        self._ids = itertools.count(1)
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def add_to(self, app: web.Application) -> None:
+        """Adds the routes, before the application starts."""
+        app.router.add_post(r"/versions/{version:\d+}/send", self._send)
+        app.router.add_get(r"/sends/{id:\d+}", self._wait)
+
+    async def _send(self, request: web.Request) -> web.Response:
+        backend, workers, timeout_s = _parsed(await request.read())
+        version = int(request.match_info["version"])
+        folder = self._mirror.versions().get(version)
+        if folder is None:
+            raise NotFound(f"there is no version {version} here", code="no_version")
+        if sum(not task.done() for task in self._running.values()) >= _AT_ONCE:
+            raise GatewayError(f"{_AT_ONCE} transfers run already: ask again", code="busy")
+        try:
+            manifest = json.loads(await asyncio.to_thread((folder / MANIFEST).read_bytes))
+            plan = plan_of(manifest["files"])
+            sender = await asyncio.to_thread(Sender, folder, plan, backend, self._host, workers, timeout_s)
+        except (BadManifest, TransferError, OSError, RuntimeError) as error:
+            raise Unprocessable(f"version {version} cannot be sent: {error}", code="cannot_send") from error
+        name = str(next(self._ids))
+        self._forget()
+        self._running[name] = asyncio.create_task(asyncio.to_thread(sender.send), name=f"send-{name}")
+        return web.json_response({"id": name, "address": self._host, "port": sender.port})
+
+    def _forget(self) -> None:
+        for name in [name for name, task in self._running.items() if task.done()][:-_REMEMBERED]:
+            del self._running[name]
+
+    async def _wait(self, request: web.Request) -> web.Response:
+        task = self._running.get(request.match_info["id"])
+        if task is None:
+            raise NotFound("there is no such transfer: this server was restarted", code="no_transfer")
+        await asyncio.wait({task})
+        error = task.exception()
+        return web.json_response({"state": "failed", "why": str(error)} if error else {"state": "sent"})
+
+
+def _parsed(body: bytes) -> tuple[str, int, float]:
+    try:
+        values = json.loads(body)
+        found = str(values["backend"]), int(values["workers"]), float(values["timeout_s"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unprocessable("the body needs backend, workers and timeout_s", code="invalid_value") from error
+    backend, workers, timeout_s = found
+    if backend not in BACKENDS or not 1 <= workers <= _MOST_WORKERS or not 0 < timeout_s <= _LONGEST_S:
+        message = (
+            f"backend is one of {BACKENDS}, workers 1 to {_MOST_WORKERS}, timeout_s up to {_LONGEST_S:g}"
+        )
+        raise Unprocessable(message, code="invalid_value")
+    return found
+
+
+def create_sender(mirror: Mirror, key: str | None, host: str) -> web.Application:
+    """The server of a mirror that is open. `host`: the address of this machine by which engines reach it."""
+    app = create_server(mirror, key)
+    Sends(mirror, host).add_to(app)
+    return app
+
+
+async def _serve(options: argparse.Namespace, key: str | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Mirror(options.dir, key) as mirror:
+        runner = web.AppRunner(create_sender(mirror, key, options.reached_at), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, options.host, options.port).start()
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+
+def main(args: list[str] | None = None) -> None:
+    """Serves until a signal comes."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.publish.sender", description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="the directory of versions")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--reached-at", required=True, help="this machine's address, as engines reach it")
+    options = parser.parse_args(args)
+    key = os.environ.get("HEADGATE_WEIGHTS_KEY") or None
+    if key is None and not _is_loopback(options.host):
+        parser.error("everybody who reaches --host could read the weights: set HEADGATE_WEIGHTS_KEY")
+    asyncio.run(_serve(options, key))
+    # a thread may still wait for a peer that is gone; its deadline is nobody's concern any more
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    main()
