@@ -94,9 +94,14 @@ def parse(answer: str) -> tuple[Gpu, ...]:
     """Reads the driver's answer, a line for each GPU."""
     rows = ([part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip())
     return tuple(
-        Gpu(int(index), uuid, name, float(memory) / 1024, float(capability), driver)
+        Gpu(int(index), uuid, name, _number(memory) / 1024, _number(capability), driver)
         for index, uuid, name, memory, capability, driver in rows
     )
+
+
+def _number(text: str) -> float:
+    """0 for what the driver does not know, as `[N/A]` for memory that GPU and host share."""
+    return 0.0 if text.startswith("[") else float(text)
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:

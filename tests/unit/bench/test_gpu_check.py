@@ -61,6 +61,7 @@ def test_without_a_gpu_it_refuses_in_one_paragraph(command: list[str], tmp_path:
         (H100.replace("9.0", "7.5"), "compute capability 8.0"),
         (H100.replace("580.65", "550.54"), "a driver of version 580"),
         (H100.replace("81559", "24564"), "38 GiB"),
+        (H100.replace("81559", "[N/A]"), "38 GiB"),
         (2 * H100.replace("81559", "24564"), None),
         (2 * H100.replace("81559", "16384"), "38 GiB"),
     ],
