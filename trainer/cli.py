@@ -252,6 +252,13 @@ def plan_memory_command(
         int | None,
         typer.Option(min=1, help="The number of ranks. [default: as [parallel] needs, or 1]"),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What an engine on the same device takes while it works: 32GiB, or a share of --memory such as 0.4. Says whether"
+            " both fit together, or in turn ([gateway] nodes, offload)."
+        ),
+    ] = None,
     changes: Changes = None,
 ) -> None:
     """Predict the memory of each rank by parts, from `config.json` of the model alone; the last line is one JSON object.
@@ -260,10 +267,12 @@ def plan_memory_command(
     The exit status is 1 if the run does not fit.
     """
     with _plain_errors():
-        from trainer.commands.plan_memory import bytes_of, plan
+        from trainer.commands.plan_memory import bytes_of, engine_bytes, plan
         from trainer.settings import Settings
 
-        found = plan(Settings.load(config, changes or ()), ranks, bytes_of(memory) if memory else None)
+        size = bytes_of(memory) if memory else None
+        beside = engine_bytes(engine, size) if engine else None
+        found = plan(Settings.load(config, changes or ()), ranks, size, beside)
         _tell(found.lines(), found.to_json(), found.fits)
 
 

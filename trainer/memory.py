@@ -110,6 +110,8 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
         "inputs of layers": shapes.kept_on_host,
         "weights to publish": wide * held.all,
     }
+    if settings.gateway.nodes and settings.gateway.offload in ("auto", "host"):
+        host["what leaves while nodes are lent"] = sum(static.values())
     return Prediction(static | moments[moment], host, moment)
 
 

@@ -17,6 +17,10 @@ class Unsatisfied(ClusterError):
     """No node has the tags, or the capacity, that something needs; the message names it, and what there is."""
 
 
+class OutOfMemory(ClusterError):
+    """Processes that do not fit on their GPU, together or in turn; the message has the arithmetic."""
+
+
 class MissingRay(ClusterError):
     """`launcher = "ray"` where Ray is not installed."""
 

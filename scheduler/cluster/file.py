@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from processes.ports import url_of
 from scheduler.cluster.errors import BadFile
+from scheduler.cluster.sharing import SHARE, Memory
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
 from scheduler.configuration import complaints
 
@@ -30,6 +31,7 @@ LabelKey = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
+_SHARE = "--gpu-memory-utilization"
 _TRAIN = "train"
 """The gateway's tag for a node that a trainer claims."""
 
@@ -47,6 +49,9 @@ class Sized(Section):
     gpus: int | None = Field(None, ge=0, le=1024)
     memory_gb: float | None = Field(None, ge=0, le=1_000_000)
     """GiB."""
+    gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
+    """GiB of one GPU: what each of a node's has, and what a process needs of each of its own while it works. An engine without it
+    takes `--gpu-memory-utilization`. It chooses no place; it says what would run out of memory."""
 
     def capacity(self, default: Capacity) -> Capacity:
         """The capacity, with defaults for what is not given."""
@@ -147,6 +152,8 @@ class GroupTable(Section):
     hardware: Label | None = None
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
     engines: int | None = Field(None, ge=0, le=256)
+    gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
+    """GiB of each GPU of these nodes."""
     count: int = Field(1, ge=0, le=MANY)
     """The least number of nodes at the start."""
     most: int | None = Field(None, ge=1, le=MANY)
@@ -231,6 +238,7 @@ class ClusterFile(Section):
                 {NODE_LABEL: name} if local else node.labels,
                 self._engines(node.engines, node.tags),
                 0 if node.spare else 1,
+                gpu_memory_gb=node.gpu_memory_gb,
             )
             for name, node in self.nodes.items()
         ]
@@ -246,6 +254,7 @@ class ClusterFile(Section):
             self._engines(given.engines, given.tags),
             given.count,
             given.most or MANY,
+            given.gpu_memory_gb,
         )
 
     def _engines(self, given: int | None, tags: tuple[str, ...]) -> int:
@@ -283,6 +292,10 @@ class GatewayFile:
     key: str | None
     """The admin key, where the file has it; or the environment's."""
     model: str
+    share: float | None = None
+    """`--gpu-memory-utilization` of the engines, if the file says it."""
+    sleeps: bool = True
+    """True if engines on accelerators free their memory while they sleep."""
 
     @classmethod
     def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
@@ -300,15 +313,34 @@ class GatewayFile:
             raise BadFile(
                 f"{path}: [engine] model of the cluster: no model {model!r}; there are: {', '.join(models)}"
             )
-        _check_engine(path, name, models[name].get("engine", values.get("engine", {})))
+        engine = models[name].get("engine", values.get("engine", {}))
+        _check_engine(path, name, engine)
         if not server.get("port", 8000):
             raise BadFile(f"{path}: [server] port = 0 leaves the cluster no way to find the gateway")
         url = url_of(server.get("host", "127.0.0.1"), server.get("port", 8000))
         own = admin.get("port")
         admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
         return cls(
-            path, url, admin_url, admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None, name
+            path,
+            url,
+            admin_url,
+            admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None,
+            name,
+            _share(path, engine.get("args", ())),
+            engine.get("sleep", "auto") != "pause",
         )
+
+
+def _share(path: Path, args: Sequence[str]) -> float | None:
+    """The part of a GPU's memory that vLLM is told to take, as one argument or two. Raises BadFile."""
+    told = [part for arg in args for part in str(arg).split("=", 1)]
+    if _SHARE not in told[:-1]:
+        return None
+    text = told[told.index(_SHARE) + 1]
+    try:
+        return float(text)
+    except ValueError:
+        raise BadFile(f"{path}: [engine] args: {_SHARE} {text} is no number") from None
 
 
 def check_trainer(path: Path) -> None:
@@ -316,6 +348,24 @@ def check_trainer(path: Path) -> None:
     gateway = _table(path, _toml(path), "gateway")
     if "config" in gateway or "url" not in gateway:
         raise BadFile(f"{path}: [gateway] url is needed, and no config: the cluster starts the gateway")
+
+
+def memory_of(file: ClusterFile, gateway: GatewayFile) -> Memory:
+    """What engines and ranks need of their GPUs, by all files of a cluster. Raises BadFile."""
+    trainer, share = file.trainer, SHARE if gateway.share is None else gateway.share
+    if trainer is None:
+        return Memory(file.engine.gpu_memory_gb, share, gateway.sleeps)
+    offloads = False  # nobody knows what a command does
+    if trainer.config is not None:
+        offloads = _table(trainer.config, _toml(trainer.config), "gateway").get("offload", "auto") != "none"
+    return Memory(
+        file.engine.gpu_memory_gb,
+        share,
+        gateway.sleeps,
+        trainer.gpu_memory_gb,
+        offloads,
+        turns=not file.unlent,
+    )
 
 
 def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:

@@ -24,8 +24,9 @@ from processes.child import LocalProcess
 from processes.errors import GivenUp
 from processes.ports import url_of
 from processes.supervised import Budget, Child, Say, SupervisedProcess
+from scheduler.cluster import sharing
 from scheduler.cluster.errors import ClusterError, Unsatisfied
-from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer
+from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer, memory_of
 from scheduler.cluster.growth import Growth
 from scheduler.cluster.launch import Job, Launcher, Running, filled
 from scheduler.cluster.registry import Address, Registry
@@ -70,11 +71,11 @@ class Supervisor:
         self._trouble = ""
 
     async def check(self) -> None:
-        """Shows what would run where. Raises ClusterError."""
+        """Shows what would run where. Raises ClusterError, also for what would run out of memory."""
         await self._launcher.open()
         try:
             await self._placed_first()
-            self._show(self._nodes, self._assignment)
+            self._show_all()
         finally:
             await self._launcher.close()
 
@@ -111,7 +112,7 @@ class Supervisor:
             await self._launcher.open()
             self._heed_signals()
             await self._placed_first()
-            self._show(self._nodes, self._assignment)
+            self._show_all()
             registry = await stack.enter_async_context(Registry(self.gateway, self._say, self._file.unlent))
             http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0))
             stack.push_async_callback(self._end_engines)
@@ -145,6 +146,12 @@ class Supervisor:
     def _kept(self, stack: AsyncExitStack, kept: SupervisedProcess[Any]) -> asyncio.Task[None]:
         self._all.add(kept)
         return self._task(stack, kept.run(), kept.name)
+
+    def _show_all(self) -> None:
+        """Shows the nodes, and how those fit whose GPUs have engines and ranks. Raises OutOfMemory."""
+        self._show(self._nodes, self._assignment)
+        for line in sharing.told(self._nodes, self._assignment, memory_of(self._file, self.gateway)):
+            self._say(line)
 
     # State of processes
 

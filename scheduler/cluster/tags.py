@@ -69,6 +69,8 @@ class Group:
     count: int = 1
     """The number that is needed; further ones are spare."""
     most: int = 1
+    gpu_memory_gb: float | None = None
+    """Of each of a node's GPUs; None: nobody has said."""
 
     @property
     def selector(self) -> dict[str, str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from scheduler.cluster.sharing import Fit
 from scheduler.planning import measured, report
 from scheduler.planning.profile import BadProfile, Profile
 from scheduler.timeline.report import runs_of, timeline_from
@@ -28,13 +30,16 @@ def plan(
     out: Path | None,
 ) -> dict[str, Any]:
     """Shows a plan for a profile, or for a run, and answers it as JSON. Raises BadProfile or BadRun."""
+    fit: Fit | None = None
     if run is not None:
         timeline = timeline_from(run, number, metrics, steps=True)
         site, basis = measured.site_of(runs_of(run, number), timeline, nodes)
         sites = {run.resolve().name: site}
     else:
         assert profile is not None
-        sites, basis = Profile.load(profile).sites_to_try(), [f"the profile {profile}"]
+        given = Profile.load(profile)
+        sites, basis = given.sites_to_try(), [f"the profile {profile}"]
+        fit = given.memory.fit if given.memory is not None else None
     try:
         plans = report.plans_of(sites)
     except ValueError as error:
@@ -45,9 +50,14 @@ def plan(
         for row in report.rows(one):
             table.add_row(*row)
         console.print(table)
+    if fit is not None:
+        console.print(
+            f"engine and trainer on one GPU: {fit.kind} ({fit.why})", highlight=False, soft_wrap=True
+        )
     for line in basis:
         console.print(f"from: {line}", highlight=False, soft_wrap=True)
-    return report.summary(plans, basis) | (_drawn(plans[0], out) if out else {})
+    said: dict[str, Any] = {"memory": asdict(fit)} if fit is not None else {}
+    return report.summary(plans, basis) | said | (_drawn(plans[0], out) if out else {})
 
 
 def _drawn(best: report.Plan, out: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from scheduler.cluster import sharing
 from scheduler.configuration import complaints
 from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
 from scheduler.policies.throughput import EngineModel
@@ -98,12 +99,33 @@ class SiteSettings(Section):
     hardware: str | None = None
 
 
+class MemorySettings(Section):
+    """`[memory]`: what engine and trainer need of one GPU, in GiB, to know whether one node can do both."""
+
+    gpu_gb: Positive
+    engine_gb: Positive
+    """While it samples."""
+    engine_asleep_gb: NotNegative = sharing.AWAY_GB
+    """What it keeps while it sleeps; with `[engine] sleep = "pause"` all of it."""
+    trainer_gb: Positive
+    """Of a rank while it computes: `trainer plan-memory` predicts it."""
+    trainer_away_gb: NotNegative = sharing.AWAY_GB
+    """What it keeps while its weights are offloaded."""
+
+    @property
+    def fit(self) -> sharing.Fit:
+        """Whether both fit on a GPU."""
+        engine = sharing.Need(self.engine_gb, self.engine_asleep_gb)
+        return sharing.fit(self.gpu_gb, engine, sharing.Need(self.trainer_gb, self.trainer_away_gb))
+
+
 class Profile(Section):
     """The whole file. One site shares its nodes between the stages; of two, each does one, and both ways are tried."""
 
     batch: WorkSettings | None = None
     generation: GenerationSettings
     training: TrainingSettings
+    memory: MemorySettings | None = None
     hardware: dict[str, HardwareSettings] = {}
     sites: Annotated[dict[str, SiteSettings], Field(min_length=1, max_length=2)]
 

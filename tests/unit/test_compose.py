@@ -17,14 +17,23 @@ from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.sections.environment import ENVIRONMENT
 from gateway.settings import Settings
+from trainer.commands.plan_memory import engine_bytes, plan
+from trainer.memory import GIB
 from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "compose.yaml").read_text()
 DOCUMENTED = (ROOT / "docs" / "deployment.md").read_text()
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(:[-?][^}]*)?\}")
-PROFILES = {"vllm": ["gpu"], "vllm-cpu": ["cpu"], "fake-engine": ["dev"], "trainer": ["train"]}
+PROFILES = {
+    "vllm": ["gpu"],
+    "vllm-cpu": ["cpu"],
+    "fake-engine": ["dev"],
+    "trainer": ["train"],
+    "trainer-cpu": ["train-cpu"],
+}
 ALWAYS = {"gateway", "postgres", "redis", "prometheus", "grafana"}
+SHARE = "--gpu-memory-utilization"
 SECRET = re.compile(r"PASSWORD|KEY|AUTH|SECRET|TOKEN")
 
 
@@ -114,7 +123,7 @@ def test_every_mounted_file_is_there_and_read_only() -> None:
             elif source != "given":
                 assert source in volumes, (name, source)
             if target.endswith("/trainer"):  # weights: only the trainer writes them
-                assert mode == ("rw" if name == "trainer" else "ro")
+                assert mode == ("rw" if name.startswith("trainer") else "ro")
 
 
 def test_every_dockerfile_is_there_and_what_it_copies_is_sent() -> None:
@@ -157,21 +166,54 @@ def test_the_mounted_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_vllm_is_started_as_the_gateway_would_start_it() -> None:
-    ours = _vllm_command(
-        EngineSettings(),
-        ModelSettings(path=Path("/models/base")),
-        "policy",
-        "/models/base",
-        "127.0.0.1",
-        8000,
-    )
-    flags = {flag for flag in ours if flag.startswith("--")}
-    for name in ("vllm", "vllm-cpu"):
+    for name, sleep in (("vllm", "level1"), ("vllm-cpu", "pause")):
+        ours = _vllm_command(
+            EngineSettings.model_validate({"sleep": sleep}),
+            ModelSettings(path=Path("/models/base")),
+            "policy",
+            "/models/base",
+            "127.0.0.1",
+            8000,
+        )
         service = SERVICES[name]
-        given = {option.split("=")[0]: option.partition("=")[2] for option in service["command"]}
-        assert given.keys() == flags
+        given = options_of(name)
+        assert given.keys() - {SHARE} == {flag for flag in ours if flag.startswith("--")}
         assert given["--logprobs-mode"] == "processed_logprobs"
         assert _VLLM_ENV.items() <= service["environment"].items()
+
+
+def options_of(name: str) -> dict[str, str]:
+    """The options of a service's command."""
+    return {option.split("=")[0]: _filled(option).partition("=")[2] for option in SERVICES[name]["command"]}
+
+
+def devices_of(name: str) -> list[dict[str, Any]]:
+    """What a service reserves."""
+    found: list[dict[str, Any]] = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
+    return found
+
+
+def test_vllm_and_the_trainer_have_a_gpu_each_or_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the arithmetic of `trainer plan-memory`, for a model of 8 billion weights' adapters on 80 GiB."""
+    ((vllm,), (trainer,)) = devices_of("vllm"), devices_of("trainer")
+    assert (_filled(str(vllm["count"])), [_filled(each) for each in trainer["device_ids"]]) == ("1", ["1"])
+    assert "deploy" not in SERVICES["trainer-cpu"]
+    monkeypatch.setenv("HEADGATE_ADMIN_KEY", "an admin key")
+    gateway = Settings.load(ROOT / "deploy" / "one-gpu" / "gateway.toml")
+    ((name, node),) = gateway.nodes.items()
+    apart = Settings.load(ROOT / "deploy" / "gateway.toml")
+    assert node.urls == (apart.engine.url,) and gateway.models == apart.models
+    assert gateway.engine.sleep != "pause" and "--enable-sleep-mode" in options_of("vllm")
+    shapes = f"model.path={ROOT / 'recipes' / 'shapes' / 'Qwen3-8B'}"
+    trained = TrainerSettings.load(
+        ROOT / "deploy" / "one-gpu" / "trainer.toml", [shapes, "model.lora.rank=32"]
+    )
+    assert trained.gateway.nodes == (name,) and name in gateway.nodes
+    found = plan(trained, 1, 80 * GIB, engine_bytes(options_of("vllm")[SHARE], 80 * GIB))
+    assert found.beside is not None and found.beside.kind == "in turn", found.beside
+    alone = plan(trained.model_copy(update={"gateway": trained.gateway.model_copy(update={"nodes": ()})}),
+                 1, 80 * GIB, engine_bytes(options_of("vllm")[SHARE], 80 * GIB))  # fmt: skip
+    assert alone.beside is not None and alone.beside.kind == "not at all", "nobody would take turns"
 
 
 def test_prometheus_and_grafana_find_one_another_and_the_gateways() -> None:
@@ -207,7 +249,7 @@ def test_docker_compose_agrees(tmp_path: Path) -> None:
         pytest.skip("neither `docker compose` nor a `docker-compose` of version 2 is installed")
     argv = [*command, "--project-directory", str(ROOT), "-f", str(ROOT / "compose.yaml")]
     env = ["--env-file", str(ROOT / "deploy" / "dev.env")]
-    for profile in ("dev", "gpu", "cpu", "train"):
+    for profile in ("dev", "gpu", "cpu", "train", "train-cpu"):
         done = subprocess.run(
             [*argv, *env, "--profile", profile, "config", "--services"], capture_output=True, check=False
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import yaml
 
 from gateway.settings import Settings
-from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer
+from scheduler.cluster import sharing
+from scheduler.cluster.errors import OutOfMemory
+from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer, memory_of
 from scheduler.cluster.tags import Capacity, Seen, assign, check_counts, match
 from trainer.settings import Settings as TrainerSettings
 
@@ -47,6 +50,15 @@ def test_the_workers_labels_are_what_the_cluster_file_asks_for() -> None:
     found = assign(nodes, file.engine_need, file.trainer_need)
     assert {place.node.seen.id for place in found.engines} == {"sampler-0", "sampler-1", "learner-0"}
     assert [place.node.seen.id for place in found.ranks] == ["learner-0"]
+    gateway = GatewayFile.read(FOLDER / "gateway.toml", None)
+    assert file.trainer is not None
+    here = file.model_copy(
+        update={"trainer": file.trainer.model_copy(update={"config": FOLDER / "trainer.toml"})}
+    )
+    (said,) = sharing.told(nodes, found, memory_of(here, gateway))
+    assert said.startswith("learner: engine and trainer fit in turn: engine 73.6 + trainer 60.0 = 133.6 GiB")
+    with pytest.raises(OutOfMemory, match="do not fit on one GPU"):
+        sharing.told(nodes, found, memory_of(here, replace(gateway, sleeps=False)))
 
 
 def test_the_files_are_what_each_part_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from gateway.settings import Settings as GatewaySettings
 from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer
+from scheduler.cluster.sharing import AWAY_GB, Need, fit
 from trainer.cli import app
 from trainer.settings import Settings
 
@@ -20,6 +21,7 @@ PUBLISHED = {
     "qwen3-0.6b": ("Qwen3-0.6B", 596_049_920),
     "qwen3-8b": ("Qwen3-8B", 8_190_735_360),
     "qwen3-8b-lora": ("Qwen3-8B", 8_190_735_360),
+    "qwen3-8b-in-turn": ("Qwen3-8B", 8_190_735_360),
     "qwen3-32b": ("Qwen3-32B", 32_762_123_264),
 }
 """The model of each recipe, and its number of weights as its stored tensors have them."""
@@ -63,13 +65,17 @@ def test_the_files_of_a_recipe_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_real_shapes_fit_the_gpus(name: str) -> None:
-    """The dry run on the meta device: a forward and a backward pass of the whole architecture, and the memory for it."""
+    """The dry run on the meta device: a forward and a backward pass of the whole architecture, and the memory for it.
+
+    Where engine and trainer have the GPU in turn, each has all of it but for what the other keeps.
+    """
     model, weights = PUBLISHED[name]
+    in_turn = bool(Settings.load(RECIPES / name / "trainer.toml").gateway.nodes)
     args = GatewaySettings.load(RECIPES / name / "gateway.toml").engine.args
     engine = (
         float(args[args.index("--gpu-memory-utilization") + 1]) if "--gpu-memory-utilization" in args else 0.0
     )
-    memory = f"{GPU * (1 - engine):.0f}GiB"
+    memory = f"{GPU - AWAY_GB if in_turn else GPU * (1 - engine):.0f}GiB"
     found = CliRunner().invoke(app, [
         "run", f"recipes/{name}/trainer.toml", "--dry-run", "--meta", "--memory", memory,
         "--set", f"model.path=recipes/shapes/{model}",
@@ -81,6 +87,9 @@ def test_the_real_shapes_fit_the_gpus(name: str) -> None:
     assert said["fits"] and said["changes"] == []
     trained = Settings.load(RECIPES / name / "trainer.toml")
     assert said["weights"] == weights + _adapters(trained)
+    if engine:
+        shared = fit(GPU, Need(engine * GPU), Need(said["needed"] / 2**30))
+        assert shared.kind == ("in turn" if in_turn else "together"), shared.why
     # What the pages say is what is predicted.
     for page in (RECIPES / name / "README.md", RECIPES / "README.md"):
         assert f"{said['needed'] / 2**30:.0f} GiB" in page.read_text()

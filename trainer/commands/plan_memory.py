@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from scheduler.cluster import sharing
+from scheduler.cluster.sharing import Fit
 from trainer.algorithms import create
 from trainer.errors import ConfigError
 from trainer.memory import GIB, Change, Prediction, Shapes, advise, predict
@@ -30,11 +32,16 @@ class MemoryPlan:
     memory: int | None
     """Bytes of one device; None if none were named."""
     changes: tuple[Change, ...]
+    beside: Fit | None = None
+    """How a rank fits with an engine on its device; None if no engine was named."""
 
     @property
     def fits(self) -> bool | None:
         """None without a device's memory."""
-        return None if self.memory is None else self.prediction.needed <= self.memory
+        if self.memory is None:
+            return None
+        alone = self.prediction.needed <= self.memory
+        return alone and (self.beside is None or self.beside.kind != "not at all")
 
     def to_json(self) -> dict[str, Any]:
         """Bytes."""
@@ -46,6 +53,7 @@ class MemoryPlan:
             "needed": self.prediction.needed,
             "memory": self.memory,
             "fits": self.fits,
+            "engine": None if self.beside is None else asdict(self.beside),
             "changes": [{"set": each.name, "needed": each.prediction.needed} for each in self.changes],
         }
 
@@ -63,15 +71,23 @@ class MemoryPlan:
             yield from _rows(self.prediction.host)
         if self.memory is None:
             return
-        yield f"{'fits' if self.fits else 'does not fit'} into {self.memory / GIB:.1f} GiB"
+        alone = self.prediction.needed <= self.memory
+        yield f"{'fits' if alone else 'does not fit'} into {self.memory / GIB:.1f} GiB"
+        if self.beside is not None:
+            yield f"with the engine {self.beside.kind}: {self.beside.why}"
         for change in self.changes:
             yield _row(change.name, change.prediction.needed)
         if self.changes and self.changes[-1].prediction.needed > self.memory:
             yield "more ranks do not make it fit: train adapters ([model.lora]), or take a smaller model or a larger device"
 
 
-def plan(settings: Settings, ranks: int | None = None, memory: int | None = None) -> MemoryPlan:
-    """The plan of a run on `ranks` (those that `[parallel]` names, or one). Raises ConfigError."""
+def plan(
+    settings: Settings, ranks: int | None = None, memory: int | None = None, engine: int | None = None
+) -> MemoryPlan:
+    """The plan of a run on `ranks` (those that `[parallel]` names, or one). Raises ConfigError.
+
+    `engine`: what an engine takes of the same device while it works; asleep, it keeps what any process keeps.
+    """
     mesh = settings.parallel
     if mesh.tensor > 1:
         raise ConfigError(
@@ -82,7 +98,18 @@ def plan(settings: Settings, ranks: int | None = None, memory: int | None = None
     parallel.check(mesh, count)
     prediction = _predicted(settings, count)
     changes = advise(_predicted, settings, count, memory) if memory is not None else []
-    return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes))
+    beside = None
+    if engine is not None and memory is not None:
+        beside = _beside(settings, prediction.needed / GIB, memory / GIB, engine / GIB)
+    return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes), beside)
+
+
+def _beside(settings: Settings, own_gb: float, device_gb: float, engine_gb: float) -> Fit:
+    """How a rank fits with an engine: in turn only if its nodes are released and its weights then leave."""
+    leaves = bool(settings.gateway.nodes) and settings.gateway.offload != "none"
+    away_gb = sharing.AWAY_GB if leaves else own_gb
+    asleep_gb = sharing.AWAY_GB if leaves else engine_gb
+    return sharing.fit(device_gb, sharing.Need(engine_gb, asleep_gb), sharing.Need(own_gb, away_gb))
 
 
 def _predicted(settings: Settings, ranks: int) -> Prediction:
@@ -102,12 +129,27 @@ def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
     return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(text: str, option: str = "--memory") -> int:
     """`80GiB` as a number. Raises ConfigError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2] not in _UNITS:
-        raise ConfigError(f"--memory {text}: a number with GiB, GB, MiB or MB is needed, such as 80GiB")
+        raise ConfigError(f"{option} {text}: a number with GiB, GB, MiB or MB is needed, such as 80GiB")
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def engine_bytes(text: str, memory: int | None) -> int:
+    """`32GiB`, or a share of the device such as `0.4`, as a number. Raises ConfigError."""
+    if memory is None:
+        raise ConfigError("--engine needs --memory: the device that engine and trainer share")
+    try:
+        share = float(text)
+    except ValueError:
+        return bytes_of(text, "--engine")
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"--engine {text}: a share of the device up to 1 is needed, or a size such as 32GiB"
+        )
+    return int(share * memory)
 
 
 def _rows(parts: Mapping[str, int]) -> Iterator[str]:

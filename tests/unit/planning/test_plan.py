@@ -33,12 +33,14 @@ def test_a_measured_profile_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "profile.toml"
     path.write_text(
         "[generation]\nseconds = { 1 = 60.0 }\n[training]\nseconds = { 1 = 20.0 }\n[sites.here]\nnodes = 8\n"
+        "[memory]\ngpu_gb = 80\nengine_gb = 70\ntrainer_gb = 60\n"
     )
     result = CliRunner().invoke(app, ["plan", str(path), "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     said = json.loads(result.output.splitlines()[-1])
     best = {"rollout": 6, "train": 2, "step_s": 10.0, "generation_s": 10.0, "training_s": 10.0, "cost": 8.0}
     assert said["best"] == best | {"site": "here"}
+    assert said["memory"]["kind"] == "in turn" and "engine and trainer on one GPU: in turn" in result.output
     assert said["sensitivity"]["length +20%"]["step_s"] == 12.0
     assert {(split["rollout"], split["train"]) for split in said["neighbours"]} == {
         (5, 3),

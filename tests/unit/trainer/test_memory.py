@@ -216,5 +216,14 @@ def test_the_command_tells_people_and_programs_what_to_set(
     assert smaller["needed"] == short["changes"][-1]["needed"]
     code, _, said = invoke("--ranks", 1, "--set", "parallel.replicate=2")
     assert code == 2 and "[parallel] replicate = 2 needs a multiple of" in said
+    beside = ("--memory", f"{memory / 2**20 + 1}MiB", "--engine", "0.9")
+    code, alone, said = invoke(*beside)
+    assert (code, alone["fits"], alone["engine"]["kind"]) == (
+        1,
+        False,
+        "not at all",
+    ) and "not at all: engine" in said
+    code, _, said = invoke(*beside[2:])
+    assert code == 2 and "--engine needs --memory" in said
     code, _, said = invoke("--memory", "80 apples")
     assert code == 2 and "such as 80GiB" in said

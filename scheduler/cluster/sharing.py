@@ -1,0 +1,138 @@
+"""Whether an engine and a rank of the trainer fit on one GPU: together, in turn, or not at all.
+
+Pure arithmetic, in GiB of one GPU. In turn means that the one is away while the other works: an engine sleeps and a trainer's
+weights are offloaded (docs/scheduler.md, lending).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scheduler.cluster.errors import OutOfMemory
+from scheduler.cluster.tags import Assignment, Node
+
+AWAY_GB = 1.5
+"""What a process keeps of a GPU whose memory it has freed: the device's libraries and queues. Assumed, not measured."""
+SHARE = 0.92
+"""vLLM's `--gpu-memory-utilization` where nobody has said another."""
+Kind = Literal["together", "in turn", "not at all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The memory of one process on its GPU, while it works and while another does."""
+
+    work_gb: float
+    away_gb: float = AWAY_GB
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How two processes fit on one GPU, and the arithmetic."""
+
+    kind: Kind
+    why: str
+
+
+def fit(gpu_gb: float, engine: Need, trainer: Need) -> Fit:
+    """How an engine and a rank of the trainer fit on a GPU."""
+    both = engine.work_gb + trainer.work_gb
+    sums = f"engine {engine.work_gb:.1f} + trainer {trainer.work_gb:.1f} = {both:.1f} GiB"
+    if both <= gpu_gb:
+        return Fit("together", f"{sums} of {gpu_gb:.1f}")
+    sampling, training = engine.work_gb + trainer.away_gb, trainer.work_gb + engine.away_gb
+    kind: Kind = "in turn" if max(sampling, training) <= gpu_gb else "not at all"
+    turns = (
+        f"while the engine works {engine.work_gb:.1f} + {trainer.away_gb:.1f} = {sampling:.1f} GiB, while the trainer does"
+        f" {trainer.work_gb:.1f} + {engine.away_gb:.1f} = {training:.1f} GiB, of {gpu_gb:.1f}"
+    )
+    return Fit(kind, f"{sums} of {gpu_gb:.1f} together; {turns}")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory that engines and ranks need on their GPUs, as the files of a cluster say it."""
+
+    engine_gb: float | None = None
+    """None: `share` of its GPU."""
+    share: float = SHARE
+    sleeps: bool = True
+    """True if engines free their memory while they sleep."""
+    trainer_gb: float | None = None
+    """Of a rank; None: nobody has said."""
+    offloads: bool = True
+    """True if the trainer's weights leave while its nodes are released."""
+    turns: bool = True
+    """True if the trainer claims and releases its nodes."""
+
+    def engine(self, gpu_gb: float) -> Need:
+        """An engine on one of its GPUs."""
+        work = self.share * gpu_gb if self.engine_gb is None else self.engine_gb
+        return Need(work, AWAY_GB if self.sleeps and self.turns else work)
+
+    @property
+    def trainer(self) -> Need | None:
+        """A rank on its GPU."""
+        if self.trainer_gb is None:
+            return None
+        return Need(self.trainer_gb, AWAY_GB if self.offloads and self.turns else self.trainer_gb)
+
+
+def told(nodes: Sequence[Node], assignment: Assignment, memory: Memory) -> list[str]:
+    """A line for each node on whose GPUs both engines and ranks are. Raises OutOfMemory for what does not fit."""
+    lines = []
+    for node in nodes:
+        gpu_gb, trainer = node.group.gpu_memory_gb, memory.trainer
+        engines = {i for place in assignment.engines if place.node == node for i in place.devices}
+        ranks = {i for place in assignment.ranks if place.node == node for i in place.devices}
+        if gpu_gb is None:
+            if engines & ranks:
+                lines.append(
+                    f"{node.name}: no gpu_memory_gb is given, so nobody knows whether its memory lasts"
+                )
+            continue
+        if engines:
+            _check_alone(node, "an engine", memory.engine(gpu_gb), gpu_gb, "[engine] gpu_memory_gb")
+        if ranks and trainer is not None:
+            _check_alone(node, "a rank of the trainer", trainer, gpu_gb, "[trainer] gpu_memory_gb")
+        if engines & ranks:
+            lines.append(f"{node.name}: {_shared(node, gpu_gb, memory)}")
+    return lines
+
+
+def _check_alone(node: Node, what: str, need: Need, gpu_gb: float, key: str) -> None:
+    if need.work_gb > gpu_gb:
+        raise OutOfMemory(
+            f"node {node.name}: {what} needs {need.work_gb:.1f} GiB of a GPU ({key}), which has {gpu_gb:.1f}"
+        )
+
+
+def _shared(node: Node, gpu_gb: float, memory: Memory) -> str:
+    """What is said of a GPU that an engine and a rank share. Raises OutOfMemory."""
+    if memory.trainer is None:
+        return (
+            "an engine and the trainer share a GPU; say [trainer] gpu_memory_gb (`trainer plan-memory` predicts it) to know"
+            " whether they fit"
+        )
+    found = fit(gpu_gb, memory.engine(gpu_gb), memory.trainer)
+    if found.kind != "not at all":
+        return f"engine and trainer fit {found.kind}: {found.why}"
+    raise OutOfMemory(
+        f"node {node.name}: engine and trainer do not fit on one GPU: {found.why}; {_advice(memory)}"
+    )
+
+
+def _advice(memory: Memory) -> str:
+    ways = []
+    if not memory.turns:
+        ways.append("have the trainer claim its nodes ([trainer] claims)")
+    if not memory.sleeps:
+        ways.append('let engines sleep ([engine] sleep = "auto" of the gateway\'s file)')
+    if not memory.offloads:
+        ways.append('offload the trainer\'s weights ([gateway] offload = "host" of its file)')
+    ways.append(
+        "give the engine less (--gpu-memory-utilization) or the trainer more ranks, or place them apart"
+    )
+    return "; ".join(ways)
