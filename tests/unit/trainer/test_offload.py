@@ -34,9 +34,11 @@ def learn(settings: Settings, where: Where | None) -> dict[str, Tensor] | None:
     learner.take(batch, groups_of(1)[:2])
     assert any(weight.grad is not None for weight in learner.model.parameters())
     if where is not None:
-        held = list(learner.model.parameters())
+        weights = list(learner.model.parameters())
+        held = [*weights, *(weight.grad for weight in weights if weight.grad is not None)]
+        held += [tensor for entry in learner.optimizer.moments().values() for tensor in entry.values()]
         learner.offload(where, settings.run.dir)
-        assert not any(parallel.local(weight).untyped_storage().nbytes() for weight in held)
+        assert not any(parallel.local(tensor).untyped_storage().nbytes() for tensor in held)
         with pytest.raises(RuntimeError, match="nothing can be computed before `onload`"):
             _ = learner.policy
         learner.onload()
