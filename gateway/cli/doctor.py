@@ -1,0 +1,65 @@
+"""`gateway doctor`: examines what a configuration names, and says how to mend what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gateway.doctor import Finding
+    from gateway.settings import Settings
+
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def doctor(
+    config: Annotated[Path, typer.Argument(help="The gateway's TOML file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+) -> None:
+    """Examine what a gateway's file names: checkpoints, engines, database, bus, disk. Nothing is changed.
+
+    Each finding has its mend. External engines are asked for a few tokens. The exit status is 1 if there is a problem, and 2 if
+    the file itself is wrong.
+
+    Example:
+
+      gateway doctor gateway.toml
+    """
+    from gateway.settings import ConfigError, Settings
+
+    try:
+        settings = Settings.load(config)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    logging.getLogger("gateway").addHandler(logging.NullHandler())  # the findings say it all
+    found = asyncio.run(_examine(settings, show=not as_json))
+    if as_json:
+        typer.echo(json.dumps({part: [asdict(one) for one in ones] for part, ones in found.items()}))
+    levels = [one.level for ones in found.values() for one in ones]
+    if not as_json:
+        typer.echo(f"{levels.count('problem')} problems, {levels.count('warning')} warnings")
+    raise typer.Exit(1 if "problem" in levels else 0)
+
+
+async def _examine(settings: Settings, *, show: bool) -> dict[str, list[Finding]]:
+    from rich.console import Console
+    from rich.text import Text
+
+    from gateway.doctor import examine
+
+    console, found = Console(), {}
+    async for part, ones in examine(settings):
+        found[part] = ones
+        for one in ones if show else ():
+            line = Text.assemble((f"{one.level:>8} ", _COLOURS[one.level]), (f"{part}: ", "bold"), one.what)
+            console.print(line, soft_wrap=True)
+            if one.mend:
+                console.print(Text(f"         -> {one.mend}"), soft_wrap=True)
+    return found

@@ -1,0 +1,16 @@
+"""What an examination has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about what a configuration names. With a `problem` the gateway cannot work; with a `warning` it works worse."""
+
+    level: Literal["ok", "warning", "problem"]
+    what: str
+    mend: str = ""
+    """What to do about it; empty where nothing is wrong."""

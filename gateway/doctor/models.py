@@ -1,0 +1,40 @@
+"""Examines the models' folders: checkpoint, tokenizer, chat template, the form of tool calls, tied embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.doctor.finding import Finding
+from gateway.engines.tied import stale_heads
+from gateway.render.renderer import check_model, load_renderer
+from gateway.sections import ModelSettings
+from gateway.settings import ConfigError, Settings
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Reads each model's tokenizer and template, as a start of the gateway does."""
+    found = []
+    for name, model in settings.models.items():
+        if model.path is not None:
+            loaded = settings.engine_of(name).launch == "vllm"
+            found += await asyncio.to_thread(_examine_model, settings, name, model, loaded)
+    found += [
+        Finding("warning", warning, "untie the embeddings as it says, or accept a restart for each update")
+        for warning in await stale_heads(settings)
+    ]
+    return found or [Finding("ok", "all models are upstream: no checkpoint is read")]
+
+
+def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: bool) -> list[Finding]:
+    try:
+        check_model(name, model, loaded=loaded)
+        renderer = load_renderer(name, model, settings.render)
+    except ConfigError as error:
+        return [Finding("problem", str(error), f"name another folder or family in [models.{name}]")]
+    found = [Finding("ok", f"{name}: the tokenizer and the template of family {model.family!r} are read")]
+    if renderer.form is None:
+        what = f"{name}: the vocabulary has no marks of tool calls that headgate knows"
+        found.append(
+            Finding("warning", what, "agents of this model get tool calls as text; docs/templates.md")
+        )
+    return found

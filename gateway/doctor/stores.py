@@ -1,0 +1,60 @@
+"""Examines the database and the bus: whether they answer, the form of the tables, the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from gateway.bus.opening import open_bus
+from gateway.doctor.finding import Finding
+from gateway.errors import Unavailable
+from gateway.sections import StoreSettings
+from gateway.settings import ConfigError, Settings
+from gateway.store import clock
+from gateway.store.connections import connect, driver, without_password
+from gateway.store.schema import check_form
+
+_SKEW_S = 1.0
+
+
+async def examine_database(settings: Settings) -> list[Finding]:
+    """Looks at the tables' revision and at the database's clock."""
+    return await asyncio.to_thread(_examine_database, settings.store)
+
+
+def _examine_database(store: StoreSettings) -> list[Finding]:
+    url, shown = driver(store.url), without_password(store.url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        return [Finding("ok", f"{shown}: there is no database yet; the first start makes it")]
+    try:
+        check_form(store)
+    except ConfigError as error:
+        mend = "start the gateway on it once, which migrates it; or mend [store] url"
+        return [Finding("problem", str(error), mend)]
+    found = [Finding("ok", f"{shown}: the tables have this build's form")]
+    engine = connect(store.url, 1)
+    try:
+        with engine.connect() as connection:
+            skew = clock.now(connection) - time.time()
+    finally:
+        engine.dispose()
+    if abs(skew) > _SKEW_S:
+        what = f"the database's clock is {skew:+.1f} s from this machine's"
+        found.append(Finding("warning", what, "synchronise both machines' clocks (NTP)"))
+    return found
+
+
+async def examine_bus(settings: Settings) -> list[Finding]:
+    """Asks for a key that nobody has."""
+    scheme = settings.bus.url.partition("://")[0]
+    if scheme == "memory":
+        return [Finding("ok", "in memory: one gateway process needs no Redis")]
+    bus = open_bus(settings.bus)
+    try:
+        await bus.get("doctor")
+    except Unavailable as error:
+        return [Finding("problem", f"[bus] url: {error}", "start Redis, or mend the URL and its password")]
+    finally:
+        await bus.close()
+    return [Finding("ok", "Redis answers")]

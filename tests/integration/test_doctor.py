@@ -1,0 +1,96 @@
+"""`gateway doctor` finds what is wrong with what a configuration names, and says so before a gateway starts on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from gateway.doctor.engines import examine_answer
+from gateway.engines.base import Engine, GenerateRequest, TokenChunk
+from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.store.connections import connect
+from processes.ports import free_port
+from tests.harness.gateway_command import gateway_command, write_toml
+from tests.harness.gateways import serve, settings_for
+from tests.harness.servers import RedisServer
+from tests.harness.stores import make_tables
+
+
+async def findings(values: dict[str, Any], work: Path) -> tuple[int, dict[str, list[tuple[str, str]]]]:
+    """The exit status, and the level and text of every finding by its part."""
+    result = await gateway_command("doctor", write_toml(values, work / "doctor.toml"), "--json")
+    found = json.loads(result.output)
+    assert all(bool(one["mend"]) == (one["level"] != "ok") for ones in found.values() for one in ones)
+    return result.exit_code, {
+        part: [(one["level"], one["what"]) for one in ones] for part, ones in found.items()
+    }
+
+
+async def test_a_configuration_that_works_has_no_problem(
+    tiny_model: Path, tmp_path: Path, redis: RedisServer
+) -> None:
+    values = settings_for(tiny_model, tmp_path, bus={"url": redis.url})
+    make_tables(values["store"]["url"])
+    engine, port = FakeEngine("none"), free_port()
+    async with serve(create_fake_app(engine), port):
+        values["engine"] = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+        status, found = await findings(values, tmp_path)
+    assert status == 0
+    assert {level for ones in found.values() for level, _ in ones} == {"ok"}, found
+    assert found["bus"] == [("ok", "Redis answers")]
+
+
+async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(
+        tmp_path, tmp_path, bus={"url": f"redis://127.0.0.1:{free_port()}"}
+    )  # no checkpoint's folder
+    values["engine"] = {"launch": "external", "url": f"http://127.0.0.1:{free_port()}"}
+    make_tables(values["store"]["url"])
+    database = connect(values["store"]["url"], 1)
+    with database.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    database.dispose()
+    status, found = await findings(values, tmp_path)
+    assert status == 1
+    for part, text in (
+        ("checkpoints and templates", "this folder has no tokenizer.json"),
+        ("engines", "does not answer"),
+        ("database", "the tables of revision 0001"),
+        ("bus", "the bus cannot be reached"),
+    ):
+        ((level, what),) = found[part]
+        assert (level, text in what) == ("problem", True), what
+
+
+class Scorer:
+    """An engine that samples the same token again and again, and reports log-probabilities times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        count = request.sampling.max_tokens
+        yield TokenChunk([7] * count, [-0.5 * self._factor] * count, "length")
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        return [-0.5] * (len(ids) - 1)
+
+
+@pytest.mark.parametrize(("factor", "level"), [(2.0, "ok"), (1.0, "problem")])
+async def test_a_vllm_whose_log_probabilities_ignore_the_temperature_is_found(
+    factor: float, level: str
+) -> None:
+    async def version(_request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.31.1"})
+
+    app = web.Application()
+    app.router.add_get("/version", version)
+    async with TestServer(app) as server:
+        release, found = await examine_answer(cast(Engine, Scorer(factor)), str(server.make_url("")), "it")
+    assert (release.level, found.level) == ("warning", level)
