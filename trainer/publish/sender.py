@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiohttp import web
@@ -40,7 +41,9 @@ class Sends:
         """`host`: the address of this machine by which engines reach it."""
         self._mirror, self._host = mirror, host
         self._ids = itertools.count(1)
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Future[None]] = {}
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "send")
+        """Of its own: a transfer waits for its peers, and none may wait for another's end."""
 
     def add_to(self, app: web.Application) -> None:
         """Adds the routes, before the application starts."""
@@ -63,7 +66,7 @@ class Sends:
             raise Unprocessable(f"version {version} cannot be sent: {error}", code="cannot_send") from error
         name = str(next(self._ids))
         self._forget()
-        self._running[name] = asyncio.create_task(asyncio.to_thread(sender.send), name=f"send-{name}")
+        self._running[name] = asyncio.get_running_loop().run_in_executor(self._threads, sender.send)
         return web.json_response({"id": name, "address": self._host, "port": sender.port})
 
     def _forget(self) -> None:

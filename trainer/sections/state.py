@@ -43,10 +43,14 @@ class WeightsSettings(Section):
     """The key that `http` asks of those who fetch versions: the gateway's `[weights] key`. Or HEADGATE_WEIGHTS_KEY."""
 
     @model_validator(mode="after")
-    def _delta_is_fetched(self) -> Self:
+    def _can_be_sent(self) -> Self:
         if self.delta and self.transport == "collective":
             raise ValueError(
                 "transport = 'collective' sends versions whole: leave `delta` out, or use 'http'"
+            )
+        if self.transport == "collective" and self.reached_at == "0.0.0.0":
+            raise ValueError(
+                "transport = 'collective' needs `url`: the address at which engines reach this machine"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The gateway's URL as the trainer derives it, and the command by which the trainer starts the gateway."""
+"""The gateway's URL as the trainer derives it, and the commands by which it starts the gateway and a server of weights."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
 from processes.ports import free_port
 from tests.harness.gateways import serve
 from trainer.errors import ConfigError, GatewayUnreachable
-from trainer.loop.children import gateway_process, url_of
+from trainer.loop.children import gateway_process, url_of, weights_process
 from trainer.sections.run import GatewaySettings
+from trainer.sections.state import WeightsSettings
 
 
 def written(directory: Path, text: str) -> Path:
@@ -85,3 +87,21 @@ async def test_whatever_listens_there_already_is_not_taken_for_the_gateway(tmp_p
     async with serve(nothing, port), AsyncExitStack() as stack:
         with pytest.raises(GatewayUnreachable, match=f"something listens at http://127.0.0.1:{port}"):
             await gateway_process(stack, GatewaySettings(config=config), tmp_path)
+
+
+async def test_a_trainer_that_sends_to_engines_has_a_server_that_asks_for_its_key(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    values = {"transport": "collective", "listen": f"127.0.0.1:{port}", "key": "of-the-weights"}
+    async with AsyncExitStack() as stack:
+        watched = await weights_process(stack, WeightsSettings.model_validate(values), tmp_path / "weights")
+        assert watched is not None
+        stack.callback(watched.work.close)
+        ask = {"backend": "gloo", "workers": 1, "timeout_s": 5}
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            assert (await http.post("/versions/1/send", json=ask)).status_code == 401
+            http.headers["Authorization"] = "Bearer of-the-weights"
+            answer = await http.post("/versions/1/send", json=ask)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_version")
+            answer = await http.post("/versions/1/send", json={**ask, "backend": "smoke"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_value")
