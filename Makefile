@@ -20,7 +20,7 @@ TESTS = $(BIN)/python -m tests
 .PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
-	bench-reactor bench-control bench-lengths bench-costs \
+	bench-reactor bench-control bench-lengths bench-costs bench-console \
 	litellm trl bench-trainer gpu-check up up-vllm down compose-check clean
 
 help: ## list the targets
@@ -157,6 +157,9 @@ bench-control: setup ## the control program's share of a core at 1,024 engines a
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
 	$(BIN)/python -m bench.ledger
+
+bench-console: setup ## what 200 streams of events cost the gateway, and what its events add to a transaction
+	$(BIN)/python -m bench.console
 
 bench-costs: setup engine ## what vLLM's steps take here, in the simulator's form, and how well it foretells a run
 	$(BIN)/python -m bench.costs

@@ -150,7 +150,9 @@ class _Ring:
         del self._ids[:gone], self._events[:gone]
 
     def since(self, last: int, wanted: Wanted) -> tuple[bytes, int]:
-        """The next piece after an id that is not before `base`, and the id up to which it goes."""
+        """The next piece after an id that is not before `base`, and the id up to which it goes. Who has read SQL may be ahead."""
+        if last >= self.newest:
+            return b"", last
         if last != self._before:
             return self._piece(last, wanted)
         if wanted not in self._pieces:
@@ -217,7 +219,7 @@ class EventFeed:
                     piece, last, whole = _bytes_of(page), page.until, page.whole
                 else:
                     piece, last = ring.since(last, wanted)
-                    whole = last == ring.newest
+                    whole = last >= ring.newest
                 if piece:
                     told = last
                     yield piece
@@ -277,13 +279,15 @@ class EventFeed:
                     ring.grow(page.events, page.until)
                     self._wake()
                 if page.whole:
-                    gather_s = max(_GATHER_S, self._watchers * _GATHER_EACH_S)
-                    await asyncio.sleep(min(_GATHER_MOST_S, gather_s))
+                    await self._gather()
         except Exception as error:
             log.warning("the streams of events end, and may be resumed: %s", error)
             self._failure = error
             self._reader = self._ring = None
             self._wake()
+
+    async def _gather(self) -> None:
+        await asyncio.sleep(min(_GATHER_MOST_S, max(_GATHER_S, self._watchers * _GATHER_EACH_S)))
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()

@@ -19,7 +19,7 @@ from gateway.store import events as statements
 from gateway.store.database import Database
 from gateway.store.events import EVERYTHING, Event, Wanted
 from tests.harness.stores import sqlite_store
-from tests.harness.waiting import result_of, until, within
+from tests.harness.waiting import result_of, turns, until, within
 
 
 @pytest.fixture
@@ -158,6 +158,34 @@ async def test_who_reads_slowly_misses_nothing_that_is_kept(
     assert feed._ring is not None
     assert len(feed._ring._events) == 5
     assert await slow.come_to(61) == list(range(1, 62)) == await quick.come_to(61)
+
+
+async def test_who_has_read_further_than_the_ring_gets_nothing_twice(
+    database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, read = asyncio.Event(), database.read
+
+    async def newest_comes_late(query: Any) -> Any:
+        answer = await read(query)
+        if query is statements.newest:
+            await late.wait()
+        return answer
+
+    monkeypatch.setattr(database, "read", newest_comes_late)
+    await tell(database, 3)
+    first = asyncio.create_task(Watcher(feed).come_to(6))
+    await until(lambda: feed._reader is not None, "the ring is about to begin with the third event")
+    ahead = Watcher(feed, after=0)
+    await ahead.come_to(3)
+    await tell(database, 2)
+    further = Watcher(feed, after=3)
+    await further.come_to(5)
+    waiting = [asyncio.create_task(watcher.come_to(6)) for watcher in (ahead, further)]
+    await turns()
+    late.set()
+    await until(lambda: feed._ring is not None and feed._ring.newest == 5, "the ring has come to them")
+    await tell(database, 1)
+    assert [*await asyncio.gather(first, *waiting)] == [[4, 5, 6], [1, 2, 3, 4, 5, 6], [4, 5, 6]]
 
 
 async def test_the_ring_is_bounded_in_bytes(
