@@ -38,7 +38,7 @@ _PIECE = 256 * 1024
 """About so many bytes are given to a watcher at once."""
 _RING_EVENTS = 5_000
 _RING_BYTES = 8 * 2**20
-_GATHER_S, _GATHER_EACH_S, _GATHER_MOST_S = 0.1, 0.0025, 1.0
+_GATHER_S, _GATHER_EACH_S, _GATHER_MOST_S = 0.1, 0.005, 1.0
 """Seconds between two looks at SQL: at least, for each watcher, and at most."""
 _SILENT = 1_000
 """A watcher that got none of so many events is told how far it has come, so that it need not look at them again."""
