@@ -213,10 +213,10 @@ def measure_inserts(url: str, count: int, at_once: int) -> dict[str, float]:
     committer, insert = Committer(engine), events._insert
     inserting = 0.0
 
-    def timed(connection: Connection, some: Sequence[Event]) -> None:
+    def timed(connection: Connection, events: Sequence[Event]) -> None:
         nonlocal inserting
         began = time.perf_counter()
-        insert(connection, some)
+        insert(connection, events)
         inserting += time.perf_counter() - began
 
     took: dict[bool, list[float]] = {True: [], False: []}
@@ -240,8 +240,8 @@ def measure_inserts(url: str, count: int, at_once: int) -> dict[str, float]:
     return {"with_ms": with_, "without_ms": without, "statement_ms": statement}
 
 
-def _nothing(_connection: Connection, _events: Sequence[Event]) -> None:
-    return
+def _nothing(connection: Connection, events: Sequence[Event]) -> None:
+    del connection, events
 
 
 def _inserts(plan: Plan, folder: Path, steps: Steps) -> dict[str, dict[str, float]]:
