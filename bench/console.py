@@ -285,7 +285,7 @@ def main(
     with Steps(2 * pairs + 2) as steps, tempfile.TemporaryDirectory() as folder:
         inserts = _inserts(plan, Path(folder), steps)
         found = asyncio.run(measure_watchers(plan, Path(folder), steps))
-    report = {"machine": machine(), "plan": asdict(plan), **found, "inserts": inserts}
+    report = {"bench": "console", "machine": machine(), "plan": asdict(plan), **found, "inserts": inserts}
     _table(report)
     finish(report, out)
 

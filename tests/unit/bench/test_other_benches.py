@@ -74,6 +74,16 @@ def test_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_console(tmp_path: Path) -> None:
+    size = ["--watchers", "5", "--rate", "40", "--seconds", "1", "--pairs", "1", "--episodes", "16"]
+    report = report_of("console", tmp_path / "console.json", *size)
+    assert report["watcher_bytes_per_s"] > 0
+    assert report["events_in_a_window"] > 40
+    assert {"watchers_cpu_share", "alone_cpu_share"} <= report.keys()
+    assert all(found["statement_ms"] > 0 for found in report["inserts"].values())
+
+
+@pytest.mark.long
 @pytest.mark.vllm
 def test_costs(tmp_path: Path) -> None:
     report = report_of("costs", tmp_path / "costs.json", "--rounds", "1", "--seconds", "3", timeout_s=1000.0)

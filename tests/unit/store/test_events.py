@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, delete, event
 
+from gateway.episodes import retention
 from gateway.errors import Fenced
 from gateway.sections import StoreSettings
 from gateway.store import coordination, decisions, episodes, events, ledger
@@ -196,6 +197,20 @@ def test_the_oldest_are_forgotten_in_portions_and_no_id_is_used_twice(engine: En
     with engine.begin() as connection:
         events.insert_events(connection, [Event("k.x", "m")])
     assert [e.id for e in told(engine)] == [11]
+
+
+async def test_the_duty_leaves_the_newest_and_writes_nothing_without_need(store_url: str) -> None:
+    database = await Database.open(StoreSettings(url=store_url))
+    commits: list[int] = []
+    await database.submit(tell(*(f"k.{n}" for n in range(2_500))))
+    await database.settled()
+    database.on_commit = lambda writes, _seconds: commits.append(writes)
+    await retention.forget_events(database, 10)
+    assert await database.read(events.extent) == Extent(2_491, 2_500)
+    assert len(commits) == 3
+    await retention.forget_events(database, 10)
+    assert len(commits) == 3
+    await database.close()
 
 
 async def test_a_successors_events_come_after_all_of_its_predecessor(store_url: str) -> None:
