@@ -324,3 +324,7 @@ class WatchedEngine(Adapter):
         """A coordinator that begins to change an engine has told everybody who is linked."""
         self.process.cluster.controlled.add((self.process.fence, self.name))
         await super().pause(keep=keep, clear_cache=clear_cache)
+
+    async def wake(self) -> None:
+        """It is awake, so it is only paused."""
+        await self.pause()
