@@ -76,6 +76,7 @@ class Run:
     steps: int
     group_size: int = 8
     concurrency: int = 48
+    agent: str = "examples.lending.agent:solve"
     port: int = field(default_factory=free_port)
     engines: dict[str, int] = field(default_factory=dict)
     """The port of the engine on each node that has one."""
@@ -94,7 +95,7 @@ class Run:
         trains = ",".join(at[node] for node in self.topology.trained_on)
         rollout = [
             *("episodes", "run", "--gateway", self.url, "--tasks", str(self.tasks), "--forever"),
-            *("--agent", "examples.lending.agent:solve", "--group-size", str(self.group_size)),
+            *("--agent", self.agent, "--group-size", str(self.group_size)),
             *("--concurrency", str(self.concurrency)),
         ]
         serve, settings = ["serve", "--config", config], str(self.directory / "trainer.toml")

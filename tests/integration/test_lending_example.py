@@ -10,6 +10,7 @@ import pytest
 
 from examples.lending import run, tasks
 from examples.lending.cluster import TOPOLOGIES, Run
+from tests.harness import uneven_agent
 
 MIXED = next(topology for topology in TOPOLOGIES if topology.name == "mixed")
 
@@ -21,7 +22,8 @@ async def test_a_train_node_is_lent_in_the_example(tiny_model: Path, tmp_path: P
     given = [task for _, task in zip(range(64), tasks.tasks(1), strict=False)]
     found.write_text("".join(json.dumps(task) + "\n" for task in given))
     work = tmp_path / "mixed"
-    await Run(MIXED, work, tiny_model, found, "fake", steps=3, group_size=2, concurrency=8).run()
+    agent = f"{uneven_agent.__name__}:solve_of_lending"
+    await Run(MIXED, work, tiny_model, found, "fake", steps=3, group_size=2, concurrency=8, agent=agent).run()
     figures = run.measured(work, MIXED)
     assert figures["steps"] == 2
     assert figures["trained_tokens"] > 0
