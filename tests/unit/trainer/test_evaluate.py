@@ -123,9 +123,9 @@ async def test_without_an_agent_or_tasks_there_is_nothing_to_evaluate(tmp_path: 
     empty, folder = write(tmp_path / "empty.jsonl"), tmp_path / "a"
     folder.mkdir()
     for tasks, said in (
-        ([empty], "has none"),
+        ([empty], "has no task"),
         ([tmp_path / "no.jsonl"], "no.jsonl"),
-        ([empty, empty], "has none"),
+        ([empty, empty], "has no task"),
     ):
         with pytest.raises(ConfigError, match=said):
             await evaluate(settings_of("http://127.0.0.1:1", tmp_path, eval=agent | {"tasks": tasks}))
