@@ -106,7 +106,8 @@ class LocalProcess:
             if self.returncode is None and grace_s > 0:
                 self._signal(signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), grace_s)
+                    async with asyncio.timeout(grace_s):
+                        await self._process.wait()
         finally:
             self._signal(signal.SIGKILL)
         await self._process.wait()

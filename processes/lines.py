@@ -87,7 +87,8 @@ class LineWorker:
         if not line.endswith(b"\n"):
             # Its streams end shortly before the process does, and its status belongs in the message
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _EXIT_S)
+                async with asyncio.timeout(_EXIT_S):
+                    await process.wait()
             await kill_group(process)
             said = quoted(await errors.end())
             raise WorkerFailed(f"{self._name} ended with {process.returncode}; {said}")
@@ -143,4 +144,5 @@ async def kill_group(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _DRAIN_S)
+        async with asyncio.timeout(_DRAIN_S):
+            await process.wait()

@@ -43,13 +43,16 @@ class RedisBus:
     def __init__(self, settings: BusSettings) -> None:
         self._settings = settings
         self._prefix = f"{settings.prefix}:"
+        # No `socket_timeout`: redis-py keeps it by asyncio.wait_for, which on Python 3.11 swallows a cancellation that comes when
+        # the write has just ended. `_do` limits every operation.
         limits: dict[str, Any] = {
+            "socket_timeout": None,
             "socket_connect_timeout": settings.timeout_s,
             "retry": Retry(NoBackoff(), 0),
             "client_name": "headgate",
         }
-        self._redis = Redis.from_url(settings.url, socket_timeout=settings.timeout_s, **limits)
-        self._listening = Redis.from_url(settings.url, socket_timeout=None, health_check_interval=2, **limits)
+        self._redis = Redis.from_url(settings.url, **limits)
+        self._listening = Redis.from_url(settings.url, health_check_interval=2, **limits)
         self._write = self._redis.register_script(scripts.WRITE)
         self._find = self._redis.register_script(scripts.FIND)
         self._take = self._redis.register_script(scripts.TAKE)

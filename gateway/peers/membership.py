@@ -19,6 +19,7 @@ from gateway.peers.election import Election
 from gateway.peers.follower import Follower
 
 log = logging.getLogger(__name__)
+_RESIGN_S = 2.0
 
 RoleName = Literal["alone", "starting", "follower", "coordinator"]
 Lead = Callable[[int], AbstractAsyncContextManager[None]]
@@ -150,7 +151,8 @@ class Membership:
             await asyncio.gather(holding, leading, return_exceptions=True)
             self._set("starting")
             try:
-                await asyncio.wait_for(self._election.resign(fence), 2.0)
+                async with asyncio.timeout(_RESIGN_S):
+                    await self._election.resign(fence)
                 await snapshot.wake(self._bus)
             except (Unavailable, TimeoutError) as error:
                 log.warning("the next coordinator has to wait for the lease's end: %s", error)

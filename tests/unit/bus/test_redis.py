@@ -16,7 +16,7 @@ from gateway.bus.opening import open_bus
 from gateway.errors import BusAway
 from gateway.sections import BusSettings
 from tests.harness.servers import RedisServer, redis_server
-from tests.harness.waiting import until, within
+from tests.harness.waiting import turns, until, within
 from tests.unit.bus.calls import BEGUN, A, goes_on, only
 
 
@@ -39,6 +39,25 @@ async def back(bus: Bus) -> bool:
     except BusAway:
         return False
     return True
+
+
+async def test_a_cancellation_ends_a_task_that_writes_without_pause_whenever_it_comes(
+    own: tuple[RedisServer, Bus],
+) -> None:
+    """One that was lost left a gateway process waiting for its own tasks for ever when it was stopped."""
+    _, bus = own
+
+    async def write() -> None:
+        while True:
+            await bus.put("key", b"value", 60.0)
+
+    for turn in range(100):
+        writing = asyncio.create_task(write())
+        await turns(turn)
+        writing.cancel()
+        async with within(f"a task that is cancelled in its turn {turn} ends", 30):
+            await asyncio.wait({writing})
+        assert writing.cancelled()
 
 
 @pytest.mark.parametrize("how", ["stopped", "silent"])
