@@ -125,6 +125,8 @@ class Engine:
                 self.label = values["new_version"]
             case "/weight_info":
                 return 200, {"weight_version": self.label}
+            case "/server_info":
+                return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": False}}}
             case "/bench/settings":
                 self.settings = replace(self.settings, **values)
             case "/health" | "/collective_rpc":

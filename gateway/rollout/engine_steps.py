@@ -184,7 +184,7 @@ class EngineSteps:
                 await self._check_leadership()
                 await step(slot, weights)
             return
-        await (engine.pause() if self._level is None else engine.wake())
+        await (engine.pause() if await self._level(engine) is None else engine.wake())
         await self._settle(slot, weights)
         await self._renew(slot, engine, weights)
 

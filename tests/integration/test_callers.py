@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def stage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     agents: dict[str, Any] = {name: {"key": key} for name, key in KEYS.items()}
     agents["few"]["max_episodes"] = 2
-    agents["brief"]["idle_s"] = 0.001
+    agents["brief"]["idle_s"] = 100.0
     work = tmp_path_factory.mktemp("callers")
     models = {"demo": {"path": str(tiny_model), "thinking": False}}
     async with scripted_gateway(tiny_model, work, agents=agents, models=models) as running:
@@ -201,6 +201,8 @@ async def test_a_conversation_that_nobody_continues_is_over(stage: Stage) -> Non
     silent, rewarded = await say(stage, "brief", [USER], "p"), await say(stage, "brief", [USER], "q")
     kept = await say(stage, "ann", [user("not brief")])
     await gateway.admin.reward(rewarded, 0.5, final=False)
+    for live in gateway.services.episodes.live():
+        live.seen_at -= 200.0  # longer than this agent's silence, shorter than others'
 
     async def over(episode: str) -> bool:
         await gateway.services.episodes.sweep()

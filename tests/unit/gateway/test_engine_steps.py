@@ -95,12 +95,13 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
         ("auto", False, "pause"),
     ],
 )
-async def test_an_engine_that_wakes_has_the_newest_weights_and_their_label_before_it_samples(
-    sleep: str, frees: bool, first: str
+@pytest.mark.parametrize("step", ["wake", "launch"])
+async def test_an_engine_that_wakes_or_is_found_has_the_newest_weights_and_their_label_before_it_samples(
+    step: Step, sleep: str, frees: bool, first: str
 ) -> None:
     engine = Engine()
     engine.frees = frees
-    await do("wake", engine, sleep=sleep)
+    await do(step, engine, sleep=sleep)
     assert engine.told == [first, "version-3", 3, "resume"]
 
 
