@@ -126,6 +126,9 @@ def _check(connection: Connection, settings: StoreSettings) -> None:
 
 
 def _migrate(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        # A busy machine may take long between two statements, and others wait as long for the locks anyway.
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout TO '{_LOCK_WAIT_S:g}s'")
     config = _alembic()
     config.attributes["connection"] = connection
     with _ALEMBIC:
