@@ -18,8 +18,9 @@ PATH = "/admin/v1/events"
 """Every process of a cluster answers requests to this path itself."""
 router = APIRouter(prefix="/admin/v1", tags=["Events"], dependencies=[Depends(admin)])
 
+_SUBJECTS = "episode|group|batch|version|engine|trainer"
 Id = Annotated[int, Field(ge=0, lt=2**53)]
-Kind = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,31}(\.[a-z_]{1,31})?$")]
+Kind = Annotated[str, StringConstraints(pattern=rf"^({_SUBJECTS})(\.[a-z_]{{1,31}})?$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 

@@ -209,6 +209,7 @@ async def refused(work: Any) -> GatewayRefused:
         ("after=1&last=1", "last"),
         ("last=100000", "last"),
         ("kind=Episode", "kind"),
+        ("kind=episodes", "kind"),
         ("kind=a.b.c", "kind"),
         ("wait=-1", "wait"),
         ("wait=nan", "wait"),
