@@ -325,6 +325,9 @@ class WatchedEngine(Adapter):
         self.process.cluster.controlled.add((self.process.fence, self.name))
         await super().pause(keep=keep, clear_cache=clear_cache)
 
+    async def frees_memory(self) -> bool:
+        return False
+
     async def wake(self) -> None:
         """It is awake, so it is only paused."""
         await self.pause()
