@@ -1,1 +1,1 @@
-"""What only a GPU can show, by one command: the tests marked `gpu`, the trainer alone, and five steps beside vLLM."""
+"""Measures by one command, on a machine with a GPU: the tests marked `gpu`, the trainer alone, and five steps beside vLLM."""

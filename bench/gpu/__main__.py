@@ -1,4 +1,4 @@
-"""What only a machine with GPUs can show, by one command (`make gpu-check`): tests, the trainer alone, training beside vLLM.
+"""Runs `make gpu-check` on a machine with GPUs: tests, the trainer alone, training beside vLLM.
 
 1. The tests marked `gpu` (`tests/gpu`): kernels, precision, offload, NCCL, and the probe of a weight update.
 2. The trainer alone on long rows, as prime-rl's published figure was measured.

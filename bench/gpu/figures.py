@@ -29,7 +29,7 @@ PUBLISHED = {
     "source": "prime-rl benchmarks/baselines/benchmark-1xh100-Qwen--Qwen3-0.6B-rl-full-1gpu-Recompute-flash_attention_3-16384"
     "-cp1-ep1.json, 2026-01-15",
 }
-"""What prime-rl publishes of the trainer alone."""
+"""The figures that prime-rl publishes for its trainer alone."""
 _PEAKS = (
     ("A100", 312e12),
     ("H100 NVL", 835e12),

@@ -32,7 +32,7 @@ class Gpu:
     """A GPU as the driver describes it."""
 
     index: int
-    """By its place on the bus."""
+    """The driver's number of the GPU, in the order of the PCI bus."""
     uuid: str
     name: str
     memory_gib: float
@@ -51,7 +51,7 @@ class Machine:
     system: str
     python: tuple[int, int]
     tools: tuple[str, ...] = ()
-    """What Triton needs to compile kernels, and this machine lacks."""
+    """Programs and headers that Triton compiles kernels with and this machine lacks."""
 
 
 def look() -> Machine:
@@ -105,7 +105,10 @@ def _number(text: str) -> float:
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
-    """Those that `CUDA_VISIBLE_DEVICES` names, by number or by the begin of a UUID, up to a name that is none, as CUDA does."""
+    """Returns the GPUs that `CUDA_VISIBLE_DEVICES` lists by number or by the first characters of a UUID.
+
+    As in CUDA, the list ends at the first entry that names no GPU.
+    """
     if setting is None:
         return tuple(gpus)
     found: list[Gpu] = []
@@ -122,7 +125,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 
 def missing(machine: Machine) -> list[str]:
-    """What the machine lacks; empty if it has all."""
+    """Returns a description of each thing that the machine lacks; empty if it lacks nothing."""
     found = []
     if machine.system != "Linux x86_64":
         found.append(f"Linux on x86-64, for which the builds are pinned (this is {machine.system})")

@@ -1,4 +1,4 @@
-"""What is trained in the check: a random model of a published shape, its tokenizer, and episodes of a known size."""
+"""The workload of the check: a random model of a published shape, its tokenizer, and episodes of a known size."""
 
 from __future__ import annotations
 
