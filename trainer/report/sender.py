@@ -1,9 +1,10 @@
 """The process that sends a run's figures to one tracker: it follows `metrics.jsonl`, which is all that it needs of the trainer.
 
 `python -m trainer.report.sender DIRECTORY NAME`, started by `trainer.report.senders`. Its standard input is one line of JSON
-(settings, configuration, position), then a line whenever there is something new, and `end STATUS`; its standard output are
+(settings, configuration), then a line whenever there is something new, and `end STATUS`; its standard output are
 warnings for the terminal.
-Owns the bookmark `DIRECTORY/trackers/NAME.json`: the tracker's run, and how far in the file it is.
+Owns the bookmark `DIRECTORY/trackers/NAME.json`: the tracker's run, and how far in the file it is. The trainer writes the first
+one before it starts this process, which may be slower than the next trainer.
 Invariants: a line is sent once the lines before it were taken, and tried again until then; a new process never sends what an
 earlier one had begun to send; steps never go backwards.
 """
@@ -41,12 +42,15 @@ class Bookmark:
     """That line's."""
 
     @classmethod
-    def load(cls, path: Path, position: int) -> Bookmark:
-        """The one that is written, or a new one at `position`."""
-        try:
-            return cls(**json.loads(path.read_text()))
-        except FileNotFoundError:
-            return cls(None, position)
+    def load(cls, path: Path) -> Bookmark:
+        """The one that is written."""
+        return cls(**json.loads(path.read_text()))
+
+    @classmethod
+    def begin(cls, path: Path, position: int) -> None:
+        """Writes a new one at `position`, unless there is one."""
+        if not path.exists():
+            cls(None, position).save(path)
 
     def save(self, path: Path) -> None:
         """Replaces the file at once."""
@@ -58,15 +62,11 @@ class Bookmark:
 class Follower:
     """One tracker, and what it has been sent."""
 
-    def __init__(
-        self, tracker: Tracker, metrics: Path, bookmark: Path, position: int, warn: Callable[[str], None]
-    ) -> None:
-        """`position`: where in `metrics` a tracker begins that has no bookmark."""
+    def __init__(self, tracker: Tracker, metrics: Path, bookmark: Path, warn: Callable[[str], None]) -> None:
         self._tracker = tracker
         self._metrics = metrics
         self._path = bookmark
-        self._bookmark = Bookmark.load(bookmark, position)
-        self._bookmark.save(bookmark)
+        self._bookmark = Bookmark.load(bookmark)
         self._done = self._bookmark.position
         """The end of the newest line that was taken."""
         self._warn = warn
@@ -166,7 +166,7 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tracker = REGISTRY[name][0](About(directory, settings, task["config"]))
         metrics, bookmark = directory / "metrics.jsonl", folder / f"{name}.json"
-        follower = Follower(tracker, metrics, bookmark, task["position"], _own_output())
+        follower = Follower(tracker, metrics, bookmark, _own_output())
         follower.follow(_until_the_end(settings.finish_s))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.report.secrets import without_secrets
+from trainer.report.sender import Bookmark
 from trainer.settings import LearnerSettings
 
 _GRACE_S = 2.0
@@ -62,8 +63,8 @@ class Sender:
         task = {
             "settings": settings.report.model_dump(mode="json"),
             "config": without_secrets(settings.model_dump(mode="json")),
-            "position": metrics.stat().st_size if metrics.exists() else 0,
         }
+        Bookmark.begin(folder / f"{name}.json", metrics.stat().st_size if metrics.exists() else 0)
         with (folder / f"{name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.report.sender", str(directory), name],

@@ -23,7 +23,7 @@ from trainer.report.files import samples_file
 from trainer.report.metrics import Metrics
 from trainer.report.samples import Sample
 from trainer.report.samples import write as write_samples
-from trainer.report.sender import Follower
+from trainer.report.sender import Bookmark, Follower
 from trainer.report.senders import Senders
 from trainer.report.trackers import check
 from trainer.settings import Settings
@@ -199,6 +199,8 @@ from tests.unit.trainer.test_trackers import measured, settings_of
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 
+sys.executable = sys.argv[2]
+
 settings = settings_of(Path(sys.argv[1]), {"finish_s": 300})
 with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
     for version in range(2):
@@ -207,8 +209,10 @@ with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
 """
 
 
-def test_the_figures_of_a_killed_trainer_arrive_once(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True)
+@pytest.mark.parametrize("python", [sys.executable, "true"], ids=["sends", "dies first"])
+def test_the_figures_of_a_killed_trainer_arrive_once(python: str, tmp_path: Path) -> None:
+    """Whether its sender was at work or had not read a line; `true` is a sender that never does."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), python], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     assert "warning" not in train(settings_of(tmp_path, {"finish_s": 300}), range(2, 3))
     test_tensorboard_has_each_step_once(tmp_path)
@@ -241,7 +245,8 @@ class Recording:
 
 
 def follower_of(tracker: Recording, folder: Path, warned: list[str]) -> Follower:
-    return Follower(tracker, folder / "metrics.jsonl", folder / "bookmark.json", 0, warned.append)
+    Bookmark.begin(folder / "bookmark.json", 0)
+    return Follower(tracker, folder / "metrics.jsonl", folder / "bookmark.json", warned.append)
 
 
 def write(folder: Path, *records: dict[str, Any]) -> None:
