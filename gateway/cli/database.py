@@ -1,4 +1,4 @@
-"""`gateway export` and `gateway prune`: commands on the database, whether a gateway runs or not."""
+"""`gateway export`, `gateway prune` and `gateway migrate`: commands on the database, whether a gateway runs or not."""
 
 from __future__ import annotations
 
@@ -95,6 +95,45 @@ def prune(
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     typer.echo(("would delete " if dry_run else "deleted ") + in_words(swept))
+
+
+def migrate(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
+    to: Annotated[
+        str, typer.Option(metavar="REVISION", help="A revision, such as 0012; `head` is this build's newest.")
+    ] = "head",
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Change nothing; exit with 1 if a start of this build would migrate."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Go back without a question.")] = False,
+) -> None:
+    """Bring the database's tables to this build's form, or back to an older one.
+
+    Each start of a gateway does the first by itself. Going back drops what newer revisions added, with its contents, and wants
+    all gateways stopped. It is seldom needed: an older build works on newer tables, and says so when it starts.
+
+    Example: `gateway migrate -c gateway.toml --check`
+    """
+    from gateway.settings import ConfigError, Settings
+    from gateway.store import schema
+
+    try:
+        store = Settings.load(config).store
+        if check:
+            found, newest = schema.revision(store) or "none", str(schema.newest_revision())
+            typer.echo(f"tables: {found}; this build: {newest}")
+            if found == "none" or found < newest:
+                raise typer.Exit(1)
+            schema.check_form(store)
+            return
+        if not yes and schema.is_back(store, to):
+            typer.confirm(f"drop what was added after revision {to}, with its contents?", abort=True)
+        schema.migrate(store, to)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"tables: {schema.revision(store)}")
 
 
 def _range(batches: str | None) -> tuple[int, int | None]:

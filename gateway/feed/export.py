@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 
@@ -24,7 +23,7 @@ from gateway.settings import Settings
 from gateway.store import decisions, episodes
 from gateway.store import ledger as statements
 from gateway.store.connections import driver, without_password
-from gateway.store.schema import newest_revision
+from gateway.store.schema import check_form
 from scheduler.policies.lineage import orphans
 
 ROW_GROUP = 32
@@ -51,19 +50,21 @@ def export(
     out: Path,
     advance: Callable[[int, int], Any] = lambda _done, _all: None,
 ) -> int:
-    """Writes `out`; returns the number of groups. `advance` gets the numbers of written and of all groups. Raises ExportError.
+    """Writes `out`; returns the number of groups. `advance` gets the numbers of written and of all groups.
+
+    Raises ExportError, and ConfigError for a database that this build cannot read.
 
     Trained groups come first, in the order in which they were trained and as their leases gave them (ORPHANED is current); then,
     with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `buffer` -1.
     Groups with a deleted episode are left out.
     """
-    engine = create_engine(_url(settings))
+    check_form(settings.store)
+    engine = create_engine(driver(settings.store.url))
     aside = out.with_name(f"{out.name}.part")
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "sqlite":
                 connection.exec_driver_sql("PRAGMA query_only = ON")
-            _check(connection)
             reader = GroupReader(
                 chosen.model, settings.staleness_of(chosen.model), _orphans(connection, settings, chosen)
             )
@@ -81,22 +82,6 @@ def export(
         aside.unlink(missing_ok=True)
         engine.dispose()
     return len(entries)
-
-
-def _url(settings: Settings) -> Any:
-    url = driver(settings.store.url)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        raise ExportError(f"[store] url: no database at {url.database}")
-    return url
-
-
-def _check(connection: Connection) -> None:
-    """The tables must be those of this build; it is the gateway's to bring them up to date."""
-    found, wanted = MigrationContext.configure(connection).get_current_revision(), newest_revision()
-    if found != wanted:
-        raise ExportError(
-            f"the database has the tables of revision {found or 'none'}, this build reads {wanted}: start the gateway on it once"
-        )
 
 
 def _orphans(connection: Connection, settings: Settings, chosen: Selection) -> Callable[[], frozenset[int]]:

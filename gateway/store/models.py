@@ -322,6 +322,14 @@ class CoordinatorRow(Base):
     """Seconds since the epoch by the database's clock: afterwards another process may become the coordinator."""
 
 
+class CompatibilityRow(Base):
+    """One row: the oldest build that works on these tables, named by the newest revision that it knows."""
+
+    __tablename__ = "compatibility"
+
+    oldest: Mapped[str] = mapped_column(Words(16), primary_key=True)
+
+
 class WriterRow(Base):
     """The last commit of a gateway process, so that it can tell after a lost connection (see gateway/store/commits.py)."""
 

@@ -17,13 +17,15 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, insert, inspect, text
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
 from gateway.sections import FeedSettings, StalenessSettings, StoreSettings
 from gateway.settings import ConfigError
-from gateway.store import decisions, ledger, schema, turns
+from gateway.store import coordination, decisions, ledger, schema, turns
 from gateway.store.connections import driver
 from gateway.store.database import Database
 from gateway.store.models import Base, DecisionRow
@@ -322,16 +324,66 @@ async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServe
     await database.close()
 
 
-async def test_a_database_of_a_newer_build_is_refused(store_url: str) -> None:
+async def of_a_newer_build(database: Database, oldest: str) -> None:
+    """Changes the tables as a newer build does, of which older ones down to `oldest` can work on them."""
+    for statement in (
+        "UPDATE alembic_version SET version_num = '9999'",
+        f"UPDATE compatibility SET oldest = '{oldest}'",
+        "ALTER TABLE episodes ADD COLUMN mood VARCHAR",
+    ):
+        await database.submit(lambda c, s=statement: c.execute(text(s)) and None)
+
+
+async def test_tables_of_a_newer_build_that_only_added_to_them_are_used(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = await Database.open(StoreSettings(url=store_url))
+    await of_a_newer_build(newer, "0006")
+    older = await Database.open(StoreSettings(url=store_url))
+    assert "tables of a newer build" in caplog.text
+    await older.submit(lambda c: ledger.insert_event(c, "m", {}, []))
+    assert await newer.read(lambda c: ledger.events(c, "m")) == [{}]
+    assert schema.revision(StoreSettings(url=store_url)) == "9999"
+    for database in (newer, older):
+        await database.close()
+
+
+async def test_tables_of_a_newer_build_that_changed_them_are_refused(store_url: str) -> None:
     database = await Database.open(StoreSettings(url=store_url))
-    await database.submit(
-        lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")) and None
-    )
+    await of_a_newer_build(database, "9000")
     await database.submit(lambda c: ledger.insert_event(c, "m", {}, []))  # one that runs goes on
-    with pytest.raises(ConfigError, match=r"newer than this build: its tables are of revision '9999'"):
+    with pytest.raises(
+        ConfigError, match=r"newer than this build: its tables are of revision '9999'.*'9000' at least"
+    ):
         await Database.open(StoreSettings(url=store_url))
     assert await database.read(lambda c: ledger.events(c, "m")) == [{}]
     await database.close()
+
+
+async def test_the_command_goes_back_and_forth_and_never_under_a_running_gateway(
+    store_url: str, tmp_path: Path
+) -> None:
+    database = await Database.open(StoreSettings(url=store_url))
+    await database.submit(lambda c: coordination.claim(c, "gateway-1", "http://g", 60.0, None) and None)
+    (config_file := tmp_path / "gateway.toml").write_text(
+        f'[models.m]\npath = "."\n[engine]\nlaunch = "fake"\n[store]\nurl = "{store_url}"\n'
+    )
+
+    def run(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["migrate", "-c", str(config_file), *options])
+        return done.exit_code, done.output
+
+    newest = schema.newest_revision()
+    assert run("--check") == (0, f"tables: {newest}; this build: {newest}\n")
+    assert run("--to", "0012", "--yes") == (2, "a gateway process (gateway-1) runs on this database: stop all of them"
+                                            " before you go back to older tables\n")  # fmt: skip
+    await database.submit(lambda c: coordination.resign(c, 1))
+    await database.close()
+    assert run("--to", "0012")[0] == 1, "nobody agreed"
+    assert run("--to", "0012", "--yes") == (0, "tables: 0012\n")
+    assert run("--check") == (1, f"tables: 0012; this build: {newest}\n")
+    assert run("--to", "12")[0] == 2
+    assert run() == (0, f"tables: {newest}\n")
 
 
 async def test_a_database_of_another_encoding_is_refused(postgres: PostgresServer) -> None:
