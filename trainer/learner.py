@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ from trainer.orders import together
 from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
 from trainer.state.background import Background
+
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_NO_GPU = ("", "-1", "void", "none")
+_MANY_WEIGHTS = 200_000_000
+"""A step of so many takes minutes on a CPU."""
 
 
 class Learner:
@@ -396,6 +402,24 @@ def device_of(settings: LearnerSettings) -> str:
     if settings.run.device != "auto":
         return settings.run.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def cpu_warning(settings: LearnerSettings, weights: int, environment: Mapping[str, str] = os.environ) -> str:
+    """A warning where `device = "auto"` is the CPU although a GPU was asked for, or a model has many weights; else empty."""
+    if settings.run.device != "auto" or device_of(settings) != "cpu":
+        return ""
+    shown = next((name for name in _GPU_VARIABLES if environment.get(name, "") not in _NO_GPU), None)
+    if shown is None and weights < _MANY_WEIGHTS:
+        return ""
+    why = (
+        f"{shown} = {environment[shown]!r} asks for a GPU"
+        if shown
+        else f"the model has {weights / 1e6:,.0f} million weights"
+    )
+    return (
+        f"warning: PyTorch finds no GPU, so this run computes on the CPU, and {why}. Is the driver there, and is torch the"
+        ' build for CUDA? [run] device = "cuda" refuses to start without one, "cpu" says that this is meant'
+    )
 
 
 def prepare_torch(settings: LearnerSettings) -> None:

@@ -149,6 +149,7 @@ def _vllm_command(
         *("--model", weights, "--served-model-name", served_name),
         *("--host", host, "--port", str(port)),
         *("--max-model-len", str(model.max_model_len)),
+        *(("--tensor-parallel-size", str(settings.tensor_parallel)) if settings.tensor_parallel > 1 else ()),
         "--enable-scale-out",
         *(("--enable-sleep-mode",) if _is_to_sleep(settings) else ()),
         *("--logprobs-mode", "processed_logprobs"),

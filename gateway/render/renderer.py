@@ -75,6 +75,11 @@ def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> Non
     except ValueError as error:
         raise ConfigError(f"{where} family: {error}") from error
     assert model.path is not None
+    if lost := _dangling(model.path):
+        raise ConfigError(
+            f"{where} path = {str(model.path)!r}: {lost} is a link to a file that is not here, as in a snapshot of Hugging"
+            " Face's cache that was mounted alone: `hf download MODEL --local-dir FOLDER` writes the files themselves"
+        )
     missing = "config.json" if loaded and not (model.path / "config.json").is_file() else ""
     if not any((model.path / file).is_file() for file in _TOKENIZERS):
         missing = "tokenizer.json"
@@ -83,6 +88,15 @@ def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> Non
             f"{where} path = {str(model.path)!r}: this folder has no {missing}: name the folder of a checkpoint in Hugging Face's"
             " form, with its config, tokenizer and weights"
         )
+
+
+def _dangling(folder: Path) -> str:
+    """The name of a link in a folder that leads nowhere, or nothing."""
+    if not folder.is_dir():
+        return ""
+    return next(
+        (file.name for file in sorted(folder.iterdir()) if file.is_symlink() and not file.exists()), ""
+    )
 
 
 def load_renderer(name: str, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:

@@ -35,6 +35,8 @@ class EngineSettings(Section):
     alone, and not where it is paused, given weights or asked for tokens."""
     python: str = "python"
     """The interpreter of vLLM's environment."""
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """GPUs over which vLLM spreads each layer of one engine (`launch = "vllm"`); a cluster reserves as many for it."""
     args: tuple[str, ...] = Field((), repr=False)
     """Further arguments for the engine's command line."""
     env: dict[str, str] = Field({}, repr=False)
@@ -65,6 +67,10 @@ class EngineSettings(Section):
             )
         if self.mirrors and self.launch != "external":
             raise ValueError("`mirrors` is for launch = 'external'")
+        if self.launch != "vllm" and self.tensor_parallel > 1:
+            raise ValueError(
+                "`tensor_parallel` is for launch = 'vllm': an engine that is started elsewhere has its own option for it"
+            )
         if self.transport == "collective" and self.api == "sglang":
             raise ValueError("transport = 'collective' is for vLLM alone: SGLang takes weights from folders")
         if self.transport == "collective" and self.mirrors:

@@ -32,6 +32,7 @@ LabelKey = Annotated[
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
 _SHARE = "--gpu-memory-utilization"
+_SPREAD = ("--tensor-parallel-size", "-tp")
 _TRAIN = "train"
 """The gateway's tag for a node that a trainer claims."""
 
@@ -296,6 +297,8 @@ class GatewayFile:
     """`--gpu-memory-utilization` of the engines, if the file says it."""
     sleeps: bool = True
     """True if engines on accelerators free their memory while they sleep."""
+    gpus: int = 1
+    """GPUs over which one engine is spread."""
 
     @classmethod
     def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
@@ -326,21 +329,32 @@ class GatewayFile:
             admin_url,
             admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None,
             name,
-            _share(path, engine.get("args", ())),
+            _number(path, engine.get("args", ()), _SHARE),
             engine.get("sleep", "auto") != "pause",
+            int(_number(path, engine.get("args", ()), *_SPREAD) or engine.get("tensor_parallel", 1)),
+        )
+
+    def check_gpus(self, reserved: int | None) -> None:
+        """Raises BadFile if engines are spread over other than the `reserved` GPUs. None: nothing is reserved."""
+        if reserved is None or reserved == self.gpus or (reserved == 0 and self.gpus == 1):
+            return
+        raise BadFile(
+            f"{self.path}: an engine is spread over {self.gpus} GPUs ([engine] tensor_parallel), and the cluster file reserves"
+            f" {reserved} for it ([engine] gpus): say the same number in both"
         )
 
 
-def _share(path: Path, args: Sequence[str]) -> float | None:
-    """The part of a GPU's memory that vLLM is told to take, as one argument or two. Raises BadFile."""
+def _number(path: Path, args: Sequence[str], *options: str) -> float | None:
+    """The number that vLLM is told by an option, as one argument or two; None without it. Raises BadFile."""
     told = [part for arg in args for part in str(arg).split("=", 1)]
-    if _SHARE not in told[:-1]:
-        return None
-    text = told[told.index(_SHARE) + 1]
-    try:
-        return float(text)
-    except ValueError:
-        raise BadFile(f"{path}: [engine] args: {_SHARE} {text} is no number") from None
+    for option in options:
+        if option in told[:-1]:
+            text = told[told.index(option) + 1]
+            try:
+                return float(text)
+            except ValueError:
+                raise BadFile(f"{path}: [engine] args: {option} {text} is no number") from None
+    return None
 
 
 def check_trainer(path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 import processes.supervised
 from scheduler.cluster.tags import Capacity, Place, Seen
 
+DEVICES = "CUDA_VISIBLE_DEVICES"
 SECRET = "HEADGATE_"
 """The prefix of variables that engines must not see: keys, and the store's address."""
 
@@ -66,3 +67,21 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         text = text.replace("{" + name + "}", value)
     return text
+
+
+def visible(jobs: Sequence[Job], own: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """The variable that says which GPUs each of these jobs sees; `own`: the GPUs that each has. Nothing for one that has none.
+
+    Jobs that start together on one node see the GPUs of all of them, in their order: so the n-th rank of a node, which has one
+    GPU, has the n-th that it sees, as LOCAL_RANK says.
+    """
+    found = []
+    for job, devices in zip(jobs, own, strict=True):
+        beside = [
+            device
+            for other, theirs in zip(jobs, own, strict=True)
+            for device in theirs
+            if other.place.node == job.place.node
+        ]
+        found.append({DEVICES: ",".join(dict.fromkeys(beside))} if devices else {})
+    return found

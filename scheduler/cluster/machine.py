@@ -14,11 +14,10 @@ from processes.child import LocalProcess
 from processes.ports import free_port
 from processes.supervised import Child
 from scheduler.cluster.file import ClusterFile
-from scheduler.cluster.launch import SECRET, Job, Running, filled
+from scheduler.cluster.launch import SECRET, Job, Running, filled, visible
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Seen
 
 HOST = "127.0.0.1"
-DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalRunning(Child):
@@ -58,11 +57,11 @@ class LocalLauncher:
         started: list[LocalRunning] = []
         first = {"first_host": HOST, "first_port": str(free_port())}
         try:
-            for job in jobs:
+            for job, devices in zip(jobs, visible(jobs, [self._gpus(job) for job in jobs]), strict=True):
                 port = free_port()
                 values = {**first, "python": sys.executable, "host": HOST, "port": str(port)}
                 argv = [filled(part, values) for part in job.argv]
-                env = environment(job, values, os.environ) | self._devices(job)
+                env = environment(job, values, os.environ) | devices
                 log = self._logs / f"{job.place.name}.log"
                 started.append(LocalRunning(await LocalProcess.start(job.place.name, argv, log, env), port))
         except BaseException:
@@ -71,11 +70,10 @@ class LocalLauncher:
             raise
         return list(started)
 
-    def _devices(self, job: Job) -> dict[str, str]:
-        if not job.place.devices:
-            return {}
+    def _gpus(self, job: Job) -> list[str]:
+        """This machine's numbers of a job's GPUs."""
         first = self._first_gpu[job.place.node.seen.id]
-        return {DEVICES: ",".join(str(first + device) for device in job.place.devices)}
+        return [str(first + device) for device in job.place.devices]
 
 
 def environment(job: Job, values: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:

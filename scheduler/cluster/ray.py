@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from processes.supervised import Ended
 from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfied
 from scheduler.cluster.file import ClusterFile
-from scheduler.cluster.launch import Job, Running
+from scheduler.cluster.launch import Job, Running, visible
 from scheduler.cluster.ray_actor import NodeActor
 from scheduler.cluster.tags import Capacity, Seen
 
@@ -157,6 +157,7 @@ class RayLauncher:
             await _within(actor.free_port.remote(host), _ANSWER_S)
             for actor, host in zip(actors, hosts, strict=True)
         ]
+        devices = visible(jobs, [await _gpus(job, actor) for job, actor in zip(jobs, actors, strict=True)])
         first = {"first_host": hosts[0], "first_port": str(spare)}
         await asyncio.gather(
             *(
@@ -164,14 +165,14 @@ class RayLauncher:
                     actor.start.remote(
                         job.place.name,
                         list(job.argv),
-                        _environment(job),
+                        {**job.env, **seen},
                         str(self._logs / f"{job.place.name}.log"),
                         {**first, "host": host, "port": str(port)},
                         job.trusted,
                     ),
                     _ANSWER_S,
                 )
-                for job, actor, host, port in zip(jobs, actors, hosts, ports, strict=True)
+                for job, actor, host, port, seen in zip(jobs, actors, hosts, ports, devices, strict=True)
             )
         )
         return [
@@ -199,11 +200,11 @@ def _resources(reserve: Capacity) -> dict[str, float]:
     return {name: value for name, value in found.items() if value} or {"CPU": 0.001}
 
 
-def _environment(job: Job) -> dict[str, str]:
-    """The environment of a job. Ray assigns no GPU to a job that shares them in turns, so it is told which are its own."""
-    if job.place.devices and not job.reserve.gpus:
-        return {**job.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.place.devices))}
-    return dict(job.env)
+async def _gpus(job: Job, actor: Any) -> list[str]:
+    """A job's GPUs: those that Ray has assigned, or its place's where it takes turns with others and Ray assigns none."""
+    if job.reserve.gpus:
+        return list(await _within(actor.gpus.remote(), _ANSWER_S))
+    return [str(device) for device in job.place.devices]
 
 
 def _check_private(job: Job) -> None:

@@ -34,6 +34,12 @@ class NodeActor:
         """A free TCP port of this node's address; it is held for the child until this actor ends. Raises OSError."""
         return free_port(host)
 
+    def gpus(self) -> list[str]:
+        """The GPUs that Ray has assigned to this actor, as the driver numbers them."""
+        import ray
+
+        return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
     async def start(
         self,
         name: str,

@@ -51,6 +51,8 @@ class Supervisor:
     def __init__(self, file: ClusterFile, launcher: Launcher, say: Say, show: Show) -> None:
         """`say` tells a line, `show` a table of nodes. Raises BadFile if the files that the cluster's names are of no use."""
         self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
+        if "command" not in file.engine.model_fields_set:
+            self.gateway.check_gpus(file.engine.gpus)
         if file.trainer is not None and file.trainer.config is not None:
             check_trainer(file.trainer.config)
         self._file = file

@@ -58,9 +58,7 @@ def test_the_files_of_a_recipe_agree(name: str) -> None:
         GatewayFile.read(file.gateway.config, None, {"HEADGATE_ADMIN_KEY": "key"}).url[-5:]
     )
     assert trainer.parallel.shard == file.trainer.ranks
-    assert file.trainer.gpus == 1 and file.engine.gpus == (
-        2 if "--tensor-parallel-size" in gateway.engine.args else 1
-    )
+    assert file.trainer.gpus == 1 and file.engine.gpus == gateway.engine.tensor_parallel
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

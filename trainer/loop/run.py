@@ -47,7 +47,7 @@ from trainer.errors import (
     TrainerError,
     VersionRejected,
 )
-from trainer.learner import Learner, device_of
+from trainer.learner import Learner, cpu_warning, device_of
 from trainer.loop import feed, replay
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.children import (
@@ -110,7 +110,8 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         metrics = stack.enter_context(
             Metrics(settings.run.dir, settings.run.steps, agents=log, senders=Senders(settings))
         )
-        if warning := lonely(settings):
+        weights = sum(weight.numel() for weight in learner.policy.model.parameters())
+        for warning in filter(None, (lonely(settings), cpu_warning(settings, weights))):
             metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))

@@ -8,12 +8,14 @@ import pytest
 
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.file import MANY, ClusterFile, GatewayFile, check_trainer
+from scheduler.cluster.launch import DEVICES, Job, visible
 from scheduler.cluster.machine import LocalLauncher
-from scheduler.cluster.tags import NODE_LABEL, Capacity
+from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Node, Place, Seen
 
 ROOT = Path(__file__).parents[3]
 GATEWAY = '[gateway]\nconfig = "gateway.toml"\n'
 NODE = '[nodes.a]\ntags = ["rollout"]\n'
+GROUP = Group("g", ("train",))
 RAY = '[cluster]\nlauncher = "ray"\n'
 
 
@@ -90,6 +92,29 @@ def test_what_is_read_of_the_gateways_file(tmp_path: Path) -> None:
         GatewayFile.read(path, "other", {})
     path.write_text(path.read_text().replace('"0.0.0.0"', '"fd00::7"'))
     assert GatewayFile.read(path, None, {}).url == "http://[fd00::7]:9000"
+
+
+@pytest.mark.parametrize(
+    "engine", ["tensor_parallel = 2", 'args = ["--tensor-parallel-size=2"]', 'args = ["-tp", "2"]']
+)
+def test_gpus_that_are_reserved_and_not_used_are_refused(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(f'[models.demo]\npath = "x"\n[engine]\ncount = 0\n{engine}\n')
+    found = GatewayFile.read(path, None, {})
+    for reserved in (None, 2):
+        found.check_gpus(reserved)
+    for reserved in (0, 1, 8):
+        with pytest.raises(BadFile, match=rf"spread over 2 GPUs .* reserves {reserved} for it"):
+            found.check_gpus(reserved)
+
+
+def test_ranks_of_a_node_see_all_its_gpus_in_the_order_of_their_local_numbers() -> None:
+    one, two = (Node(name, GROUP, Seen(name, {}, Capacity(8, 4, 64))) for name in "ab")
+    jobs = [Job(Place(f"t-{i}", node, n), (), {}, True, Capacity()) for i, (node, n) in
+            enumerate([(one, 0), (one, 1), (two, 0), (two, 1)])]  # fmt: skip
+    assert visible(jobs, [["3"], ["1"], ["0"], []]) == [
+        {DEVICES: "3,1"}, {DEVICES: "3,1"}, {DEVICES: "0"}, {}
+    ]  # fmt: skip
 
 
 def test_the_first_model_that_has_engines_and_is_trained_is_the_engines_and_its_own_table_counts(

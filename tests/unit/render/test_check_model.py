@@ -23,3 +23,11 @@ def test_a_config_is_needed_only_where_an_engine_loads_the_model(tmp_path: Path)
 def test_a_tokenizer_is_always_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         check_model("demo", ModelSettings(path=tmp_path))
+
+
+def test_a_snapshot_of_a_cache_that_was_mounted_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("../../blobs/0123")
+    with pytest.raises(
+        ConfigError, match=r"tokenizer.json is a link to a file that is not here.*--local-dir"
+    ):
+        check_model("demo", ModelSettings(path=tmp_path))

@@ -11,6 +11,7 @@ from rich.console import Console
 from processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
+from trainer.learner import cpu_warning
 from trainer.loop.run import lonely, run
 from trainer.report.metrics import Metrics
 from trainer.settings import Settings
@@ -66,3 +67,22 @@ def test_the_live_view_says_how_the_agents_fare(tmp_path: Path) -> None:
 def test_groups_of_one_are_warned_of(tmp_path: Path, group_size: int, warned: bool) -> None:
     settings = settings_of(tmp_path, "http://x", tmp_path, group_size=group_size)
     assert ("every advantage is 0" in lonely(settings)) is warned
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "environment", "said"),
+    [
+        ("auto", 1_000, {}, ""),
+        ("auto", 600_000_000, {}, "the model has 600 million weights"),
+        ("auto", 1_000, {"NVIDIA_VISIBLE_DEVICES": "1"}, "NVIDIA_VISIBLE_DEVICES = '1' asks for a GPU"),
+        ("auto", 1_000, {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": ""}, ""),
+        ("cpu", 600_000_000, {"NVIDIA_VISIBLE_DEVICES": "1"}, ""),
+    ],
+)
+def test_a_run_that_lands_on_the_cpu_unasked_is_warned_of(
+    tmp_path: Path, device: str, weights: int, environment: dict[str, str], said: str
+) -> None:
+    settings = settings_of(tmp_path, "http://x", tmp_path)
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"device": device})})
+    warning = cpu_warning(settings, weights, environment)
+    assert said in warning and bool(warning) is bool(said)
