@@ -17,7 +17,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help docs-reference setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -42,6 +42,9 @@ check: setup ## lint, formats, types, import contracts, migrations
 format: setup ## format and sort imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
+	$(BIN)/python -m reference
 
 test: setup engine clients ## every test but the long ones, real vLLM and foreign clients included
 	$(TESTS) test

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(a
 class Body(BaseModel):
     """A body without unknown fields."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class LeaseBody(Body):

@@ -22,7 +22,7 @@ Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for th
 class AddBody(BaseModel):
     """An engine to add: one that is there at `url`, or, without one, a child process as [engine] says."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     model: str | None = None
     name: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[\w.-]+$")
@@ -36,7 +36,7 @@ class AddBody(BaseModel):
 class MoveBody(BaseModel):
     """The engine where a call continues; by default any other."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     engine: str | None = None
 

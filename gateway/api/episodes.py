@@ -35,7 +35,7 @@ Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
 class SamplingBody(BaseModel):
     """Sampling parameters of an evaluation episode, in place of those that its agent asks for. Without any, the agent's stand."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     temperature: Number | None = Field(None, ge=0, le=2)
     """0 is greedy."""
@@ -47,7 +47,7 @@ class SamplingBody(BaseModel):
 class OpenBody(BaseModel):
     """The episode to open."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     task_id: str = Field(min_length=1, max_length=255)
     group_id: str | None = Field(None, min_length=1, max_length=255)
@@ -76,7 +76,7 @@ class OpenBody(BaseModel):
 class RewardBody(BaseModel):
     """A reward; a final one closes the episode. The component `calls` is the sum of what was posted on calls, never given."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     reward: Number
     components: dict[str, Number] | None = None
@@ -86,7 +86,7 @@ class RewardBody(BaseModel):
 class CallRewardBody(BaseModel):
     """A reward of one call."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     reward: Number
 
@@ -94,7 +94,7 @@ class CallRewardBody(BaseModel):
 class AbandonBody(BaseModel):
     """The reason why an episode will never be rewarded."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     reason: str = Field("abandoned", min_length=1, max_length=255)
     """A word for what happened; `agent_failed`: the agent ended without a reward."""

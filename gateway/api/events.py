@@ -27,7 +27,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 class StepBody(BaseModel):
     """A step that the trainer has done."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     model: Name | None = None
     """The trained model; the first one by default."""

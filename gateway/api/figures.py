@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,6 +23,77 @@ from gateway.control.placement import ControlPlacement
 from gateway.feed.ledger import StoredLedger
 from gateway.peers.follower import Follower
 from gateway.peers.role import Leader
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A metric's text and the names of its labels."""
+
+    text: str
+    labels: tuple[str, ...] = ()
+    kind: Literal["gauge", "counter"] = "gauge"
+
+
+_MODEL, _ENGINE, _NODE = ("model",), ("model", "engine"), ("node", "role")
+FIGURES = {
+    "role": Figure("1 for the role of this process in its cluster", ("role",)),
+    "linked": Figure("1 if this process follows a coordinator and is linked to it"),
+    "stopping": Figure("1 if this process is stopping"),
+    "running_calls": Figure("Calls that this process is answering"),
+    "store_pending_writes": Figure("Writes that are not committed yet"),
+    "store_reachable": Figure("1 if the database answered the last reads and writes"),
+    "bus_unbroken_seconds": Figure(
+        "Seconds since a request of this process to the bus failed; infinite if none did"
+    ),
+    "waiting_calls": Figure("Calls of this process that wait for an engine", _MODEL),
+    "engine_state": Figure("1 for the state of an engine, as this process sees it", (*_ENGINE, "state")),
+    "engine_streams": Figure("Requests of this process in an engine", _ENGINE),
+    "engine_version": Figure("The version that an engine runs; -1: it is not known", _ENGINE),
+    "engine_restarts": Figure("Restarts of an engine", _ENGINE),
+    "engine_step_seconds": Figure(
+        "The coefficients of an engine's decode step, fitted, or the initial ones until then",
+        (*_ENGINE, "coefficient"),
+    ),
+    "engine_step_error": Figure("The median relative error of the fitted steps", _ENGINE),
+    "fence": Figure("The coordinator's fence, which grows with every new one"),
+    "open_episodes": Figure("Open episodes"),
+    "followers": Figure("Processes that are linked to the coordinator"),
+    "waiting_episodes": Figure("Episodes that wait for a slot", _MODEL),
+    "node_role": Figure("1 for the role of a node", _NODE),
+    "node_seconds": Figure("Seconds that a node spent in each role", _NODE, "counter"),
+    "length_tail_recall": Figure(
+        "The share of this process's longest recent calls that were predicted to be among the longest", _MODEL
+    ),
+    "length_tail_share": Figure(
+        "The share of recent calls that were predicted to be among the longest", _MODEL
+    ),
+    "length_mean_error": Figure("The mean absolute error of recent length predictions, in tokens", _MODEL),
+    "version": Figure("The newest live version", _MODEL),
+    "updates": Figure("Weight updates since the start", _MODEL, "counter"),
+    "streams_across_updates": Figure("Calls carried across an update", _MODEL, "counter"),
+    "ledger_groups": Figure("Groups that the ledger knows, by state", ("model", "state")),
+    "ledger_free_slots": Figure("Groups that may start within the staleness bound", _MODEL),
+    "ledger_next_batch": Figure("The next batch to train, counted from 0", _MODEL),
+    "ledger_broken": Figure("1 if the ledger has stopped, and the gateway must be restarted", _MODEL),
+    "lease_held": Figure("1 if a trainer leases the next batch", _MODEL),
+    "lease_left_seconds": Figure("Seconds until the lease that is held expires", _MODEL),
+}
+"""The metrics of this module by name, without `headgate_`."""
+LABELS = {
+    "api": "`chat`, `completions`, `responses`, `messages`",
+    "coefficient": "`k1` to `k4` (`scheduler/policies/throughput.py`): per cached token, per batch, per call, always",
+    "code": "those of the [error codes](errors.md); empty for none",
+    "engine": "the engines' names",
+    "finish": "how a call ended: `stop`, `length`, `tool_calls`, `abandoned`, ...",
+    "model": "the names of `[models]`",
+    "node": "the nodes' names",
+    "role": "a process's: `alone`, `coordinator`, `follower`, `starting`; a node's: `rollout`, `train`, `switching`, `idle`",
+    "state": "an engine's or a group's",
+    "status": "of HTTP",
+    "type": "of hosted tools, as `[server] hosted_tools` knows them",
+}
+"""The values that the labels of all metrics may have, `gateway.metrics` included: none is what a request says."""
+
 
 _ROLES = ("alone", "coordinator", "follower", "starting")
 Sample = tuple[tuple[str, ...], float]
@@ -51,107 +124,81 @@ class Figures(Collector):
     def _process(self) -> Iterator[Metric]:
         services, database = self._services, self._services.database
         role, followed = services.membership.role, services.role
-        yield _gauge(
-            "role",
-            "1 for the role of this process in its cluster",
-            ("role",),
-            [((r,), r == role) for r in _ROLES],
-        )
+        yield _figure("role", [((r,), r == role) for r in _ROLES])
         linked = role == "follower" and isinstance(followed, Follower) and followed.linked.is_set()
-        yield _one("linked", "1 if this process follows a coordinator and is linked to it", linked)
-        yield _one("stopping", "1 if this process is stopping", self._drain.begun)
-        yield _one("running_calls", "Calls that this process is answering", self._drain.running)
-        yield _one("store_pending_writes", "Writes that are not committed yet", database.pending)
-        yield _one(
-            "store_reachable", "1 if the database answered the last reads and writes", database.reachable
-        )
+        yield _one("linked", linked)
+        yield _one("stopping", self._drain.begun)
+        yield _one("running_calls", self._drain.running)
+        yield _one("store_pending_writes", database.pending)
+        yield _one("store_reachable", database.reachable)
         if services.bus.shared:
-            text = "Seconds since a request of this process to the bus failed; infinite if none did"
-            yield _one("bus_unbroken_seconds", text, services.bus.unbroken_s)
+            yield _one("bus_unbroken_seconds", services.bus.unbroken_s)
         if services.lengths is not None:
             yield from _lengths(services.lengths, [model.name for model in services.models])
 
     def _engines(self) -> Iterator[Metric]:
         models = list(self._services.models)
         waiting = [((model.name,), model.pool.waiting) for model in models]
-        yield _gauge("waiting_calls", "Calls of this process that wait for an engine", ("model",), waiting)
+        yield _figure("waiting_calls", waiting)
         slots = [(model.name, slot) for model in models for slot in model.pool.slots.values()]
-        keys = ("model", "engine")
-        yield _gauge(
-            "engine_state",
-            "1 for the state of an engine, as this process sees it",
-            (*keys, "state"),
-            [((model, slot.name, slot.state), 1.0) for model, slot in slots],
-        )
-        for name, text, value in (
-            ("engine_streams", "Requests of this process in an engine", "streams"),
-            ("engine_version", "The version that an engine runs; -1: it is not known", "version"),
-            ("engine_restarts", "Restarts of an engine", "restarts"),
-        ):
-            found = [((model, slot.name), getattr(slot, value)) for model, slot in slots]
-            yield _gauge(name, text, keys, found)
+        states = [((model, slot.name, slot.state), 1.0) for model, slot in slots]
+        yield _figure("engine_state", states)
+        for value in ("streams", "version", "restarts"):
+            yield _figure(
+                f"engine_{value}", [((model, slot.name), getattr(slot, value)) for model, slot in slots]
+            )
 
     def _leader(self, leader: Leader) -> Iterator[Metric]:
-        yield _one("fence", "The coordinator's fence, which grows with every new one", leader.fence)
-        yield _one("open_episodes", "Open episodes", leader.episodes.open_count)
+        yield _one("fence", leader.fence)
+        yield _one("open_episodes", leader.episodes.open_count)
         if self._services.membership.role != "alone":
             followers = self._services.hub.describe()
-            yield _one("followers", "Processes that are linked to the coordinator", len(followers))
+            yield _one("followers", len(followers))
         waiting = [
             ((model.name,), sum(leader.episodes.waiting(model.name).values()))
             for model in leader.models.trained
         ]
-        yield _gauge("waiting_episodes", "Episodes that wait for a slot", ("model",), waiting)
+        yield _figure("waiting_episodes", waiting)
 
 
 def _speeds(placements: Mapping[str, ControlPlacement]) -> Iterator[Metric]:
-    """The coefficients of `scheduler.policies.throughput`: k1 per cached token, k2 per batch, k3 per call, k4 always."""
+    """The speed of each engine, as the coordinator has measured it."""
     found = [
         ((model, engine), speed)
         for model, placement in placements.items()
         for engine, speed in placement.describe().items()
     ]
-    keys = ("model", "engine")
-    yield _gauge(
-        "engine_step_seconds",
-        "The coefficients of an engine's decode step, fitted, or the initial ones until then",
-        (*keys, "coefficient"),
-        [((*place, k), speed[k]) for place, speed in found for k in ("k1", "k2", "k3", "k4")],
-    )
+    steps = [((*place, k), speed[k]) for place, speed in found for k in ("k1", "k2", "k3", "k4")]
+    yield _figure("engine_step_seconds", steps)
     fitted = [(place, speed["error"]) for place, speed in found if speed["error"] is not None]
-    yield _gauge("engine_step_error", "The median relative error of the fitted steps", keys, fitted)
+    yield _figure("engine_step_error", fitted)
 
 
 def _nodes(nodes: Nodes) -> Iterator[Metric]:
     now = [((n.name, role), role == n.role) for n in nodes.nodes.values() for role in ROLES]
-    yield _gauge("node_role", "1 for the role of a node", ("node", "role"), now)
-    spent = CounterMetricFamily(
-        "headgate_node_seconds", "Seconds that a node spent in each role", labels=("node", "role")
-    )
-    for node in nodes.nodes.values():
-        for role, seconds in node.spent().items():
-            spent.add_metric((node.name, role), seconds)
-    yield spent
+    yield _figure("node_role", now)
+    spent = [
+        ((node.name, role), seconds)
+        for node in nodes.nodes.values()
+        for role, seconds in node.spent().items()
+    ]
+    yield _figure("node_seconds", spent)
 
 
 def _lengths(lengths: Lengths, models: Sequence[str]) -> Iterator[Metric]:
     described = [(model, told) for model in models if (told := lengths.describe(model)) is not None]
-    for key, text in _LENGTHS:
+    for key in ("tail_recall", "tail_share", "mean_error"):
         known = [((model,), told[key]) for model, told in described if told[key] is not None]
-        yield _gauge(f"length_{key}", text, ("model",), known)
+        yield _figure(f"length_{key}", known)
 
 
 def _versions(models: Sequence[LocalModel]) -> Iterator[Metric]:
-    current = [((model.name,), model.versions.current.version) for model in models]
-    yield _gauge("version", "The newest live version", ("model",), current)
-    updates = CounterMetricFamily("headgate_updates", "Weight updates since the start", labels=("model",))
-    across = CounterMetricFamily(
-        "headgate_streams_across_updates", "Calls carried across an update", labels=("model",)
+    named = [((model.name,), model.versions) for model in models]
+    yield _figure("version", [(name, versions.current.version) for name, versions in named])
+    yield _figure("updates", [(name, versions.updates) for name, versions in named])
+    yield _figure(
+        "streams_across_updates", [(name, versions.streams_across_updates) for name, versions in named]
     )
-    for model in models:
-        updates.add_metric((model.name,), model.versions.updates)
-        across.add_metric((model.name,), model.versions.streams_across_updates)
-    yield from (updates, across)
 
 
 def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
@@ -160,43 +207,30 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
         for model in models
         for state, count in sorted(Counter(group.state for group in model.ledger.rule.groups()).items())
     ]
-    yield _gauge("ledger_groups", "Groups that the ledger knows, by state", ("model", "state"), groups)
+    yield _figure("ledger_groups", groups)
     leases = [(model.name, model.leases.held()) for model in models]
     left = [((name,), lease["left_s"]) for name, lease in leases if lease is not None]
-    yield _gauge("lease_left_seconds", "Seconds until the lease that is held expires", ("model",), left)
-    held = [((name,), lease is not None) for name, lease in leases]
-    yield _gauge("lease_held", "1 if a trainer leases the next batch", ("model",), held)
-    for key, text, value in _LEDGER:
-        yield _gauge(key, text, ("model",), [((model.name,), value(model.ledger)) for model in models])
+    yield _figure("lease_left_seconds", left)
+    yield _figure("lease_held", [((name,), lease is not None) for name, lease in leases])
+    for key, value in _LEDGER.items():
+        yield _figure(key, [((model.name,), value(model.ledger)) for model in models])
 
 
-_LEDGER: tuple[tuple[str, str, Callable[[StoredLedger], float]], ...] = (
-    ("ledger_free_slots", "Groups that may start within the staleness bound", lambda s: s.rule.free_slots()),
-    ("ledger_next_batch", "The next batch to train, counted from 0", lambda s: s.rule.next_buffer),
-    (
-        "ledger_broken",
-        "1 if the ledger has stopped, and the gateway must be restarted",
-        lambda s: s.broken is not None,
-    ),
-)
+_LEDGER: dict[str, Callable[[StoredLedger], float]] = {
+    "ledger_free_slots": lambda stored: stored.rule.free_slots(),
+    "ledger_next_batch": lambda stored: stored.rule.next_buffer,
+    "ledger_broken": lambda stored: stored.broken is not None,
+}
 
 
-_LENGTHS = (
-    (
-        "tail_recall",
-        "The share of this process's longest recent calls that were predicted to be among the longest",
-    ),
-    ("tail_share", "The share of recent calls that were predicted to be among the longest"),
-    ("mean_error", "The mean absolute error of recent length predictions, in tokens"),
-)
+def _one(name: str, value: float) -> Metric:
+    return _figure(name, [((), value)])
 
 
-def _one(name: str, text: str, value: float) -> Metric:
-    return _gauge(name, text, (), [((), value)])
-
-
-def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Metric:
-    family = GaugeMetricFamily(f"headgate_{name}", text, labels=labels)
+def _figure(name: str, samples: Iterable[Sample]) -> Metric:
+    figure = FIGURES[name]
+    kind = GaugeMetricFamily if figure.kind == "gauge" else CounterMetricFamily
+    family = kind(f"headgate_{name}", figure.text, labels=figure.labels)
     for values, number in samples:
         family.add_metric(values, float(number))
     return family

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/admin/v1", tags=["Nodes"], dependencies=[Depends(adm
 class NodeBody(BaseModel):
     """A node; `train` and `rollout` among its tags say what it is for."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: Name
     tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
@@ -30,7 +30,7 @@ class NodeBody(BaseModel):
 class TrainerBody(BaseModel):
     """The model whose trainer speaks; without a name, the first trained one."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     model: str | None = None
 

@@ -32,7 +32,7 @@ _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 class MetadataUpdate(BaseModel):
     """The fields of a stored answer that may be changed."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
 

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/admin/v1", tags=["Weights"], dependencies=[Depends(a
 class PublishBody(BaseModel):
     """A version: in a directory that the gateway and its engines can read, or at a server of `[weights] sources`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     version: int = Field(ge=1, lt=2**31)
     path: str | None = Field(None, min_length=1)

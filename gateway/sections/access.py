@@ -95,4 +95,6 @@ class QueueSettings(Section):
     """`[queue]`: calls that wait while an engine is held."""
 
     max_waiting: int = Field(4096, ge=1)
+    """Calls of one model that may wait for an engine; further ones are refused with 503."""
     max_wait_s: Seconds = 300.0
+    """Seconds that a call may wait before it is refused with 503."""

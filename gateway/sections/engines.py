@@ -20,6 +20,7 @@ class EngineSettings(Section):
     count: int = Field(1, ge=0, le=256)
     """Engines to start; more can be added and removed at /admin/v1/engines."""
     url: str | None = None
+    """The URL of the one external engine."""
     urls: tuple[str, ...] = ()
     """The URLs of several external engines, instead of `url`."""
     mirrors: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class EngineSettings(Section):
     args: tuple[str, ...] = Field((), repr=False)
     """Further arguments for the engine's command line."""
     env: dict[str, str] = Field({}, repr=False)
+    """Further variables of the engine's environment."""
     log: Path = Path("runs/engine.log")
     """Each engine's name is put before the suffix: `runs/engine-NAME-0.log`."""
     sleep: Literal["auto", "pause", "level1", "level2"] = "auto"
@@ -47,6 +49,7 @@ class EngineSettings(Section):
     `level1` moves its weights to the host's memory and frees the rest; `level2` frees everything. `auto`: `level1` if the engine
     says that it can, else `pause`; vLLM is started so that it can where there is an accelerator."""
     start_s: Seconds = 180.0
+    """Seconds that an engine may take to start before it is killed and started again."""
     stall_s: Seconds = 60.0
     """How long an open engine may stay silent in the middle of a generation before the call goes on elsewhere."""
     health_s: Seconds = 2.0
@@ -54,6 +57,7 @@ class EngineSettings(Section):
     max_restarts: int = Field(3, ge=0, le=100)
     """Restarts within `restart_window_s` after which an engine is left alone, until the next version is published."""
     restart_window_s: Seconds = 600.0
+    """Seconds within which `max_restarts` counts."""
 
     @model_validator(mode="after")
     def _external_has_url(self) -> Self:
@@ -104,6 +108,7 @@ class UpstreamSettings(Section):
     model: str | None = None
     """The model's name there, if it is another."""
     key: SecretStr | None = None
+    """The API key that is sent there."""
     timeout_s: Seconds = 600.0
     """How long it may be silent."""
 
@@ -123,9 +128,13 @@ class UpdateSettings(Section):
     """How long requests that an engine gave back for an update wait for it, before they go to another: that one would have to
     compute their prefixes, beside its own work."""
     hold_s: Seconds = 30.0
+    """Seconds that an engine may take to pause and give its requests back."""
     load_s: Seconds = 120.0
+    """Seconds that an engine may take to load a version."""
     probe_s: Seconds = 60.0
+    """Seconds that an engine may take to answer the probe."""
     resume_s: Seconds = 30.0
+    """Seconds that an engine may take to resume."""
     probe_tolerance: float = Field(0.15, gt=0, le=5)
     """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
     noise_floor: float = Field(0.002, ge=0, le=1)

@@ -14,7 +14,9 @@ class EpisodeSettings(Section):
     """`[episodes]`: deadlines after which the gateway ends an episode."""
 
     idle_s: Seconds = 300.0
+    """Seconds without a call after which an episode is over."""
     total_s: Seconds = 3600.0
+    """Seconds after which an episode is over, whatever it does."""
     max_wait_s: Seconds = 300.0
     """The longest `?wait=` that opening an episode honours."""
 
@@ -36,7 +38,9 @@ class RewardSettings(Section):
     answers of graders, and for their sums: a single absurd number would make NaN of the weights."""
 
     min: float = Field(-1e6, ge=-1e9, le=1e9, allow_inf_nan=False)
+    """The least reward."""
     max: float = Field(1e6, ge=-1e9, le=1e9, allow_inf_nan=False)
+    """The greatest reward."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -80,6 +84,7 @@ class StalenessSettings(Section):
     """`[staleness]`: how far samples may lag behind the weights that are trained."""
 
     eta: int = Field(1, ge=0, le=64)
+    """Versions that a sample may be older than the weights that are trained on it; 0: none."""
     batch: int = Field(16, ge=1, le=65_536)
     """Groups in one batch."""
     min_members: int = Field(2, ge=1, le=1024)
@@ -99,7 +104,9 @@ class StalenessSettings(Section):
     """A batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`: wait for them; give them up, so that
     others may start (`retry`); or train without them (`truncate`)."""
     stuck_groups: int = Field(4, ge=1, le=65_536)
+    """Groups that a batch may lack for `stuck` to act."""
     stuck_s: Seconds = 60.0
+    """Seconds that those groups must have been running."""
 
     @model_validator(mode="after")
     def _rule_takes_the_settings(self) -> Self:
@@ -117,4 +124,6 @@ class FeedSettings(Section):
     """`[feed]`: leases."""
 
     lease_s: Seconds = 120.0
+    """Seconds that a trainer may say nothing before its batch is leased to another."""
     max_wait_s: Seconds = 60.0
+    """The longest `?wait=` that a request for groups honours."""

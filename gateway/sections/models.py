@@ -58,8 +58,11 @@ class Bounds(Section):
     """The range that a training episode may ask for; the value is clamped, and both values are stored."""
 
     override: float | None = Field(None, ge=0, le=10)
+    """The value that every training episode gets, whatever it asks for."""
     min: float = Field(0.0, ge=0, le=10)
+    """The least value."""
     max: float = Field(10.0, ge=0, le=10)
+    """The greatest value."""
 
     def apply(self, asked: float) -> float:
         """Returns the value to use for one that was asked for."""
@@ -72,5 +75,6 @@ class SamplingSettings(Section):
     temperature: Bounds = Bounds()
     top_p: Bounds = Bounds(max=1.0)
     seed: Literal["keep", "ignore"] = "keep"
+    """`ignore`: a request's `seed` is not passed on; members of a group that all name the same one would else be alike."""
     default_temperature: float = Field(1.0, ge=0, le=2)
     """The temperature of requests that name none."""

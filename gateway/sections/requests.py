@@ -15,6 +15,7 @@ class RequestSettings(Section):
     parts: int = Field(50_000, ge=1, le=1_000_000)
     """Content parts and tool calls of all messages together."""
     tools: int = Field(1024, ge=1, le=65_536)
+    """Tools."""
     stop: int = Field(8191, ge=1, le=65_536)
     """Stop strings. OpenAI takes 4, Anthropic 8191."""
     stop_characters: int = Field(32_768, ge=256, le=1_000_000)

@@ -89,7 +89,9 @@ class NodeSettings(Section):
     """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
     tag is a description."""
     zone: str = Field("", max_length=64)
+    """The network zone of the node; only shown."""
     hardware: str = Field("", max_length=64)
+    """The kind of machine; only shown."""
     capacity: dict[Name, float] = Field({}, max_length=64)
     """The node's resources, such as `{ gpus = 8 }`; only shown."""
     engines: int = Field(0, ge=0, le=256)

@@ -15,10 +15,13 @@ class ServerSettings(Section):
     """`[server]`: where the gateway listens."""
 
     host: str = "127.0.0.1"
+    """The address to listen on. Other addresses than loopback need `[admin] key`."""
     port: int = Field(8000, ge=0, le=65_535)
+    """The port to listen on; 0: a free one."""
     public_url: str | None = None
     """The root by which agents reach the gateway, if not `http://host:port`."""
     body_limit_bytes: int = Field(8 * 2**20, ge=1024, le=2**30)
+    """Bytes of a request's body; more is refused with 400."""
     keep_alive_s: Seconds = 15.0
     """How often a stream that has nothing to say sends an SSE comment."""
     shutdown_s: Seconds = 10.0

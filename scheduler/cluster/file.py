@@ -40,14 +40,16 @@ _TRAIN = "train"
 class Section(BaseModel):
     """A table of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Sized(Section):
     """A table with a capacity."""
 
     cpus: float | None = Field(None, ge=0, le=100_000)
+    """CPU cores."""
     gpus: int | None = Field(None, ge=0, le=1024)
+    """GPUs."""
     memory_gb: float | None = Field(None, ge=0, le=1_000_000)
     """GiB."""
     gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
@@ -67,6 +69,7 @@ class ClusterTable(Section):
     """`[cluster]`."""
 
     name: Name = "headgate"
+    """The name of the cluster, which its processes carry."""
     launcher: Literal["local", "ray"] = "local"
     """`local`: child processes of this machine, and its nodes are parts of it. `ray`: the nodes of a Ray cluster."""
     dir: Path = Path("runs/cluster")
@@ -75,6 +78,7 @@ class ClusterTable(Section):
     """Restarts of one process within `restart_window_s`; after that an engine is given up, and a cluster without gateway
     or trainer ends."""
     restart_window_s: Seconds = 600.0
+    """Seconds within which `restarts` counts."""
     look_s: float = Field(1.0, ge=0.05, le=60)
     """Seconds between two looks at nodes and engines."""
 
@@ -83,8 +87,11 @@ class GatewayTable(Section):
     """`[gateway]`: runs where `scheduler run` does."""
 
     config: Path
+    """The gateway's TOML file."""
     workers: int = Field(1, ge=1, le=64)
+    """Gateway processes; 2 or more need PostgreSQL."""
     start_s: Seconds = 120.0
+    """Seconds that it may take to be ready."""
     stop_s: Seconds = 60.0
     """Above its `[server] shutdown_s`: running calls may finish."""
 
@@ -97,12 +104,16 @@ class TrainerTable(Sized):
     command: tuple[str, ...] = ()
     """Instead: any program that follows torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...)."""
     ranks: int = Field(1, ge=1, le=4096)
+    """The number of ranks."""
     tags: tuple[Label, ...] = ("train",)
+    """Ranks run on nodes that have all of these tags."""
     claims: bool | None = None
     """True if the trainer claims its nodes from the gateway before it computes and releases them while it waits, as
     headgate's own does. Nodes of a trainer that does not are never lent: their engines are always awake."""
     env: dict[str, str] = Field({}, repr=False)
+    """Further variables of its environment."""
     stop_s: Seconds = 60.0
+    """Seconds that it may take to stop before it is killed."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -121,21 +132,28 @@ class EngineTable(Sized):
     model: str | None = Field(None, min_length=1)
     """One of the gateway's models; by default its first."""
     tags: tuple[Label, ...] = ("rollout",)
+    """Engines run on nodes that have all of these tags."""
     health: str = Field("/health", pattern="^/")
     """The path that answers 200 while an engine is well."""
     env: dict[str, str] = Field({}, repr=False)
+    """Further variables of its environment."""
     start_s: Seconds = 300.0
+    """Seconds that an engine may take to answer before it is killed and started again."""
     silent_s: Seconds = 60.0
     """The time for which an engine that has answered may be unhealthy before it is killed and restarted."""
     stop_s: Seconds = 20.0
+    """Seconds that it may take to stop before it is killed."""
 
 
 class NodeTable(Sized):
     """`[nodes.NAME]`: a part of this machine (`local`), or one node of the Ray cluster (`ray`)."""
 
     tags: tuple[Label, ...] = ()
+    """What the node is for: `rollout`, `train`, or both; any other tag is a description."""
     zone: Label | None = None
+    """The network zone of the node."""
     hardware: Label | None = None
+    """The kind of machine."""
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
     """Ray: more that the node has."""
     engines: int | None = Field(None, ge=0, le=256)
@@ -148,11 +166,17 @@ class GroupTable(Section):
     """`[[groups]]`: nodes of a Ray cluster that are alike."""
 
     name: Name
+    """The name of the group."""
     tags: tuple[Label, ...] = Field(min_length=1)
+    """What these nodes are for."""
     zone: Label | None = None
+    """The network zone of these nodes."""
     hardware: Label | None = None
+    """The kind of machine."""
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
+    """More labels of Ray that these nodes have."""
     engines: int | None = Field(None, ge=0, le=256)
+    """The number of engines on each node; one if its tags are for engines."""
     gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
     """GiB of each GPU of these nodes."""
     count: int = Field(1, ge=0, le=MANY)

@@ -26,7 +26,7 @@ class BadProfile(Exception):
 class Section(BaseModel):
     """A table of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class WorkSettings(Section):
@@ -48,11 +48,13 @@ class GenerationSettings(Section):
     seconds: Measured | None = None
     """`{ 1 = 410.0, 2 = 212.5 }`: nodes, and how long a batch takes on them."""
     k1: NotNegative | None = None
+    """Seconds of a decode step for each cached token (`scheduler.policies.throughput`)."""
     k2: NotNegative | None = None
+    """Seconds of a decode step for the batch at least."""
     k3: NotNegative | None = None
+    """Seconds of a decode step for each running call."""
     k4: NotNegative | None = None
-    """Coefficients of `scheduler.policies.throughput`: seconds of a decode step by cached token, the least, by call, and
-    always."""
+    """Seconds of every decode step."""
     engines: int = Field(1, ge=1, le=1024)
     """Engines per node."""
     max_running: int = Field(256, ge=1, le=1_000_000)
@@ -87,22 +89,27 @@ class HardwareSettings(Section):
     """`[hardware.NAME]`: a kind of node, beside the one on which the stages were measured."""
 
     cost: Positive = 1.0
+    """The cost of a node, relative to that one."""
     generation: Positive = 1.0
     """The factor by which it samples faster."""
     training: Positive = 1.0
+    """The factor by which it trains faster."""
 
 
 class SiteSettings(Section):
     """`[sites.NAME]`: nodes of one kind in one place."""
 
     nodes: Nodes
+    """The number of nodes."""
     hardware: str | None = None
+    """The kind of its nodes, of `[hardware]`; the one on which the stages were measured if absent."""
 
 
 class MemorySettings(Section):
     """`[memory]`: what engine and trainer need of one GPU, in GiB, to know whether one node can do both."""
 
     gpu_gb: Positive
+    """The memory of one GPU."""
     engine_gb: Positive
     """While it samples."""
     engine_asleep_gb: NotNegative = sharing.AWAY_GB

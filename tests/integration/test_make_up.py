@@ -22,6 +22,7 @@ from examples.service.programs import find_program
 from gateway.client import GatewayClient
 from processes.child import LocalProcess
 from processes.ports import free_port
+from reference.pages import PAGES
 from tests.harness.gateway_command import command_line, descendants
 from tests.harness.waiting import until
 
@@ -116,11 +117,14 @@ def _shown() -> list[str]:
 async def _check_metrics(folder: Path) -> None:
     """Everything that is shown is there, in the process that has it."""
     names, labels = {"up"}, {"instance", "job", "le"}
+    known = set(re.findall(r"^\| `(\w+)`", PAGES["metrics"](), re.MULTILINE))
     targets = json.loads((folder / "service" / "targets.json").read_text())
     assert len(targets) == 2
     async with httpx.AsyncClient() as http:
         for target in targets:
             for family in text_string_to_metric_families(await _metrics(http, target["targets"][0])):
+                name = family.name.removesuffix("_created")
+                assert {name, f"{name}_total"} & known, name
                 names |= {family.name + suffix for suffix in SUFFIXES[family.type]}
                 labels |= {label for sample in family.samples for label in sample.labels}
     for query in _shown():

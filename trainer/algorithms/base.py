@@ -20,6 +20,7 @@ class AlgorithmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     type: str
+    """The algorithm's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class ModelSettings(Section):
     path: Path
     """A Hugging Face checkpoint: version 0, and the reference of a KL term."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of the weights while they are computed with; `bfloat16` keeps float32 masters and moments beside them."""
     attention: Literal["spans", "rows"] = "spans"
     """`spans`: packed without padding, a prefix that rows share computed once. `rows`: every row apart, by the model's own
     attention; slower, for architectures that do not attend by spans, which the start says."""

@@ -27,10 +27,13 @@ class OptimizerSettings(Section):
     warmup_steps: int = Field(0, ge=0)
     """Steps in which the learning rate rises to `lr`, evenly: the first has 1/warmup_steps of it."""
     betas: tuple[Share, Share] = (0.9, 0.999)
+    """How much AdamW's two moments keep of their value at each step."""
     eps: float = Field(1e-8, gt=0, le=1)
+    """The number added to AdamW's denominator."""
     momentum: Share = 0.95
     """The momentum of Muon."""
     weight_decay: float = Field(0.0, ge=0, le=1)
+    """The decoupled weight decay: each step takes `lr` times this share off the weights."""
     decayed: Literal["all", "matrices"] = "all"
     """The weights that `weight_decay` acts on: `matrices` leaves norms, biases and other vectors alone."""
     offload: Literal["none", "host"] = "none"

@@ -18,7 +18,9 @@ class RunSettings(Section):
     steps: int = Field(ge=1, le=10_000_000)
     """Optimizer steps after which the run is over, counted from the initial checkpoint, resumed or not."""
     seed: int = Field(1, ge=0, lt=2**63)
+    """The seed of whatever is random in the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: the GPU if there is one."""
     threads: int | None = Field(None, ge=1, le=1024)
     """PyTorch's threads for one operation; its own choice if absent."""
     deterministic: bool = False
@@ -31,7 +33,9 @@ class GatewaySettings(Section):
     """`[gateway]`: the gateway to train with: one that runs (`url`), or one to start (`config`)."""
 
     url: str | None = Field(None, pattern=r"^https?://")
+    """The URL of a gateway that runs."""
     admin_key: SecretStr | None = None
+    """The gateway's admin key. Or `HEADGATE_ADMIN_KEY` in the environment."""
     model: str | None = None
     """Which of the gateway's trained models this run trains; its first, if none is named."""
     config: Path | None = None
@@ -71,8 +75,10 @@ class RolloutSettings(Section):
     tasks: Path
     """JSON lines."""
     group_size: int = Field(8, ge=1, le=1024)
+    """Episodes of each task, whose rewards are compared."""
     spare: int = Field(0, ge=0, le=1024)
     """Further episodes of every group, which race: for the gateway's `[staleness] spare_members`."""
     concurrency: int = Field(64, ge=1, le=65_536)
+    """Episodes that run at the same time."""
     max_failures: float = Field(0.5, ge=0, le=1)
     """The run stops when a greater share of the last episodes failed; 1: it goes on whatever happens."""

@@ -18,6 +18,7 @@ class CheckpointSettings(Section):
     meanwhile, which needs memory of the host for a copy; and a trainer that was killed trains the recorded batches since the last
     one again, and goes on if that gives the published weights to the bit, which needs `[run] deterministic`."""
     keep: int = Field(2, ge=1, le=10_000)
+    """Checkpoints to keep, the newest."""
 
 
 class WeightsSettings(Section):

@@ -1,0 +1,43 @@
+"""The page of metrics: what `/metrics` of a gateway has, from where they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import Counter, Histogram, ProcessCollector
+
+from gateway.api.figures import FIGURES, LABELS
+from gateway.metrics import Metrics
+from reference.markdown import cell, code, table
+
+
+def page() -> str:
+    """Every metric, with its labels, and every label, with its values."""
+    return "\n".join([
+        "# Metrics\n",
+        "`GET /metrics` of each gateway process has them, for Prometheus; `deploy/grafana` has a dashboard of them. Every process"
+        " tells of itself; what only the coordinator of a cluster knows, it alone tells, so that sums are right.\n",
+        table(("metric", "type", "labels", "meaning"), sorted(_rows())),
+        "## Labels\n",
+        "No label holds what a request says: the number of time series is bounded by the configuration.\n",
+        table(("label", "values"), [(code(name), cell(values)) for name, values in LABELS.items()]),
+    ])  # fmt: skip
+
+
+def _rows() -> Iterator[tuple[str, str, str, str]]:
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, Counter | Histogram):
+            (family,) = metric.describe()
+            suffix = "_total" if family.type == "counter" else ""
+            labels = ", ".join(map(code, metric._labelnames))
+            yield code(family.name + suffix), family.type, labels, cell(family.documentation)
+    for name, figure in FIGURES.items():
+        suffix = "_total" if figure.kind == "counter" else ""
+        yield (
+            code(f"headgate_{name}{suffix}"),
+            figure.kind,
+            ", ".join(map(code, figure.labels)),
+            cell(figure.text),
+        )
+    for family in ProcessCollector(registry=None).collect():
+        yield code(family.name), family.type, "", cell(family.documentation)

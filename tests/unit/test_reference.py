@@ -1,0 +1,62 @@
+"""The generated reference has every setting, command, metric and error code, and says something of each."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from reference.pages import PAGES
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of every table's rows."""
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    return [
+        re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
+        for line in lines
+        if "---" not in line
+    ]
+
+
+def firsts(name: str) -> set[str]:
+    return {row[0].strip("`") for row in rows(PAGES[name]())}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if name.endswith(("configuration", "profile")) or name == "command-line"]
+)
+def test_every_setting_and_every_option_says_what_it_is(name: str) -> None:
+    found = rows(PAGES[name]())
+    assert len(found) > 20
+    assert [row[0] for row in found if not row[-1].strip()] == []
+
+
+def test_a_setting_is_shown_with_its_bounds_and_its_default() -> None:
+    port = next(row for row in rows(PAGES["gateway-configuration"]()) if row[0] == "`port`")
+    assert port[1:3] == ["integer, 0 to 65,535", "`8000`"]
+
+
+def test_errors_have_the_status_that_their_class_gives_them() -> None:
+    found = {row[0].strip("`"): row[1] for row in rows(PAGES["errors"]())}
+    expected = {
+        "body_too_large": "400", "no_episode": "404", "episode_closed": "409", "not_finite": "422", "too_many_calls": "429",
+        "bus_away": "503", "upstream_timeout": "504",
+    }  # fmt: skip
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_the_dashboard_and_the_alerts_show_only_metrics_that_exist() -> None:
+    known = firsts("metrics")
+    dashboard = (ROOT / "deploy" / "grafana" / "dashboards" / "headgate.json").read_text()
+    used = set(
+        re.findall(
+            r"\bheadgate_\w+",
+            json.dumps(json.loads(dashboard)) + (ROOT / "deploy" / "alerts.yml").read_text(),
+        )
+    )
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= known
