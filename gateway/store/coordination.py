@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Connection, Table, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors import Fenced
+from gateway.store import upsert
 from gateway.store.clock import NOW
 from gateway.store.models import CoordinatorRow
 
@@ -56,8 +56,7 @@ def claim(connection: Connection, holder: str, url: str, lease_s: float, over: i
 
 def _create(connection: Connection, values: dict[str, Any]) -> bool:
     """The first coordinator's row, unless there is one: of several at the same moment one is the first."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    row = insert(_TABLE).values(name=_NAME, fence=1, **values).on_conflict_do_nothing()
+    row = upsert.insert(connection, _TABLE).values(name=_NAME, fence=1, **values).on_conflict_do_nothing()
     return connection.scalar(row.returning(_TABLE.c.fence)) is not None
 
 

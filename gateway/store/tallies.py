@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway.store import upsert
 from gateway.store.models import EpisodeRow, TallyRow
 
 KEY = ("model", "mode", "state", "reason")
@@ -31,8 +31,7 @@ def changed(
     added = [dict(zip(KEY, key, strict=True)) | {"count": n} for key, n in sorted(by.items()) if n]
     if not added:
         return
-    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    tally = make(TallyRow)
+    tally = upsert.insert(connection, TallyRow)
     total = {"count": TallyRow.count + tally.excluded["count"]}
     connection.execute(tally.on_conflict_do_update(index_elements=list(KEY), set_=total), added)
 
