@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -43,8 +44,14 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that kill the shared engine come last, or it would be started once more for the tests after them.
 
-    Tests that need a GPU are left out, unless the choice of marks names them.
+    Tests that need a GPU are left out, unless the choice of marks names them. HEADGATE_ORDER=N shuffles the files, and the
+    tests within each.
     """
+    if (seed := os.environ.get("HEADGATE_ORDER")) is not None:
+        random = Random(seed)
+        places = {path: random.random() for path in dict.fromkeys(item.path for item in items)}
+        random.shuffle(items)
+        items.sort(key=lambda item: places[item.path])
     if "gpu" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=left_out)

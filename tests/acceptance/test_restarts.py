@@ -15,7 +15,7 @@ from tests.harness.models import logprobs, probe_of, save_model
 from tests.harness.vllm import vllm_settings
 from tests.harness.weights import publish
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 NOISE = 2e-3
 

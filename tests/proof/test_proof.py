@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.harness.vllm import SharedEngine
 from tests.proof.__main__ import main
 from tests.proof.mutants import MUTANTS, Mutant
 from tests.proof.trial import run_trial, small
@@ -44,26 +43,6 @@ async def test_eight_updates_and_a_death_lose_nothing_and_mislabel_nothing(mode:
 async def test_the_checker_catches(mutant: Mutant, mode: str) -> None:
     trial = await run_trial(small(Plan(mode=mode)), print, mutant)
     assert mutant.caught_by(trial.report), trial.report.to_json()
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize(("mode", "kill"), [("abort", True), ("keep", False)])
-async def test_real_engines_lose_nothing_and_mislabel_nothing(
-    vllm: SharedEngine, mode: str, kill: bool
-) -> None:
-    plan = Plan(
-        *("vllm", mode),
-        updates=3,
-        streams=8,
-        agents=4,
-        tokens=1000,
-        crossed=2,
-        kill=kill,
-        url=vllm.url,
-    )
-    trial = await run_trial(plan, print)
-    assert trial.problems == []
-    assert trial.report.right
 
 
 @pytest.mark.long

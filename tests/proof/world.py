@@ -49,8 +49,6 @@ class Plan:
     """Tokens of a long stream, at most; then it asks again."""
     crossed: int = 3
     """Requests that are in their middle in an engine when it is held for an update."""
-    url: str = ""
-    """A real engine that is there already: the only one, or the one beside that which dies."""
     delay_s: float = 0.02
     """The fake engine's time for a token."""
     lag_s: float = 0.05
@@ -79,9 +77,6 @@ async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None
     values = settings_for(family.paths[0], work, engine=_engines(plan, work), update=update)
     values["models"]["demo"]["max_model_len"] = 4096
     async with run_gateway(values, in_process=False) as gateway:
-        if plan.url and plan.kill:
-            added = await gateway.http.post("/admin/v1/engines", json={"url": plan.url, "name": "shared"})
-            added.raise_for_status()
         world = _World(plan, family, gateway, say)
         with crossed(world.stop_in_the_middle):
             outcome = await world.run()
@@ -91,13 +86,11 @@ async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None
 
 
 def _engines(plan: Plan, work: Path) -> dict[str, Any]:
-    """Returns the `[engine]` table; only an engine that the gateway starts can be killed."""
+    """Returns the `[engine]` table."""
     if plan.engine == "fake":
         return {"count": 2, "args": ["--delay-s", str(plan.delay_s)]}
-    if plan.url and not plan.kill:
-        return {"launch": "external", "url": plan.url}
     patience = {"start_s": _WAIT_S["vllm"], "restart_window_s": 3 * _WAIT_S["vllm"]}
-    return vllm_settings(work / "engine.log") | {"count": 1 if plan.url else 2, **patience}
+    return vllm_settings(work / "engine.log") | {"count": 2, **patience}
 
 
 class _World:
@@ -235,8 +228,7 @@ class _World:
     async def _kill(self, random: Random) -> None:
         """Some engine, some time before or in the update."""
         engines = (await self._gateway.admin.status())["engines"]
-        mortal = [engine for engine in engines if engine["pid"] is not None]
-        victim = random.choice(sorted(mortal, key=lambda engine: engine["name"]))
+        victim = random.choice(sorted(engines, key=lambda engine: engine["name"]))
         await asyncio.sleep(random.uniform(0, 0.2))
         self._say(f"{victim['name']} is killed")
         os.kill(victim["pid"], signal.SIGKILL)

@@ -116,15 +116,9 @@ async def weights_process(stack: AsyncExitStack, settings: WeightsSettings, weig
     env = {"HEADGATE_WEIGHTS_KEY": key} if key else None
     process = await LocalProcess.start("weights server", argv, weights.parent / "weights-server.log", env)
     stack.push_async_callback(process.stop, 5.0)
-    async with httpx.AsyncClient(base_url=_reached(settings.listen), headers=headers, timeout=5.0) as http:
+    async with httpx.AsyncClient(base_url=ports.url_of(host, port), headers=headers, timeout=5.0) as http:
         await process.ready(lambda: _answers(http, path="/versions"), _START_S)
     return Watched("weights server", _needed(process))
-
-
-def _reached(listen: str) -> str:
-    """How this machine reaches what listens at an address."""
-    host, _, port = listen.rpartition(":")
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
 def rollout_log(settings: Settings) -> Path:
