@@ -74,9 +74,9 @@ class GatewayClient:
     ) -> EpisodeOpened:
         """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429.
 
-        `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: something random, at
-        least 16 characters; the same again is answered with the same episode. `sampling`: of an evaluation episode, in place of
-        what its agent asks for.
+        `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: at least 16
+        random characters; a request that repeats the key gets the same episode. `sampling`: parameters of an evaluation
+        episode, in place of those that its agent asks for.
         """
         body = {
             "task_id": task_id,
@@ -106,7 +106,8 @@ class GatewayClient:
         await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
 
     async def call_reward(self, episode_id: str, call_id: str, reward: float) -> None:
-        """Posts the reward of one call (its `id` as the agent saw it), in place of the one before; it counts in the episode's."""
+        """Posts the reward of one call (its `id` as the agent saw it). It replaces the call's earlier reward and is added
+        to the episode's."""
         await self._json("POST", f"/episodes/{episode_id}/calls/{call_id}/reward", json={"reward": reward})
 
     async def close_episode(self, episode_id: str, wait_s: float = 0.0) -> dict[str, Any]:
@@ -118,7 +119,8 @@ class GatewayClient:
         return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
 
     async def restart(self, episode_id: str) -> None:
-        """Says that an episode's agent crashed and is started again in it: what it did so far is neither trained nor rewarded."""
+        """Reports that an episode's agent crashed and is started again in it: nothing that it did so far is trained or
+        rewarded."""
         await self._json("POST", f"/episodes/{episode_id}/restart")
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
@@ -182,9 +184,10 @@ class GatewayClient:
         return (await self._json("GET", "/batches", params=_of(model)))["batches"]
 
     async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
-        """The groups of a batch that was trained, as the lease gave them and in that order. 404 if it was not.
+        """The groups of a trained batch, in the order and form in which the lease gave them; 404 if the batch was not
+        trained.
 
-        Only the flag ORPHANED may differ: it says what is true now.
+        The flag ORPHANED alone may differ: it says what is true now.
         """
         response = await self._send("GET", f"/batches/{buffer}/groups", params=_of(model))
         return _leased(response).groups
@@ -285,9 +288,10 @@ class GatewayClient:
         return await self._json("DELETE", f"/nodes/{name}")
 
     async def claim(self, node: str, wait_s: float = 0.0, model: str | None = None) -> dict[str, Any]:
-        """Says that a trainer wants a node, or still has it; its `role` is `train` once it is the trainer's.
+        """Claims a node for a trainer, or renews the claim. Waits up to `wait_s` for the node.
 
-        Waits up to `wait_s` for that. `claim_s` in the answer is how long the trainer may then say nothing.
+        The answer's `role` is `train` once the trainer has the node. The claim lapses unless it is renewed within the
+        answer's `claim_s` seconds.
         """
         body = {"model": model, "wait_s": wait_s}
         return await self._json("POST", f"/nodes/{node}/claim", json=body, wait_s=wait_s)
@@ -295,10 +299,11 @@ class GatewayClient:
     async def release(
         self, node: str, model: str | None = None, busy_s: float = 0.0, load_s: float = 0.0
     ) -> dict[str, Any]:
-        """Says that a trainer waits, so that its node may be lent.
+        """Offers a trainer's node for lending while the trainer waits.
 
-        `busy_s`: how long it computed on the groups of the batch that it has trained, without the step at the end and without
-        waiting; so much earlier it gets its node back (`[lending] lead`). `load_s`: how long its weights took to come back.
+        `busy_s`: seconds for which it computed on the groups of its last batch, without the step at the end and without
+        waiting; it gets the node back that much before the next batch is whole (`[lending] lead`). `load_s`: seconds
+        that its weights took to come back.
         """
         told = {"model": model, "busy_s": busy_s, "load_s": load_s}
         return await self._json("POST", f"/nodes/{node}/release", json=told)
@@ -315,9 +320,10 @@ class GatewayClient:
         group: str | None = None,
         wait_s: float | None = None,
     ) -> EventStream:
-        """The events after an id (0: all), or the `last` few and those that come; without either, those that come.
+        """The events after an id (0: all), or the `last` few and those that follow; without either, those that follow.
 
-        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after so many seconds; 0: with what there is.
+        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after so many seconds; 0: at the newest
+        event.
         """
         given = {
             "after": after,
@@ -333,7 +339,7 @@ class GatewayClient:
     async def post_step(
         self, step: int, figures: Mapping[str, float], version: int | None = None, model: str | None = None
     ) -> None:
-        """Tells those who watch that the trainer has done a step, with its finite figures."""
+        """Announces a step of the trainer, with its finite figures, as an event."""
         body = {"step": step, "version": version, "figures": dict(figures), "model": model}
         await self._json("POST", "/steps", json=body)
 

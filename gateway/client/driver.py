@@ -1,9 +1,10 @@
-"""Runs an agent once per episode, `concurrency` at a time, and posts its rewards, or has the gateway's graders compute them.
+"""Runs an agent once per episode, `concurrency` at a time, and posts its rewards, or has the gateway's graders compute
+them.
 
-Owns the episodes that it opens, from opening to reward or abandonment; neither the client nor the agent is its own.
-Invariants: agents' failures end the runner only when there are too many (`failures`); an episode is open for no longer than its
-agent's tries; a group that was begun is begun with all its members, one after the other; cancelling the runner cancels every
-agent that runs, and the gateway's deadlines then close the episodes.
+Owns the episodes that it opens, from opening to reward or abandonment; it owns neither the client nor the agent.
+Invariants: agents' failures end the runner only when there are too many (`failures`); an episode stays open no longer
+than its agent is tried; a group is begun with all its members, one after the other; cancelling the runner cancels every
+running agent, and the gateway's deadlines then close the episodes.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ class EpisodeRunner:
             self._waits(again, "")
 
     def _waits(self, episode: str, what: str) -> None:
-        """Records what an episode that is not open yet waits for; empty: nothing."""
+        """Records why an episode cannot be opened yet; empty: it can."""
         self._waiting.pop(episode, None)
         if what:
             self._waiting[episode] = what
@@ -350,7 +351,7 @@ class EpisodeRunner:
         return closed(fate["reason"])
 
     async def _fate(self, episode_id: str, error: str | None = None) -> Ended:
-        """The end that the gateway gave an episode by itself."""
+        """How the gateway ended an episode by itself."""
         row = await self._patience.insist("look at an episode", lambda: self._client.episode(episode_id))
         return closed(row["reason"], error)
 

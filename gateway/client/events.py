@@ -38,7 +38,7 @@ class EventStream:
                         yield event
 
     def _read(self, block: bytes) -> dict[str, Any] | None:
-        """One server-sent event; None where it only says how far the stream has come."""
+        """One server-sent event; None if it only gives the id that the stream has reached."""
         fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
         if b"id" in fields:
             self.last = int(fields[b"id"])

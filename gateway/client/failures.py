@@ -49,7 +49,7 @@ class Share:
         self._failed: deque[bool] = deque(maxlen=max(_WINDOW, 4 * concurrency))
 
     def add(self, error: str | None) -> None:
-        """One more episode has ended; `error`: how it failed. Raises RunStopped if too many of the last did."""
+        """Counts an ended episode; `error`: how it failed. Raises RunStopped if too many of the last ones failed."""
         self._failed.append(error is not None)
         ended, failed = len(self._failed), sum(self._failed)
         if error is not None and ended >= self._least and failed > self._most * ended:

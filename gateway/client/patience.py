@@ -42,9 +42,11 @@ class Patience:
         stop: asyncio.Event | None = None,
         sent_away: Callable[[GatewayRefused], Awaitable[None]] | None = None,
     ) -> T:
-        """Repeats a request until the gateway's answer is other than 429 or 503; `sent_away` is called with each of those.
+        """Repeats a request until the gateway answers with another status than 429 or 503; `sent_away` is called with each
+        of those.
 
-        Raises GatewayRefused, GatewayUnreachable, and Stopped if it was sent away after a stop.
+        Raises GatewayRefused, GatewayUnreachable, and Stopped if the gateway sent the request away after the run was
+        stopped.
         """
         silent_since: float | None = None
         backoff_s = _FIRST_BACKOFF_S
@@ -73,7 +75,7 @@ class Patience:
 
 
 async def rest(seconds: float, stop: asyncio.Event | None) -> None:
-    """Sleeps; a stop ends the sleep, for a group that was begun meanwhile wants all its members."""
+    """Sleeps until the time is over or the run is stopped, so that a group that was begun gets all its members soon."""
     if stop is None or stop.is_set():
         await asyncio.sleep(seconds)
         return

@@ -60,7 +60,7 @@ def conversation(system: str | list[Any] | None, messages: list[Any]) -> list[Me
 
 
 def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
-    """Raises BadRequest if a key asks for something that is not known; null asks for nothing."""
+    """Raises BadRequest if a key that is not known asks for something; null asks for nothing."""
     for name, value in values.items():
         if name not in known and value is not None:
             param = f"{where}.{name}"

@@ -22,7 +22,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """None stands for what was not said."""
+    """What a client asks for, in one form for all dialects. None: the client did not say."""
 
     api: str
     """chat, completions, responses or messages: as calls are recorded."""
@@ -85,7 +85,7 @@ TEXT_ALONE = "this model reads text: send what it needs to know as text"
 
 
 def check_messages(messages: Sequence[Any]) -> None:
-    """Raises BadRequest if a message is none of those that a text model can be given."""
+    """Raises BadRequest if a message is of no kind that a text model can read."""
     if not messages:
         raise BadRequest("the conversation has no messages", code="invalid_value", param="messages")
     for i, message in enumerate(messages):
@@ -110,7 +110,7 @@ Unsupported = dict[str, tuple[tuple[Any, ...], str]]
 
 
 def take_out(values: dict[str, Any], parameters: Unsupported) -> None:
-    """Takes such parameters out of a body where they ask for nothing. Raises BadRequest where they ask for something."""
+    """Removes such parameters from a body where they ask for nothing. Raises BadRequest where they ask for something."""
     for name, (neutral, instead) in parameters.items():
         value = values.pop(name, None)
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Responses, as OpenAI's API has them: the request. Its input becomes items of one form, and items become messages.
 
-Ids of items are functions of the answer that has them, so that an item can be found by its id alone, and a retry says the same.
-One reply is one message of the conversation, however many items show it: what a client sends back is joined again, so that the
-recorder knows the conversation.
+An item's id is computed from the id of the answer that has the item, so that the item can be found by its id alone, and
+a retry gets the same ids. One reply is one message of the conversation, however many items show it: items that a client
+sends back are joined again, so that the recorder recognizes the conversation.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def item_id(prefix: str, response_id: str, place: int | str) -> str:
 
 
 def answer_of(item: Item) -> str:
-    """The id of the answer that has an item, told from the item's id; empty: it does not say."""
+    """The id of the answer that an item belongs to, read from the item's id; empty if the item's id is not one of ours."""
     match = _ITEM_ID.fullmatch(str(item.get("id") or ""))
     return f"resp_{match[1]}" if match else ""
 
@@ -208,12 +208,12 @@ _PREFIXES = {
 }
 _ITEM_ID = re.compile(rf"(?:{'|'.join(_PREFIXES.values())})_([0-9a-f]+)_i?[0-9]+")
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""Items by which the model calls a tool, and where they have what it is given."""
+"""The types of items that are tool calls, and the field that holds each one's input."""
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 def messages(found: Sequence[Item]) -> list[Message]:
-    """Items as the conversation that they are, in the form of chat completions."""
+    """Converts items to messages in the form of chat completions."""
     joined: list[Message] = []
     before: Item = {}
     for item in found:
@@ -235,7 +235,7 @@ def _by_assistant(item: Item) -> bool:
 
 
 def _begins(item: Item, before: Item) -> bool:
-    """True if an item is of another reply than the one before it. Clients need not send ids."""
+    """True if an item belongs to another reply than the item before it. Clients need not send ids."""
     if (own := answer_of(item)) and (other := answer_of(before)):
         return own != other
     return item["type"] == "reasoning" or (item["type"] == before["type"] == "message")

@@ -1,7 +1,8 @@
-"""Tools of the Responses API as the functions that a model is told of, and a model's calls as items that clients know.
+"""Converts tools of the Responses API to functions that a model can call, and its calls to items that clients expect.
 
-A tool in a namespace is the function `NAMESPACE.NAME`, a custom tool a function of one string. Invariant: a call that a client
-sends back as it got it is the recorded call again, whatever tools the request has; so the way back knows no request.
+A tool in a namespace is the function `NAMESPACE.NAME`, a custom tool a function of one string. Invariant: a call that a
+client sends back unchanged becomes the recorded call again, whatever tools the request has; so converting back needs no
+request.
 """
 
 from __future__ import annotations

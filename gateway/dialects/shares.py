@@ -1,8 +1,9 @@
 """Finds the bytes of a reply's text that each of its tokens gave: clients align log-probabilities with the text by bytes.
 
-A token has its own bytes, also where they are a part of a character. Together the bytes of all tokens are the reply's text,
-reasoning included: a token that is no text (it ends the reply, or a thought, or belongs to a tool call) has none, and neither has
-what is left out of the text, such as a stop string. What a token gives is told once that text has come.
+A token has its own bytes, also where they are a part of a character. The bytes of all tokens together are the reply's
+text, reasoning included. A token that adds no text (it ends the reply or a thought, or belongs to a tool call) has
+none, and text that is left out, such as a stop string, belongs to none. A token's bytes are known once its text was
+delivered.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _check(name: str, count: int, setting: str, most: RequestSettings, of: str =
 
 
 def _tools(tool: Any) -> int:
-    """A namespace is as many tools as are in it."""
+    """Counts tools; a namespace counts as the tools in it."""
     inner = tool.get("tools") if isinstance(tool, dict) else None
     return 1 + len(inner) if isinstance(inner, list) else 1
 

@@ -92,7 +92,7 @@ class TemplateBridge:
         return ids[1:] if ids and ids[0] == turn.closed_by else None
 
     def _ids(self, rest: _Rest, tools: Sequence[Tool]) -> list[int]:
-        """The rest's ids where the new messages spell control tokens."""
+        """The token ids of the text after a reply, where new messages spell control tokens."""
         guarded = self._template.guarded(rest.messages, tools, rest.rendered)
         return self._control.encode(self._control.tail(guarded, len(rest.text)))
 
@@ -153,7 +153,7 @@ class _Rest(NamedTuple):
 
 
 def _reply(turn: Recorded, new: Sequence[Message], calls: bool, says: bool) -> Message:
-    """A reply of the same make as the recorded one, in words that occur nowhere else."""
+    """A reply of the same structure as the recorded one, in words that occur nowhere else."""
     reply: Message = {"role": "assistant", "content": SAID if says else ""}
     if turn.thinking in ("some", "empty"):
         reply["reasoning_content"] = THOUGHT if turn.thinking == "some" else ""
@@ -174,7 +174,7 @@ def _call(call_id: str) -> dict[str, Any]:
 
 
 def _witnesses(turn: Recorded, system: bool) -> Iterator[list[Message]]:
-    """Short conversations that end where a reply begins, of every make that the recorded one may have."""
+    """Short conversations that end where a reply begins, of every structure that the recorded one may have."""
     user: Message = {"role": "user", "content": ASKED}
     called: Message = {"role": "assistant", "content": "", "tool_calls": [_call("call00009")]}
     result: Message = {"role": "tool", "content": FOUND, "tool_call_id": "call00009", "name": NAMED}

@@ -1,8 +1,9 @@
-"""A vocabulary's control tokens: tokens that divide conversations, such as `<|im_end|>`, `<think>` or `[INST]`. Pure computation.
+"""A vocabulary's control tokens: tokens that divide conversations, such as `<|im_end|>`, `<think>` or `[INST]`. Pure
+computation.
 
-A tokenizer makes a control token of any text that spells one, whoever wrote the text. `ControlTokens` encodes text in which those
-that count are told apart: each of them stands behind a guard, a word that nobody outside can know, and whatever else spells one
-is letters.
+A tokenizer makes a control token of any text that spells one, whoever wrote the text. In the text that `ControlTokens`
+encodes, each control token that the template itself wrote stands behind a guard, a random word that nobody outside
+knows; any other text that spells a control token is encoded as letters.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ControlTokens:
         return [meant.get(token, token) for token in found] if meant else found
 
     def guard_uncut(self, text: str) -> str:
-        """Guards the control tokens of a text in which those that do not count were cut, and takes the cuts out."""
+        """Guards the control tokens of a text in which all others were cut, and removes the cuts."""
         return self._patterns.whole.sub(rf"{self.guard}\g<0>", text).replace(self.cut, "")
 
     def cut_up(self, text: str) -> str:
@@ -127,7 +128,8 @@ class _Patterns:
 
 
 def _guarded(spec: dict[str, Any], renamed: dict[str, str]) -> tuple[Any, dict[int, int]]:
-    """A tokenizer that knows control tokens by other names alone, and what the ids mean that it numbers in another way."""
+    """A tokenizer that knows control tokens by their new names only, and the original ids of those that it numbers
+    differently."""
     from tokenizers import Tokenizer
 
     model = spec["model"]

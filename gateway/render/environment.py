@@ -34,7 +34,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks what an assistant wrote; here it only says what it holds."""
+    """`{% generation %}`, which marks an assistant's text; its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -49,7 +49,8 @@ class _Marking(NodeTransformer):
         return node
 
     def visit_Call(self, node: nodes.Call) -> Any:
-        """Methods are of texts, and their arguments are searched for; macros and functions may write what they are given."""
+        """Leaves the arguments of methods unmarked, because methods of texts search for them; macros and functions may
+        write theirs."""
         if not isinstance(node.node, nodes.Getattr):
             return self.generic_visit(node)
         node.node.node = self.visit(node.node.node)

@@ -1,7 +1,8 @@
 """Tokens as text, one at a time, without ever splitting a character. The hot path: called once for every token.
 
-A byte-level tokenizer's token is the same bytes wherever it stands, so its text comes from a table (`TokenTexts`) and only
-unfinished characters wait. Any other tokenizer is asked itself (`DecodeStream`). Both say what decoding all tokens together says.
+A byte-level tokenizer's token is the same bytes wherever it stands, so its text comes from a table (`TokenTexts`) and
+only unfinished characters wait. For any other tokenizer, the tokenizer itself decodes (`DecodeStream`). Both give the
+text that decoding all tokens together gives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the reply at the end of recorded tokens: was it closed, did it think, speak, call tools? Pure.
 
-Whole histories are only looked at by numpy; Python work is in proportion to the last reply.
+numpy alone goes through whole histories; Python's work is in proportion to the last reply.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ NONE = Switches()
 
 
 def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]) -> Switches:
-    """Returns the wishes that the template has switches for. Requests can turn thinking off, and not on against the settings."""
+    """Returns the switches that a request sets and the template has. Requests can turn thinking off, but not on against
+    the settings."""
     off = False if thinking is False or effort in _WITHOUT_THINKING else None
     wanted = (Switches(off, effort), Switches(None, effort), Switches(off))
     return next((switches for switches in wanted if switches in known), NONE)

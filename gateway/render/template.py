@@ -81,7 +81,7 @@ class ChatTemplate:
         generation: bool,
         written: Callable[[str], str],
     ) -> str:
-        """`written`: how the template is given the special tokens that have names."""
+        """`written`: the text that the template gets for each named special token."""
         if not messages:
             raise ValueError("there are no messages")
         special = {name: written(text) for name, text in self._checkpoint.special_tokens_map.items()}

@@ -15,9 +15,9 @@ _KNOWN = 1024
 
 
 class BareTokenizer:
-    """Encodes and decodes by the `tokenizers.Tokenizer` beneath; whatever else is asked of it, the wrapped one answers.
+    """Encodes and decodes by the underlying `tokenizers.Tokenizer`; for everything else the wrapped tokenizer answers.
 
-    It cannot be called for offsets, so the library does not attribute tokens to messages: nobody here asks for that, and it cost
+    It gives no offsets, so the library does not attribute tokens to messages, which nobody here needs and which cost
     more than the rendering itself. Control tokens that were cut up (`quoting`) are encoded as text.
     """
 

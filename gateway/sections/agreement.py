@@ -38,7 +38,7 @@ def check_ports(server: ServerSettings, admin: AdminSettings, projects: Collecti
 
 
 def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> None:
-    """A project has models that there are, and a trained model one project."""
+    """A project's models exist, and a trained model is in one project at most."""
     owners: dict[str, list[str]] = {}
     for name, project in projects.items():
         for model in project.models:
@@ -55,7 +55,7 @@ def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> N
 
 
 def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
-    """Several processes need a key, and a store that they share."""
+    """Several processes need a key and a shared store."""
     if cluster.url is None:
         return
     if cluster.key is None:
@@ -65,7 +65,7 @@ def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
 
 
 def check_models(models: Models) -> None:
-    """One model at least is trained, and a name means one model."""
+    """At least one model is trained, and no two models have a name in common."""
     if not any(model.train for model in models.values()):
         raise ValueError("[models]: at least one model must have train = true")
     names = [name for key, model in models.items() for name in (key, *(model.aliases or ()))]
@@ -88,7 +88,7 @@ def check_graders(graders: Mapping[str, GraderSettings], models: Models) -> None
 def check_agents(
     agents: Mapping[str, AgentSettings], models: Models, keys: Iterable[SecretStr | None]
 ) -> None:
-    """No two keys are the same, and an agent's episodes are about a trained model. `keys`: those of others than agents."""
+    """No two keys are the same, and an agent's episodes are about a trained model. `keys`: all keys but the agents'."""
     given = [*(agent.key for agent in agents.values()), *keys]
     secrets = [key.get_secret_value() for key in given if key is not None]
     if len(set(secrets)) < len(secrets):
@@ -103,7 +103,7 @@ def check_agents(
 
 
 def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, NodeSettings]) -> None:
-    """An engine runs one model, and lives in one place. `engines`: of each model that has some."""
+    """An engine runs one model, and no two engines have the same address. `engines`: by model."""
     places = [*(place for engine in engines.values() for place in engine.places)]
     places += [place for node in nodes.values() for place in node.places]
     urls = [url for url in places if url is not None]
@@ -114,7 +114,7 @@ def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, Nod
 
 
 def check_transports(engines: Mapping[str, EngineSettings], weights: WeightsSettings) -> None:
-    """What engines receive needs a sender. `engines`: of each model that has some."""
+    """Engines that receive versions need a server that sends them. `engines`: by model."""
     if not weights.sources and any(engine.transport == "collective" for engine in engines.values()):
         raise ValueError(
             "[engine] transport = 'collective' needs [weights] sources: the server of the trainer, such as 'http://trainer:8100'"
@@ -124,7 +124,7 @@ def check_transports(engines: Mapping[str, EngineSettings], weights: WeightsSett
 def check_node(
     name: str, node: NodeSettings, model: str, models: Models, engines: Mapping[str, EngineSettings]
 ) -> None:
-    """A node's engines can be started or reached. `model`: what they run; `engines`: of each model that has some."""
+    """A node's engines can be started or reached. `model`: the model that they run; `engines`: by model."""
     if model not in engines:
         raise ValueError(f"[nodes.{name}] model: no model {model!r} runs on engines")
     if node.engines and engines[model].launch == "external":

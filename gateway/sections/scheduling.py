@@ -28,7 +28,7 @@ class LengthSettings(Section):
     tail_share: float = Field(0.2, gt=0, lt=1)
     """Which share of the calls, those that are expected to be longest, are tails."""
     memory: int = Field(10_000, ge=16, le=1_000_000)
-    """Tasks (and as many groups, and episodes) whose lengths are remembered: those that were heard of last."""
+    """The number of tasks (and of groups, and of episodes) whose lengths are remembered: the most recent ones."""
     warm_calls: int = Field(2000, ge=0, le=100_000)
     """The number of calls in the store, the newest, that a process learns from when it starts."""
     warm_s: float = Field(5.0, ge=0, le=600)
@@ -45,7 +45,7 @@ class RoutingSettings(Section):
     urgency: float = Field(64.0, ge=1, le=1e6)
     """With `gain`: how many times as much a call counts for each version that its V is behind the newest; 1: all the same."""
     tails: bool = False
-    """Engines of their own for calls that are predicted to be among the longest."""
+    """True: calls that are predicted to be among the longest have engines of their own."""
     slots: int = Field(64, ge=1, le=65_536)
     """Calls that run at once in an engine, as far as `tails` is concerned."""
     running_below: int = Field(2, ge=1, le=65_536)

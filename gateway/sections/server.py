@@ -62,7 +62,7 @@ class RetentionSettings(Section):
     keep_eval_days: Days | None = None
     """The same for evaluation episodes, if not `keep_days`."""
     every_s: Seconds = 3600.0
-    """How often it is looked for old episodes."""
+    """The interval of the search for old episodes."""
     keep_events: int = Field(100_000, ge=1_000, le=100_000_000)
     """The newest events that are kept for `/admin/v1/events`; older ones are forgotten. One takes about 300 bytes."""
 
@@ -95,7 +95,7 @@ class ClusterSettings(Section):
 
 
 class BusSettings(Section):
-    """`[bus]`: what is hot, shared between gateway processes, and may be lost."""
+    """`[bus]`: fresh state that gateway processes share and may lose."""
 
     url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
     """`redis://HOST:PORT/N`; `memory://` is this process alone: the retry of a call whose process died then starts it again."""

@@ -1,4 +1,4 @@
-"""Statements about answers that their clients may come back for."""
+"""Statements about answers that clients may ask for again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Owner:
 
 
 def insert_answer(connection: Connection, values: dict[str, Any]) -> None:
-    """Stores an answer. One that is there already stays as it is: a retry answers the same."""
+    """Stores an answer, unless one of this id is there: a retry must get the same."""
     if connection.scalar(select(_TABLE.c.id).where(_TABLE.c.id == values["id"])) is None:
         connection.execute(insert(AnswerRow).values({**values, **_listed(values)}))
 
@@ -60,13 +60,13 @@ def conversation(connection: Connection, answer_id: str) -> list[dict[str, Any]]
 
 
 def delete_answer(connection: Connection, answer_id: str, at: float) -> bool:
-    """Hides an answer. Answers whether it was there."""
+    """Hides an answer. Returns False if there is none."""
     where = (_TABLE.c.id == answer_id, _TABLE.c.deleted_at.is_(None))
     return connection.execute(update(AnswerRow).where(*where).values(deleted_at=at)).rowcount > 0
 
 
 def set_metadata(connection: Connection, answer_id: str, metadata: dict[str, str]) -> dict[str, Any] | None:
-    """Gives an answer other metadata, and answers it as it is now; None if it is not there."""
+    """Replaces an answer's metadata. Returns the answer, or None if there is none."""
     where = (_TABLE.c.id == answer_id, _TABLE.c.deleted_at.is_(None))
     found = connection.scalar(select(_TABLE.c.answer).where(*where))
     if found is None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 RESOLUTION_S = 0.002
-"""The resolution in seconds: nearer moments cannot be told apart, for SQLite's clock counts milliseconds."""
+"""The resolution in seconds, which is that of SQLite's clock: moments that are closer cannot be told apart."""
 
 
 class _Now(FunctionElement[float]):

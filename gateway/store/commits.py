@@ -55,7 +55,8 @@ _FORGET = text(f"DELETE FROM writers WHERE id = :id OR at < {_CLOCK} - {_FORGOTT
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A write that is done in one with those of its kind beside it: a statement for many rows costs little more than for one."""
+    """A row to insert. Adjacent writes of one kind become one multi-row statement, which costs little more than a single
+    row's."""
 
     do: Callable[[Connection, list[Any]], None]
     """Receives the values of all writes, in order."""
@@ -67,7 +68,7 @@ class Rows:
 
 
 class _Failed(Exception):
-    """A write of the group failed for reasons of its own; the transaction is taken back."""
+    """One write of the group failed for a reason of its own; the transaction is rolled back."""
 
     def __init__(self, error: Exception, at: int | None) -> None:
         """`at`: the write's place in the group; None: it is not known which."""
@@ -113,7 +114,7 @@ class Committer:
         return self._away_since is None and (busy_since is None or time.monotonic() - busy_since < _SLOW_S)
 
     def stop(self, within_s: float) -> None:
-        """Gives up what is not committed within so many seconds."""
+        """Gives up writes that are not committed within so many seconds."""
         self._stop_at = time.monotonic() + within_s
 
     def close(self) -> None:
@@ -246,7 +247,7 @@ def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
 
 
 def _run_alike(connection: Connection, writes: Sequence[Write]) -> list[Any]:
-    """Writes that are one function, or rows for one."""
+    """Runs adjacent writes of one kind: rows by one statement, other functions one after the other."""
     rows = [write for write in writes if isinstance(write, Rows)]
     if not rows:
         return [write(connection) for write in writes]

@@ -79,7 +79,7 @@ def connect(url: str, connections: int) -> Engine:
 
 
 def begin_reading(connection: Connection) -> None:
-    """All that is read from now on is of one moment, and nothing can be written."""
+    """Begins a read-only transaction on one snapshot."""
     if connection.dialect.name == "postgresql":
         connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     else:
@@ -87,10 +87,11 @@ def begin_reading(connection: Connection) -> None:
 
 
 def begin_writing(connection: Connection) -> None:
-    """All that is written from now on stands or falls with the transaction.
+    """Begins a transaction.
 
-    Python's driver begins one at the first changed row alone: a savepoint before it would be a transaction of its own, committed
-    when it is released. SQLite is locked at once, for a transaction that reads first could not write after another one's commit.
+    Python's driver begins one only at the first changed row: a savepoint before it would be a transaction of its own,
+    committed when it is released. SQLite is locked at once, because a transaction that reads first could not write
+    after another one's commit.
     """
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -150,7 +151,8 @@ def is_again(error: BaseException) -> bool:
 
 
 def is_unusable(error: BaseException) -> bool:
-    """Returns whether an error says that a database is none, or that this process cannot use it: trying again is of no use."""
+    """Returns whether an error says that this is no database, or that this process cannot use it: trying again is of no
+    use."""
     if not isinstance(error, DBAPIError):
         return False
     if (code := _sqlite_code(error)) is not None:
@@ -179,7 +181,7 @@ def is_broken(connection: Connection) -> bool:
 
 
 def is_failed(connection: Connection) -> bool:
-    """True if PostgreSQL takes nothing more in this transaction, because a statement in it failed."""
+    """True if PostgreSQL takes no further statement in this transaction, because one of them failed."""
     raw = _libpq(connection)
     return raw is not None and raw.info.transaction_status.name == "INERROR"
 

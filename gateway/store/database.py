@@ -134,7 +134,8 @@ class Database:
         return self.put(write)
 
     def put(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Queues a write that `check_write` has let pass, and that nothing may refuse: in memory it is done already."""
+        """Queues a write that `check_write` has let pass and that nothing may refuse, because memory has the change
+        already."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting += 1
         self._queue.put((write, future))
@@ -223,7 +224,7 @@ class Database:
 
 
 class _Fenced(Database):
-    """The database behind a fence (`Database.fenced`). The other one is opened and closed."""
+    """The database behind a fence (`Database.fenced`). Opening and closing are left to the database itself."""
 
     def __init__(self, database: Database, fence: int) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""Statements about decisions: what was decided about episodes and groups, and why."""
+"""Statements about decisions on episodes and groups, and their reasons."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _told(model: str, decision: Decision) -> Event:
 
 
 def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
-    """Every decision about an episode, and about every group of its groups' names, in order."""
+    """Every decision about an episode and about the groups that had its group's name, in order."""
     own = select(*_COLUMNS).where(DecisionRow.episode_id == episode_id)
     rows = list(connection.execute(own).mappings())
     names = {row["group_id"] for row in rows}
@@ -76,7 +76,7 @@ def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
 def trained(
     connection: Connection, model: str, first: int = 0, until: int | None = None
 ) -> list[dict[str, Any]]:
-    """The groups that buffers `first` up to but without `until` were trained on, in order of training."""
+    """The groups of the trained buffers from `first` to before `until`, in order of training."""
     query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.buffer >= first)
     if until is not None:
         query = query.where(DecisionRow.buffer < until)

@@ -1,7 +1,8 @@
 """Statements about episodes.
 
-An episode that an agent's call opened has no key. Its `key_hash` is no hash then, but tells the call that opened it: `call:`, the
-name of the request and something random. So a retry finds it after a restart too, and no key has that hash.
+An episode that an agent's call opened has no key. Its `key_hash` is then no hash but names the call that opened it:
+`call:`, the name of the request and random characters. So a retry finds the episode after a restart too, and no key has
+that hash.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RecordedReply:
 
 
 def opened_by(request: str) -> str:
-    """The value that stands for a key's hash in an episode that the request of this name (32 characters) opened."""
+    """The `key_hash` of an episode that the request of this name (32 characters) opened."""
     return f"{_OPENED_BY}{request}:{secrets.token_hex(13)}"
 
 
@@ -69,7 +70,7 @@ def set_reward(
 
 
 def begin_grading(connection: Connection, episode_id: str) -> None:
-    """The episode's run is over, and its reward is being computed."""
+    """Marks the end of an episode's run: its reward is being computed."""
     if (row := _end(connection, episode_id, {"state": "grading"})) is not None:
         _tell(connection, "grading", row, {})
 
@@ -89,7 +90,7 @@ def _tell(connection: Connection, what: str, row: Mapping[str, Any], data: dict[
 
 
 def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dict[str, Any] | None:
-    """The episode is not open any more: no conversation can go on in it. Answers its row; None if there is none."""
+    """Ends an open episode, in which no conversation can go on from now on. Returns its row; None if there is none."""
     before = connection.execute(select(*_COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
     if before is None:
         return None
@@ -122,7 +123,7 @@ def unfinished(connection: Connection) -> list[dict[str, Any]]:
 
 
 def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> list[RecordedReply]:
-    """The replies in open episodes of an agent with which one of some conversations ends."""
+    """The replies in an agent's open episodes at which one of some conversations ends."""
     query = select(CallRow.episode_id, CallRow.id, CallRow.digest).where(CallRow.open_to == agent)
     found: list[RecordedReply] = []
     for some in portions(digests):
@@ -137,7 +138,7 @@ def has_calls(connection: Connection, episode_id: str) -> bool:
 
 
 def last_group(connection: Connection, prefix: str, model: str) -> str | None:
-    """The last in order of a model's groups whose names begin with `prefix` and go on with digits."""
+    """The last of a model's groups, in order, whose names are `prefix` and digits."""
     query = (
         select(EpisodeRow.group_id)
         .where(EpisodeRow.group_id >= prefix, EpisodeRow.group_id < prefix + ":", EpisodeRow.model == model)

@@ -1,12 +1,14 @@
-"""Statements about the stream of events: what happened, for those who watch.
+"""Statements about the stream of events, which watchers read.
 
 Invariants:
-- an event is committed in the transaction of the change that it tells, or not at all. The events of a whole transaction are
-  inserted at its end, in one statement (`gathered`): an event costs its change no round trip of its own;
-- ids grow in the order of commits, so whoever has read up to an id misses nothing by asking for later ones. Only the coordinator
-  writes events, by its one connection, and under its fence: a successor's first transaction waits until the last one of its
-  predecessor has ended (`coordination.check` and `claim` lock the same row);
-- an id is never used twice, even after its event was forgotten.
+
+- an event is committed in the transaction of the change that it reports, or not at all. The events of a whole
+  transaction are inserted at its end, in one statement (`gathered`): an event costs its change no round trip of its
+  own;
+- ids grow in the order of commits, so a reader who has read up to an id misses nothing by asking for later ones. Only
+  the coordinator writes events, by its one connection, and under its fence: a successor's first transaction waits until
+  the last one of its predecessor has ended (`coordination.check` and `claim` lock the same row);
+- an id is never used twice, even after its event was deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _GATHERED = "headgate_events"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. `id` and `at` are the database's."""
+    """One event. `id` and `at` are given by the database."""
 
     kind: str
     """`SUBJECT.WHAT`, such as `episode.closed`; docs/events.md lists them."""
@@ -46,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A choice of events. What is None, or empty, chooses all."""
+    """A filter of events. A field that is None or empty matches all."""
 
     kinds: tuple[str, ...] = ()
     """Subjects (`episode`) or whole kinds (`episode.closed`)."""
@@ -55,7 +57,7 @@ class Wanted:
     group: str | None = None
 
     def has(self, event: Event) -> bool:
-        """Whether an event is chosen."""
+        """True if an event passes the filter."""
         return (
             (self.models is None or event.model in self.models)
             and (self.episode is None or event.episode == self.episode)
@@ -64,7 +66,7 @@ class Wanted:
         )
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The same choice in SQL."""
+        """The filter in SQL."""
         found: list[ColumnElement[bool]] = []
         if self.models is not None:
             found.append(_COLUMNS.model.in_(self.models))
@@ -80,14 +82,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which events are stored: all from `oldest` to `newest`; (1, 0) if there never was one."""
+    """The range of stored events: all ids from `oldest` to `newest`; (1, 0) if there never was one."""
 
     oldest: int
     newest: int
 
     @property
     def size(self) -> int:
-        """How many, if no transaction was taken back on the way."""
+        """The number of events, if no transaction was rolled back on the way."""
         return self.newest - self.oldest + 1
 
 
@@ -95,7 +97,7 @@ EVERYTHING = Wanted()
 
 
 def insert_events(connection: Connection, events: Sequence[Event]) -> None:
-    """Tells of what this transaction changes: at its end within `gathered`, otherwise at once."""
+    """Adds events to this transaction: they are inserted at its end within `gathered`, otherwise at once."""
     gathered: list[Event] | None = connection.info.get(_GATHERED)
     if gathered is None:
         _insert(connection, events)
@@ -105,7 +107,7 @@ def insert_events(connection: Connection, events: Sequence[Event]) -> None:
 
 @contextmanager
 def gathered(connection: Connection) -> Iterator[None]:
-    """The changes of a transaction: inserts the events of all of them once they are done."""
+    """Wraps the changes of a transaction: inserts all their events once they are done."""
     told: list[Event] = []
     connection.info[_GATHERED] = told
     try:
@@ -153,13 +155,13 @@ def oldest(connection: Connection) -> int:
 
 
 def extent(connection: Connection) -> Extent:
-    """Which events are stored."""
+    """The range of stored events."""
     last = newest(connection)
     return Extent(oldest(connection) or last + 1, last)
 
 
 def forget(connection: Connection, keep: int, limit: int = 1000) -> int:
-    """Deletes some of the events that are older than the newest `keep`, the oldest first; answers how many."""
+    """Deletes some of the events beyond the newest `keep`, the oldest first. Returns their number."""
     stored = extent(connection)
     last = min(stored.newest - keep, stored.oldest + limit - 1)
     if last < stored.oldest:

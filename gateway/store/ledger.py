@@ -18,7 +18,7 @@ _TOLD_OF_LEASES = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fenc
 def insert_event(
     connection: Connection, model: str, event: dict[str, Any], commands: list[dict[str, Any]]
 ) -> None:
-    """Appends an event and what the ledger commanded."""
+    """Appends an event of the ledger, and the commands that followed from it."""
     values = {"model": model, "at": time.time(), "event": event, "commands": commands}
     connection.execute(insert(LedgerEventRow), values)
 
@@ -76,7 +76,7 @@ def end_lease(
 
 
 def skip_leases(connection: Connection, model: str, until: int) -> None:
-    """Ends what is held of the buffers before `until`: they will never be trained."""
+    """Ends the leases of the buffers before `until`, which will never be trained."""
     where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.buffer < until)
     ended = update(LeaseRow).where(*where).values(state="skipped").returning(*_TOLD_OF_LEASES)
     _tell_of_leases(connection, model, "skipped", connection.execute(ended).mappings().all(), {})

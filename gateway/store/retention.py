@@ -97,9 +97,9 @@ Place = tuple[float, str]
 def sweep(
     connection: Connection, ages: Ages, after: Place | None, *, dry: bool
 ) -> tuple[Swept, Place | None]:
-    """Deletes some of what is too old, the oldest first. Returns the deleted and where to continue; None: that was all.
+    """Deletes some of the episodes that are too old, the oldest first.
 
-    `dry`: deletes nothing and returns the same.
+    Returns the deleted, and where to continue (None: nothing is left). `dry`: deletes nothing and returns the same.
     """
     if ages.newest is None:
         return Swept(), None
@@ -137,7 +137,7 @@ def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
 
 
 def forget(connection: Connection, before: float, limit: int = 1000) -> int:
-    """Deletes what was decided before a moment about episodes of which nothing else is stored; answers of how many."""
+    """Deletes the decisions from before a moment about episodes of which nothing else is stored. Returns their number."""
     query = (
         select(DecisionRow.seq).where(_ALONE, DecisionRow.at < before).order_by(DecisionRow.at).limit(limit)
     )
@@ -242,7 +242,7 @@ def _calls(connection: Connection, ids: Collection[str]) -> dict[str, int]:
 
 
 def _continued(connection: Connection, ids: Collection[str]) -> set[str]:
-    """The episodes with answers that those of others go on from."""
+    """The episodes with answers that answers of other episodes continue."""
     own = select(AnswerRow.id, AnswerRow.episode_id).where(AnswerRow.episode_id.in_(ids))
     whose = {row.id: row.episode_id for row in connection.execute(own)}
     found: set[str] = set()

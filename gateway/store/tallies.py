@@ -23,7 +23,8 @@ _TALLIES = [TallyRow.__table__.c[name] for name in KEY]
 def changed(
     connection: Connection, gone: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Counts episodes (with the values of `KEY` at least) that are no more as they were, and as they are now."""
+    """Updates the counts for changed episodes: `gone` and `new` are their rows before and after, with the values of `KEY`
+    at least."""
     by: Counter[tuple[str, ...]] = Counter()
     for rows, one in ((gone, -1), (new, 1)):
         for row in rows:

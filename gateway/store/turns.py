@@ -115,7 +115,7 @@ def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str)
 
 
 def insert_turns(connection: Connection, turns: Sequence[tuple[Sequence[Node], dict[str, Any]]]) -> None:
-    """The same for turns, each (nodes, call), of episodes that nobody else writes to."""
+    """Stores turns, each (nodes, call), of episodes that nobody else writes to."""
     connection.execute(
         _INSERT_NODE,
         [
@@ -138,7 +138,7 @@ def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dic
 
 
 def nodes_since(connection: Connection, model: str, episode_id: str, first: int) -> list[Node]:
-    """The same of one episode, from the node with the index `first` on."""
+    """The nodes of one episode, from the one with the index `first` on, in the form of `nodes`."""
     query = _nodes(model, NodeRow.episode_id == episode_id, NodeRow.index >= first)
     return [_node(row) for row in connection.execute(query).mappings()]
 
@@ -204,10 +204,10 @@ def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
 
 
 def forsake(connection: Connection, episode_id: str) -> bool:
-    """Marks everything in an open episode as of a crashed attempt: none of its tokens is trained, and no request repeats its
-    calls.
+    """Marks everything in an open episode as part of a crashed attempt: none of its tokens is trained, and no request
+    repeats its calls.
 
-    False, and nothing changes, if the episode is not open.
+    Returns False, and changes nothing, if the episode is not open.
     """
     own = select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update()
     if connection.scalar(own) != "open":
@@ -223,7 +223,7 @@ def forsake(connection: Connection, episode_id: str) -> bool:
 
 
 def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict[str, Any]) -> None:
-    """Stores what an upstream model was asked and answered."""
+    """Stores a request to an upstream model and its answer."""
     connection.execute(insert(CallRow), call)
     connection.execute(insert(ExchangeRow), exchange)
 
@@ -260,7 +260,7 @@ def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str,
 
 
 def node_values(node: Node) -> dict[str, Any]:
-    """A node as a row, without whose it is."""
+    """A node as a row, without the ids of its model and episode."""
     return {
         "index": node.index,
         "parent": node.parent,
