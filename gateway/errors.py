@@ -49,7 +49,8 @@ class GatewayError(Exception):
         quoted: str = "",
         details: dict[str, Any] | None = None,
     ) -> None:
-        """`quoted`: what somebody else said, which may be part of a prompt: clients are told, logs (`str`) are not.
+        """`quoted`: the words of another program, which may hold a part of a prompt: they go to clients, not to logs
+        (`str`).
 
         `details`: the error for programs, in the form that Anthropic's clients look for.
         """

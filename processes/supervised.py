@@ -162,7 +162,7 @@ class SupervisedProcess(Generic[R]):
             await asyncio.sleep(delay)
 
     async def _life(self) -> Life | None:
-        """One life; None: it ended as it may."""
+        """Runs the process once. Returns the life, or None if it ended as it may."""
         began, grace_s = time.monotonic(), None
         try:
             self.running = await self._start()

@@ -61,7 +61,7 @@ class EpisodeProgress:
                 self._print(f"{count} times: {crash}")
 
     def add(self, outcome: EpisodeOutcome) -> None:
-        """One more episode has ended."""
+        """Counts an ended episode."""
         self._done += 1
         if outcome.aborted is not None:
             self._aborted += 1
@@ -78,7 +78,7 @@ class EpisodeProgress:
         self._line()
 
     def wait(self, what: str) -> None:
-        """Shows what episodes that are not open yet wait for; empty: nothing."""
+        """Shows why episodes cannot be opened yet; empty: they can."""
         self._waits_for = what
         if what and what != self._printed_wait and not self._console.is_terminal:
             self._printed_wait = what

@@ -31,7 +31,7 @@ def status_view(status: dict[str, Any]) -> Group:
 
 
 def _batches(rows: list[dict[str, Any]]) -> str:
-    """The first batches in which there is something."""
+    """The first batches that are not empty."""
     used = [row for row in rows if row["occupied"] or row["reserved"]]
     parts = [
         f"batch {row['buffer']} has {row['occupied']} groups, {row['reserved']} more are on their way"
@@ -93,7 +93,7 @@ def show_trajectory(episode: dict[str, Any], most: int | None) -> None:
 
 
 def _node_head(node: dict[str, Any]) -> str:
-    """What a node is: the prompt's tokens, or sampled ones with their versions, mean log-probability and flags."""
+    """A heading for a node: the prompt's tokens, or sampled ones with their versions, mean log-probability and flags."""
     place = f"node {node['index']}" + (f" after {node['parent']}" if node["parent"] >= 0 else "")
     count = len(node["ids"])
     if not node["sampled"]:
@@ -111,7 +111,7 @@ def _node_head(node: dict[str, Any]) -> str:
 
 
 def show_staleness(shown: dict[str, Any]) -> None:
-    """The ledger of a model: a row per batch, and under it who waits and what was lost."""
+    """Prints a model's ledger: a row per batch, and below the table the waiting groups and recent losses."""
     console = Console()
     head = "model {model}, rule {rule}, eta {eta}, batches of {batch}: version {version}, next to train is batch {consumed}"
     table = Table(title=escape(head.format(**shown)), title_justify="left")

@@ -17,7 +17,7 @@ _Engines = dict[tuple[str, str], dict[str, Any]]
 
 
 class EngineEvents:
-    """The engines as they were told last."""
+    """Turns changes of the engines' states into events; keeps the states that were stored last."""
 
     def __init__(self, database: Database, engines: Mapping[str, Mapping[str, Slot]]) -> None:
         """`engines`: by model and name; looked at again each time."""
@@ -26,7 +26,7 @@ class EngineEvents:
         self._told: _Engines = {}
 
     async def tend(self) -> None:
-        """Tells what has changed since the last time; what could not be stored is told the next time."""
+        """Stores an event of each change since the last time; a change that could not be stored is stored the next time."""
         now: _Engines = {
             (model, slot.name): _described(slot)
             for model, slots in self._engines.items()

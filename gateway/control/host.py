@@ -147,7 +147,7 @@ class ControlHost:
         self._runtime.inject(self.program.placements[model].begun, Begun(version))
 
     def add(self, model: str, slot: Slot) -> None:
-        """One more engine."""
+        """Adds an engine."""
         self.models[model].pool.slots[slot.name] = slot
         if slot.node:
             self._runtime.inject(self.program.lending.hosted, Hosted(slot.name, slot.node))

@@ -103,7 +103,7 @@ class Nodes:
     # Nodes
 
     def add(self, name: str, given: NodeSettings) -> Node:
-        """One more node; or other tags and words for one that is there, whose engines stay."""
+        """Adds a node, or changes the tags and description of a known one, whose engines stay."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(name, given)

@@ -61,11 +61,11 @@ class ControlPlacement:
         self._asking: dict[str, PlacementRequest] = {}
         """Calls that want an engine, since the last turn."""
         self._waiting: dict[str, PlacementRequest] = {}
-        """Calls that were told of, and have no answer yet."""
+        """Calls that the control program knows and has not placed yet."""
         self._left: list[Left] = []
         self._scheduled = False
         self._told: dict[str, tuple[int, int]] = {}
-        """The version and generation of each engine that was told of as open."""
+        """The version and generation of each engine that the control program knows as open."""
         self._moving: set[asyncio.Task[None]] = set()
         host.observe(self.reactor.placed, self._on_placed)
         host.observe(self.reactor.moves, self._on_moves)
@@ -111,7 +111,7 @@ class ControlPlacement:
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
-        """Sends the events of this turn of the loop."""
+        """Sends the control program the events of this turn of the loop."""
         self._scheduled = False
         left, self._left = tuple(self._left), []
         asking, self._asking = self._asking, {}
@@ -160,7 +160,7 @@ class ControlPlacement:
                 self._host.inject(self.reactor.opened, Opened(name, state[0]))
 
     async def read_loads(self) -> None:
-        """Tells once how all open engines are, and what has been learnt of their speed."""
+        """Sends the control program the loads of all open engines, and their fitted speeds."""
         slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
         loads = await asyncio.gather(*(_load(slot) for slot in slots))
         seen = tuple(
@@ -174,7 +174,8 @@ class ControlPlacement:
         self.fits.forget(self._pool.slots)
 
     def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
-        """The gateways know best how many requests are inside; the engine knows which of them wait, and what they hold."""
+        """Combines both sides of an engine's load: gateways know best how many requests are inside, the engine which of
+        them wait and what they hold."""
         inside = slot.streams + self._peers.count_runs(self._model, slot.name)[0]
         kv = sum(run.call.length for run in slot.runs.values())
         if load is None:

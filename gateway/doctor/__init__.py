@@ -1,6 +1,7 @@
-"""`gateway doctor`: examines what a configuration names, before a gateway runs on it or meanwhile, and says how to mend it.
+"""`gateway doctor`: examines whatever a configuration names, before or while a gateway runs on it, and says how to mend
+it.
 
-Each module examines one part and answers findings; none changes anything, and none needs the gateway to run.
+Each module examines one part and returns findings; none changes anything, and none needs the gateway to run.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Callers:
         return await self._found_or_opened(caller, messages, tools, sent, model)
 
     async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
-        """The same episode. Raises Conflict if its run is over."""
+        """Returns the episode again. Raises Conflict if its run is over."""
         return await self._episodes.named(episode.id)
 
     async def standalone(self, caller: Caller) -> OpenEpisode:

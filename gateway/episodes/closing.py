@@ -200,7 +200,7 @@ class Closing:
         return Outcome("grading_failed", {"error": shortened(failure)})
 
     def _answer(self, live: OpenEpisode, error: Exception | None) -> None:
-        """Tells the request that asked for the end."""
+        """Answers the request that asked for the end."""
         asked = self._asked.pop(live.id, None)
         if asked is None or asked.done():
             return

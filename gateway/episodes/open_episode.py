@@ -54,7 +54,7 @@ class OpenEpisode:
 
     @property
     def state(self) -> Literal["open", "grading", "ending"]:
-        """The episode's state as requests are told it; `grading` from the end of its run until there is a reward."""
+        """The episode's state in the API; `grading` from the end of its run until there is a reward."""
         if self.ending.phase is Phase.OPEN:
             return "open"
         return "ending" if self.ending.outcome else "grading"

@@ -41,14 +41,15 @@ _RING_BYTES = 8 * 2**20
 _GATHER_S, _GATHER_EACH_S, _GATHER_MOST_S = 0.1, 0.005, 1.0
 """Seconds between two looks at SQL: at least, for each watcher, and at most."""
 _SILENT = 1_000
-"""A watcher that got none of so many events is told how far it has come, so that it need not look at them again."""
+"""After so many events of which a watcher got none, it gets the id that the stream has reached, so that it need not read
+them again."""
 _READING_AT_ONCE = 2
 """Watchers that read from SQL at the same time; the readers of the database are everybody's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a stream begins: after an id, or with the last few events that were chosen; otherwise with what comes."""
+    """The beginning of a stream: after an id, or with the last few events that match; without either, with the next event."""
 
     after: int | None = None
     last: int | None = None
@@ -173,7 +174,7 @@ class _Ring:
 
 
 class EventFeed:
-    """Everyone who watches this process. Close it to end their streams."""
+    """The watchers of this process. Close it to end their streams."""
 
     def __init__(self, database: Database, max_watchers: int) -> None:
         self._database = database
@@ -192,13 +193,13 @@ class EventFeed:
         return self._watchers
 
     async def close(self) -> None:
-        """Ends every stream, and begins none any more."""
+        """Ends every stream, and accepts no more."""
         self._closed = True
         self._wake()
         await self._stop_reading()
 
     def check(self) -> None:
-        """Raises Unavailable or Busy if nobody may begin to watch."""
+        """Raises Unavailable or Busy if no further watcher is accepted."""
         if self._closed:
             raise Unavailable("this gateway process is being stopped", retry_after=1.0, code="stopping")
         if self._watchers >= self._max_watchers:

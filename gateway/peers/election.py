@@ -25,7 +25,7 @@ _LOOK_S = 0.3
 
 
 class Election:
-    """One process's part in it."""
+    """One process as a candidate for coordinator."""
 
     def __init__(self, database: Database, settings: ClusterSettings, name: str, url: str) -> None:
         """`name`: of this process, new with every start. `url`: where the others reach it."""
@@ -104,11 +104,11 @@ class Election:
         self._renewed = asked
 
     async def resign(self, fence: int) -> None:
-        """Another process may follow at once."""
+        """Ends the lease, so that another process can follow at once."""
         await self._database.submit(lambda c: coordination.resign(c, fence))
 
     async def changed(self, fence: int) -> None:
-        """Returns once somebody else than the coordinator with `fence` has the place, or may take it."""
+        """Returns once another than the coordinator with `fence` holds the lease or may take it."""
         while True:
             await self._pause(self._lease_s / 2)
             try:

@@ -114,7 +114,8 @@ class Follower:
         return known
 
     def trouble(self, model: str, slot: Slot, reason: str = "") -> None:
-        """An engine could not be reached (no reason), or is not what it should be: the coordinator looks into it."""
+        """Reports trouble with an engine to the coordinator: it cannot be reached (empty reason), or something is wrong
+        with it."""
         self._trouble.append((model, slot.name, reason))
 
     async def _ask(self, values: Message, wait_s: float) -> OpenEpisode:
@@ -187,7 +188,7 @@ class Follower:
         }
 
     def _unlink(self) -> None:
-        """Holds engines and output, and drops episodes without calls, until a coordinator says again what is allowed."""
+        """Holds engines and output, and drops episodes without calls, until the next link says what is allowed."""
         self.linked.clear()
         for pool in self._pools.values():
             pool.hold(_NO_LINK)
@@ -243,7 +244,7 @@ class Follower:
             self._begin(self._verify(live), f"verify-{live.id}")
 
     async def _verify(self, live: OpenEpisode) -> None:
-        """An episode that went on while there was no link may be over."""
+        """Asks the coordinator about an episode that may have ended while there was no link."""
         try:
             await self._ask({"episode": live.id}, 60.0)
         except GatewayError as error:
@@ -347,7 +348,7 @@ class Follower:
         self._done(message, outbox)
 
     def _done(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
-        """Answers on the link that asked, or nowhere: the next link has the same numbers for other requests."""
+        """Answers on the link that asked, or not at all: the next link gives the same numbers to other requests."""
         if outbox is self._outbox:
             outbox.put_nowait({"done": message["id"], **self._report()})
 

@@ -60,7 +60,7 @@ class _Link:
         self._asked: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
-        """Sends something to do; the future is done when it is done there, or the follower is gone."""
+        """Sends a request to the follower; the future is done when the follower has answered or is gone."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._send(done, do, values)
         return done
@@ -71,7 +71,7 @@ class _Link:
         self.outbox.put_nowait({"do": do, "id": number, **values})
 
     def follow(self, before: _Link) -> None:
-        """The same process came back, and has been told how things are: what it has not ended yet, it is told once more."""
+        """Takes over from an earlier link of the same process: sends again what the process has not answered yet."""
         for number, (done, do, values) in list(before._asked.items()):
             if do == "end":
                 del before._asked[number]
@@ -79,13 +79,13 @@ class _Link:
         before.close()
 
     def done(self, number: int) -> None:
-        """The follower has done it."""
+        """Marks a request as answered."""
         asked = self._asked.pop(number, None)
         if asked is not None and not asked[0].done():
             asked[0].set_result(None)
 
     def close(self) -> None:
-        """The follower is gone."""
+        """Ends all pending requests: the follower is gone."""
         self.gone.set()
         for number in list(self._asked):
             self.done(number)
@@ -147,7 +147,7 @@ class Hub:
         return sum(link.waiting.get(model, 0) for link in self._links.values())
 
     def describe(self) -> list[dict[str, Any]]:
-        """Every other process, for people."""
+        """Describes every other process, for people."""
         return [
             {"name": link.name, "url": link.url, "episodes": len(link.episodes), "runs": link.runs}
             for link in self._links.values()

@@ -61,7 +61,7 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, lead: Lead, lost: Callable[[BaseException], None]) -> None:
-        """Looks for its place. `lost` is called with what ended it: the process cannot go on."""
+        """Starts to follow or lead. `lost` is called with the error after which the process cannot go on."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if task.cancelled() or (error := task.exception()) is None:
@@ -78,7 +78,7 @@ class Membership:
         self._task.add_done_callback(ended)
 
     async def close(self) -> None:
-        """Leaves; the coordinator lets another process follow at once."""
+        """Leaves the cluster; if this process is the coordinator, another can follow at once."""
         tasks = {task for task in (self._task, self._listener) if task is not None}
         for task in tasks:
             task.cancel()

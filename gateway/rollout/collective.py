@@ -57,7 +57,8 @@ class Collective:
         return self._session
 
     async def stage_all(self, weights: Weights, slots: Iterable[Slot]) -> None:
-        """Has every open engine receive a version beside its sampling. One that fails is logged, and asks again when it loads."""
+        """Makes every open engine receive a version while it samples. A failure is logged; the engine receives again when
+        it loads."""
         free = asyncio.Semaphore(_AT_ONCE)
 
         async def stage(slot: Slot) -> None:
@@ -105,7 +106,7 @@ class Collective:
     async def _send(
         self, slot: Slot, engine: Engine, source: str, version: int, plan: dict[str, Any], workers: int
     ) -> None:
-        """Has one source send to one engine. Raises EngineError if the engine fails, and ValueError if the source does."""
+        """Makes one source send to one engine. Raises EngineError if the engine fails, and ValueError if the source does."""
         limit = self._settings.transfer_s
         ask = {"backend": self._settings.backend, "workers": workers, "timeout_s": limit}
         async with self._step(slot, f"have {source} open a transfer of version {version}"):

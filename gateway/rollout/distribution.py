@@ -48,7 +48,7 @@ class Distribution:
         await self._mirror.__aexit__(*error)
 
     def path(self, version: int) -> Path:
-        """Where this gateway's copy of a version is, or would be."""
+        """The path of this gateway's copy of a version, which need not exist."""
         return self._mirror.path(version)
 
     async def bring(self, version: int, source: str) -> Path:
@@ -62,10 +62,8 @@ class Distribution:
             raise WeightsAway(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
-        """Has every mirror of these engines fetch a version, or the engines receive it, while they go on with the one before.
-
-        A mirror or an engine that fails is logged: the engine asks again when it loads.
-        """
+        """Makes every mirror of these engines fetch a version, or the engines receive it, while they go on with the one
+        before. A failure is logged: the engine asks again when it loads."""
         if self._collective is not None:
             await self._collective.stage_all(weights, slots)
             return
@@ -93,10 +91,7 @@ class Distribution:
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
     ) -> None:
-        """Has a paused engine put a version in the place of its weights. Raises EngineError.
-
-        `check` is awaited right before the engine is told.
-        """
+        """Replaces the weights of a paused engine by a version's. Raises EngineError. `check` is awaited right before."""
         if slot.engine is None:
             raise EngineError(f"{slot.name} has no engine")
         if self._collective is not None and (Path(weights.path) / MANIFEST).is_file():

@@ -337,7 +337,7 @@ class EngineSteps:
         return streams - pinned
 
     async def _announce(self, slot: Slot) -> None:
-        """Tells the placer and the other processes that the slot's state has changed."""
+        """Announces the slot's new state to the placer and to the other processes."""
         self._pool.on_state_change()
         await self._peers.send_slot(self._pool.model, slot)
 

@@ -195,7 +195,7 @@ class EnginePool:
         self._placer.changed()
 
     def on_state_change(self) -> None:
-        """Tells the placer that a slot's state has changed; nobody who waits is woken."""
+        """Announces a slot's new state to the placer; wakes no waiting call."""
         self._placer.changed()
 
     async def wait_for_turn(self) -> None:

@@ -46,7 +46,8 @@ class RefusedRequests:
     def unanswered(
         self, expected: dict[str, float], logs: Sequence[LoggedCall], unannounced: Container[str]
     ) -> dict[str, float]:
-        """Those that no other process has answered: they are in the bus, or `unannounced` when the bus was asked."""
+        """The refused requests that no other process has answered: they are in the bus, or `unannounced` when the bus was
+        asked."""
         logged = {at.log.call for at in logs if at.refused}
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}
 

@@ -16,7 +16,7 @@ from gateway.weights.tensors import INDEX, Malformed, Scan, misfit, tensors_of, 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One version's weights on disk. The first version may come without a manifest, and then has no probe."""
+    """One version's weights on disk. The first version may have no manifest, and then has no probe."""
 
     version: int
     path: str
@@ -108,7 +108,7 @@ def _check_size(path: Path, name: str, entry: dict[str, Any]) -> Path:
 
 
 def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
-    """Answers what is in it, if it has tensors."""
+    """Checks a file against the manifest. Returns its tensors, if it has some."""
     file = _check_size(path, name, entry)
     wrong, found = difference(file, entry)
     if wrong:

@@ -1,6 +1,8 @@
-"""Spare nodes that are used once generation is the bottleneck: the elastic rule (`scheduler.policies.elastic`) with its state.
+"""Decides when a cluster takes a spare node: once generation is the bottleneck (`scheduler.policies.elastic`, with its
+state).
 
-Nodes are added one at a time and stay: StreamRL's rule has no way back, and a node that is lent to nobody costs nothing here.
+Nodes are added one at a time and stay: StreamRL's rule has no way back, and a node that is lent
+(`scheduler.policies.lending`) does.
 """
 
 from __future__ import annotations

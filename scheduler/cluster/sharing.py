@@ -1,7 +1,7 @@
-"""Whether an engine and a rank of the trainer fit on one GPU: together, in turn, or not at all.
+"""Decides whether an engine and a rank of the trainer fit on one GPU: together, in turn, or not at all.
 
-Pure arithmetic, in GiB of one GPU. In turn means that the one is away while the other works: an engine sleeps and a trainer's
-weights are offloaded (docs/scheduler.md, lending).
+Pure arithmetic, in GiB of one GPU. In turn means that one is away while the other works: an engine sleeps, and a
+trainer's weights are offloaded (docs/scheduler.md, lending).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler.cluster.tags import Assignment, Node
 AWAY_GB = 1.5
 """What a process keeps of a GPU whose memory it has freed: the device's libraries and queues. Assumed, not measured."""
 SHARE = 0.92
-"""vLLM's `--gpu-memory-utilization` where nobody has said another."""
+"""vLLM's default of `--gpu-memory-utilization`."""
 Kind = Literal["together", "in turn", "not at all"]
 
 
@@ -61,7 +61,7 @@ class Memory:
     sleeps: bool = True
     """True if engines free their memory while they sleep."""
     trainer_gb: float | None = None
-    """Of a rank; None: nobody has said."""
+    """The memory of a rank; None: unknown."""
     offloads: bool = True
     """True if the trainer's weights leave while its nodes are released."""
     turns: bool = True
@@ -110,7 +110,7 @@ def _check_alone(node: Node, what: str, need: Need, gpu_gb: float, key: str) -> 
 
 
 def _shared(node: Node, gpu_gb: float, memory: Memory) -> str:
-    """What is said of a GPU that an engine and a rank share. Raises OutOfMemory."""
+    """Describes how an engine and a rank share a GPU. Raises OutOfMemory."""
     if memory.trainer is None:
         return (
             "an engine and the trainer share a GPU; say [trainer] gpu_memory_gb (`trainer plan-memory` predicts it) to know"

@@ -189,7 +189,7 @@ class Supervisor:
         self._names = {node.seen.id: node.name for node in nodes}
 
     async def _look(self) -> list[Node]:
-        """Sees who joined and who left; what cannot be placed any more is told, and the rest goes on."""
+        """Notes which nodes joined and left; reports processes that cannot be placed any more, and goes on with the rest."""
         seen = await self._launcher.seen()
         nodes = match(self._groups, seen, self._names, self._spare)
         now = {node.seen.id: node.name for node in nodes}
@@ -295,7 +295,7 @@ class Supervisor:
         )
 
     async def _grow(self, registry: Registry) -> None:
-        """One more spare node, if there is one and StreamRL's rule is for it."""
+        """Adds a spare node, if there is one and StreamRL's rule is for it."""
         if self._growth is None:
             return
         seen = await self._launcher.seen()

@@ -86,7 +86,7 @@ class Encoder:
         return sum(len(history) for history in self._histories) + len(self._alike)
 
     def seen(self, features: Features) -> Seen:
-        """A call that begins."""
+        """Notes a call that begins."""
         means = [history.get(key) for history, key in zip(self._histories, _keys(features), strict=True)]
         past = tuple((mean.total, mean.count) if mean else (0.0, 0.0) for mean in means)
         tokens, pairs = _words(features.prompt)
@@ -107,7 +107,7 @@ class Encoder:
         )
 
     def add(self, features: Features, length: int) -> None:
-        """A call was so long."""
+        """Adds the length of a call that has ended."""
         value, turn = math.log1p(length), self._turns[_turn(features)]
         turn.add(value, _KEEP_TURN)
         more = value - turn.value

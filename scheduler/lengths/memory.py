@@ -23,7 +23,7 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: float, keep: float) -> None:
-        """One more value; those before it count `keep` as much as they did."""
+        """Adds a value; earlier values keep the share `keep` of their weight."""
         self.count = self.count * keep + 1
         self.total = self.total * keep + value
 

@@ -121,7 +121,7 @@ class MemorySettings(Section):
 
     @property
     def fit(self) -> sharing.Fit:
-        """Whether both fit on a GPU."""
+        """How engine and trainer fit on a GPU."""
         engine = sharing.Need(self.engine_gb, self.engine_asleep_gb)
         return sharing.fit(self.gpu_gb, engine, sharing.Need(self.trainer_gb, self.trainer_away_gb))
 

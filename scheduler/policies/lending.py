@@ -223,6 +223,6 @@ class Mean:
     count: int = 0
 
     def measured(self, seconds: float) -> None:
-        """One more."""
+        """Adds a measurement."""
         self.value = seconds if not self.count else self.value + self.share * (seconds - self.value)
         self.count += 1

@@ -212,7 +212,7 @@ class Placement(Reactor):
         return all(self._engines.legal(request.version) for request in self._waterfall.heads())
 
     def _pull(self, now: Context) -> bool:
-        """Tells engines to pull; answers whether one was told."""
+        """Makes engines pull. Returns whether one was asked to."""
         if not self._settings.pull or self._target < 0:
             return False
         late = now.tag.time - int(_PULL_S * SECOND)

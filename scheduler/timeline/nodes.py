@@ -24,10 +24,9 @@ _BATCH = ("Leased", "BufferReady", "Published", "Ended", "Consume")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something was told or decided. `value` is its JSON form (`scheduler.program`, `scheduler.policies.staleness_events`).
-
-    Two types are the timeline's own: `Stops`, the gateway is gone; `Works`, a trainer is at something of a `kind` from now.
-    """
+    """One input or decision of a recorded run. `value` is its JSON form (`scheduler.program`,
+    `scheduler.policies.staleness_events`). Two types are the timeline's own: `Stops`, the gateway is gone; `Works`, a
+    trainer does work of a `kind` from now on."""
 
     at: float
     """Seconds since 1970."""

@@ -1,9 +1,5 @@
-"""What a model's weights and passes weigh, found without either: on the meta device, tensors have shapes and no memory.
-
-A whole forward and backward pass over one micro-batch runs there, through the model's own layers, the trainer's head and its
-activation checkpointing. Attention alone is replaced, by what a kernel keeps that never has all scores at a time: queries, keys,
-values, results, and one number for each query and head. Owns the entry `_NAME` of transformers' registry of attention.
-"""
+"""Computes the memory of a model's weights and passes without making them: on the meta device, tensors have shapes and no
+memory."""
 
 from __future__ import annotations
 

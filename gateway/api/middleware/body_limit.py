@@ -1,4 +1,4 @@
-"""Bodies of requests: how large they may be, and connections on which nobody can tell where one ends."""
+"""Bounds the size of request bodies, and closes connections on which the end of a body is ambiguous."""
 
 from __future__ import annotations
 

@@ -68,9 +68,11 @@ class Hop:
             await self._session.close()
 
     async def send(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
-        """Sends a request to the process at `url`, and its answer to the client. False: the process did not begin it.
+        """Sends a request to the process at `url`, and its answer to the client. Returns False if that process did not
+        begin it.
 
-        Raises Unavailable if nobody knows whether it was begun, and aiohttp.ClientError if the answer breaks off.
+        Raises Unavailable if it is not known whether the request was begun, and aiohttp.ClientError if the answer
+        breaks off.
         """
         headers = [
             (n.decode("latin-1"), v.decode("latin-1")) for n, v in end_to_end(scope["headers"], _REQUEST)

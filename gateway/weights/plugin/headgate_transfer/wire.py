@@ -263,11 +263,11 @@ class Receiver:
         self._thread.start()
 
     def abandon(self) -> None:
-        """Nobody wants the result any more; the thread ends before its next frame."""
+        """Gives the version up: the thread ends before its next frame."""
         self._abandoned = True
 
     def result(self, timeout_s: float) -> Received:
-        """What came. Raises TransferError if it did not come, or is not what the manifest says."""
+        """The received files. Raises TransferError if they did not come, or are not those of the manifest."""
         try:
             return self._outcome.result(timeout_s)
         except TimeoutError as error:
@@ -301,7 +301,8 @@ class Receiver:
         return received
 
     def _take_all(self, group: Group) -> tuple[Received, str]:
-        """What came, and what is wrong with it; hashes are computed while the next frame is on its way."""
+        """Receives all frames, and returns them with the first error (empty: none); hashes are computed while the next
+        frame is on its way."""
         plan = self._join.plan
         received = Received(self.version)
         for name, pieces in plan.items():
