@@ -3,8 +3,8 @@
 Each table is in `gateway/sections`, in the module of its concern; rules over several tables are in `sections/agreement.py`.
 Relative paths are taken from the folder in which the gateway is started. What differs from process to process, and what no file
 should hold, may stand in the environment instead (`sections/environment.py`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME]
-key` (`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` is the supervisor's
-(`gateway/workers.py`): engines that it has started.
+key` (`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` names engines
+that run already: those of a supervisor (`gateway/workers.py`), or of compose.yaml.
 """
 
 from __future__ import annotations
@@ -154,8 +154,10 @@ class Settings(Section):
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "settings", environment: bool = True) -> Settings:
         """Checks values as they come from TOML; the environment fills in what they lack, if it is asked. Raises ConfigError."""
-        if environment:
-            values = filled(values)
+        try:
+            values = filled(values) if environment else values
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         try:
             return cls.model_validate(values)
         except ValidationError as error:

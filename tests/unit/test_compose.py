@@ -16,7 +16,7 @@ import yaml
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.sections.environment import ENVIRONMENT
-from gateway.settings import Settings
+from gateway.settings import ConfigError, Settings
 from trainer.commands.plan_memory import engine_bytes, plan
 from trainer.memory import GIB
 from trainer.settings import Settings as TrainerSettings
@@ -27,12 +27,14 @@ DOCUMENTED = (ROOT / "docs" / "deployment.md").read_text()
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(:[-?][^}]*)?\}")
 PROFILES = {
     "vllm": ["gpu"],
+    "vllm-2": ["gpu-2"],
     "vllm-cpu": ["cpu"],
     "fake-engine": ["dev"],
     "trainer": ["train"],
     "trainer-cpu": ["train-cpu"],
 }
 ALWAYS = {"gateway", "postgres", "redis", "prometheus", "grafana"}
+ENGINES = ("vllm", "vllm-2", "vllm-cpu", "fake-engine")
 SHARE = "--gpu-memory-utilization"
 SECRET = re.compile(r"PASSWORD|KEY|AUTH|SECRET|TOKEN")
 
@@ -76,7 +78,7 @@ def test_each_service_says_when_it_is_well_and_comes_back(name: str) -> None:
 def test_engines_data_and_metrics_are_reached_from_inside_alone() -> None:
     networks = compose()["networks"]
     assert [name for name, given in networks.items() if not given.get("internal")] == ["front"]
-    for name in ("vllm", "vllm-cpu", "fake-engine"):
+    for name in ENGINES:
         assert list(SERVICES[name]["networks"]) == ["engines"]
         assert "ports" not in SERVICES[name]
     for name in ("postgres", "redis"):
@@ -85,6 +87,14 @@ def test_engines_data_and_metrics_are_reached_from_inside_alone() -> None:
     for service in SERVICES.values():
         for port in service.get("ports", ()):
             assert port.startswith("${HEADGATE_BIND:-127.0.0.1}:")
+
+
+def test_each_engine_has_a_name_of_its_own_so_that_none_is_scaled_and_each_is_paused() -> None:
+    gpu = [SERVICES[name] for name in ("vllm", "vllm-2")]
+    assert len({service["container_name"] for service in gpu}) == len(gpu)
+    aliases = [alias for service in gpu for alias in service["networks"]["engines"]["aliases"]]
+    assert aliases == ["engine", "engine-2"]
+    assert all(f"http://{alias}:8000" in DOCUMENTED for alias in aliases), "how the gateway is told of both"
 
 
 def test_no_secret_is_written_down_or_has_a_default() -> None:
@@ -155,20 +165,30 @@ def test_the_mounted_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.store.url.startswith("postgresql://")
     assert settings.cluster.url == "http://me:8001"
     assert settings.server.url == "http://gateway:8000"
+    for name in ("fake", "vllm"):
+        Settings.load(ROOT / "examples" / "service" / f"{name}.toml")
+    two = ["http://engine:8000", "http://engine-2:8000"]
+    monkeypatch.setenv("HEADGATE_ENGINE_URLS", json.dumps({"policy": two}))
+    assert list(Settings.load(ROOT / "deploy" / "gateway.toml").engine_of("policy").places) == two
+    for wrong, said in (
+        ("http://engine:8000", "must be JSON such as"),
+        ('{"p": []}', "the configuration has: policy"),
+    ):
+        monkeypatch.setenv("HEADGATE_ENGINE_URLS", wrong)
+        with pytest.raises(ConfigError, match=said):
+            Settings.load(ROOT / "deploy" / "gateway.toml")
     stop = re.fullmatch(r"(\d+)s", SERVICES["gateway"]["stop_grace_period"])
     assert stop
     assert settings.server.shutdown_s < int(stop[1])
     trained = TrainerSettings.load(ROOT / "deploy" / "trainer.toml")
     assert trained.gateway.key == "an admin key"
     assert trained.model.path == settings.model.path
-    for name in ("fake", "vllm"):
-        Settings.load(ROOT / "examples" / "service" / f"{name}.toml")
 
 
 def test_vllm_is_started_as_the_gateway_would_start_it() -> None:
-    for name, sleep in (("vllm", "level1"), ("vllm-cpu", "pause")):
+    for name, sleep, gpus in (("vllm", "level1", 2), ("vllm-2", "level1", 1), ("vllm-cpu", "pause", 1)):
         ours = _vllm_command(
-            EngineSettings.model_validate({"sleep": sleep}),
+            EngineSettings.model_validate({"sleep": sleep, "tensor_parallel": gpus}),
             ModelSettings(path=Path("/models/base")),
             "policy",
             "/models/base",
@@ -183,8 +203,9 @@ def test_vllm_is_started_as_the_gateway_would_start_it() -> None:
 
 
 def options_of(name: str) -> dict[str, str]:
-    """The options of a service's command."""
-    return {option.split("=")[0]: _filled(option).partition("=")[2] for option in SERVICES[name]["command"]}
+    """The options of an engine's service."""
+    said = [*SERVICES[name]["entrypoint"][3:], *SERVICES[name].get("command", ())]
+    return {option.split("=")[0]: _filled(option).partition("=")[2] for option in said}
 
 
 def devices_of(name: str) -> list[dict[str, Any]]:
@@ -195,8 +216,10 @@ def devices_of(name: str) -> list[dict[str, Any]]:
 
 def test_vllm_and_the_trainer_have_a_gpu_each_or_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the arithmetic of `trainer plan-memory`, for a model of 8 billion weights' adapters on 80 GiB."""
-    ((vllm,), (trainer,)) = devices_of("vllm"), devices_of("trainer")
-    assert (_filled(str(vllm["count"])), [_filled(each) for each in trainer["device_ids"]]) == ("1", ["1"])
+    ((vllm,), (second,), (trainer,)) = (devices_of(name) for name in ("vllm", "vllm-2", "trainer"))
+    assert _filled(str(vllm["count"])) == options_of("vllm")["--tensor-parallel-size"] == "1"
+    assert [_filled(each) for each in (*trainer["device_ids"], *second["device_ids"])] == ["1", "2"]
+    assert "run.device=cuda" in SERVICES["trainer"]["command"], "it would train on the CPU without a word"
     assert "deploy" not in SERVICES["trainer-cpu"]
     monkeypatch.setenv("HEADGATE_ADMIN_KEY", "an admin key")
     gateway = Settings.load(ROOT / "deploy" / "one-gpu" / "gateway.toml")
@@ -249,7 +272,7 @@ def test_docker_compose_agrees(tmp_path: Path) -> None:
         pytest.skip("neither `docker compose` nor a `docker-compose` of version 2 is installed")
     argv = [*command, "--project-directory", str(ROOT), "-f", str(ROOT / "compose.yaml")]
     env = ["--env-file", str(ROOT / "deploy" / "dev.env")]
-    for profile in ("dev", "gpu", "cpu", "train", "train-cpu"):
+    for profile in ("dev", "gpu", "gpu-2", "cpu", "train", "train-cpu"):
         done = subprocess.run(
             [*argv, *env, "--profile", profile, "config", "--services"], capture_output=True, check=False
         )

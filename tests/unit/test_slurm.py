@@ -1,0 +1,88 @@
+"""deploy/slurm and deploy/systemd: the batch file is run, with stand-ins for what Slurm and Ray have; the unit is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from tests.harness.waiting import until
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+STAND_INS = {
+    "scontrol": 'for n in $NODES; do echo "$n"; done',
+    "srun": 'while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export NODE=${1#*=}; shift; done; exec "$@"',
+    "hostname": "echo 10.0.0.1",
+    "ray": 'echo "$NODE: ray $*" >> "$SAID"; exec sleep 600',
+    "scheduler": """trap 'echo stopped >> "$SAID"; kill $!; exit 0' TERM
+echo "$NODE: scheduler $* at $RAY_ADDRESS, token ${#RAY_AUTH_TOKEN}" >> "$SAID"
+[[ $WAITS ]] || exit 7
+sleep 600 & wait $!""",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The variables of a job, and commands that write down how they were called."""
+    (commands := tmp_path / "env" / "bin").mkdir(parents=True)
+    for name, body in STAND_INS.items():
+        (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+        (commands / name).chmod(0o755)
+    return {
+        **os.environ, "HEADGATE": str(tmp_path / "env"), "HEADGATE_ADMIN_KEY": "key", "SLURM_JOB_NODELIST": "n[1-3]",
+        "SAID": str(tmp_path / "said"), "WAITS": "", "NODES": "n1 n2 n3",
+    }  # fmt: skip
+
+
+def start(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["bash", str(DEPLOY / "slurm" / "headgate.sbatch"), "c.toml"], env=environment)
+
+
+def said(environment: dict[str, str]) -> list[str]:
+    path = Path(environment["SAID"])
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "labels"),
+    [("n1 n2 n3", ["rollout=true", "rollout=true", "train=true"]), ("n1", ["rollout=true,train=true"])],
+)
+def test_the_last_node_trains_and_the_status_is_that_of_the_cluster(
+    environment: dict[str, str], nodes: str, labels: list[str]
+) -> None:
+    environment["NODES"] = nodes
+    assert start(environment).wait() == 7
+    first, *others = nodes.split()
+    assert [line for line in said(environment) if "scheduler" in line] == [
+        f"{first}: scheduler run c.toml at 10.0.0.1:6379, token 64"
+    ]
+    started = [line for line in said(environment) if "ray start" in line]
+    assert [line.partition("--labels=")[2] for line in started] == labels[: len(started)]
+    for line, node in zip(started, [first, *others], strict=False):
+        assert line.startswith(f"{node}: ray start {'--head --block' if node == first else '--block'} ")
+
+
+async def test_a_job_that_is_told_to_end_lets_the_cluster_end_first(environment: dict[str, str]) -> None:
+    environment["WAITS"] = "yes"
+    job = start(environment)
+    await until(lambda: any("scheduler" in line for line in said(environment)), "the cluster runs", 60)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 0
+    assert "stopped" in said(environment)
+
+
+def test_the_unit_runs_the_checked_cluster_and_waits_for_its_end() -> None:
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "systemd" / "headgate.service")
+    service = unit["Service"]
+    assert service["ExecStart"].split()[1:] == ["run", "/etc/headgate/cluster.toml"]
+    assert service["ExecStartPre"].split()[1:] == ["run", "--check", "/etc/headgate/cluster.toml"]
+    assert float(service["TimeoutStopSec"]) > 60 + 60, (
+        "[gateway] stop_s and [trainer] stop_s of a cluster file"
+    )
+    assert (service["KillMode"], service["User"]) == ("mixed", "headgate")
