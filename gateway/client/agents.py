@@ -167,9 +167,10 @@ def _module_of_file(path: Path) -> ModuleType:
 class CommandAgent:
     """Runs `argv` once per episode; at most `timeout_s` seconds.
 
-    The command finds OPENAI_BASE_URL, OPENAI_API_KEY and HEADGATE_TASK (the task as JSON) in its environment. Its reward is
-    the last line of its output that is not empty: a number, or an object with `reward` in JSON. A last line that is neither,
-    no output, an exit status other than 0, and a signal are crashes: a program that broke did not earn 0.
+    The command finds OPENAI_BASE_URL, OPENAI_API_KEY, the same two for Anthropic's clients (ANTHROPIC_BASE_URL is without
+    `/v1`) and HEADGATE_TASK (the task as JSON) in its environment. Its reward is the last line of its output that is not
+    empty: a number, or an object with `reward` in JSON. A last line that is neither, no output, an exit status other than 0,
+    and a signal are crashes: a program that broke did not earn 0.
 
     With `grade` its output is no reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
     reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes.
@@ -194,6 +195,8 @@ class CommandAgent:
         env = {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": api_key,
+            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": api_key,
             "HEADGATE_TASK": json.dumps(task.data),
         }
         # Files, since asyncio waits for the end of a pipe, which a grandchild may hold open.

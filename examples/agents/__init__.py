@@ -1,0 +1,1 @@
+"""Small agents, one for each kind of client. README.md lists them; each is a program of its own."""

@@ -1,0 +1,112 @@
+"""Every agent of examples/agents earns its reward from a gateway, by what the engine says; each runs as its first lines tell."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.client import EpisodeRunner, load_agent
+from gateway.client.agents import Agent, CommandAgent, Task, read_tasks
+from tests.harness.records import nodes_of
+from tests.harness.scripted import scripted_gateway
+
+ROOT = Path(__file__).parents[2]
+AGENTS = ROOT / "examples" / "agents"
+FOREIGN = ROOT / ".venv-compat" / "agents" / "bin" / "python"
+"""The interpreter that has the clients which headgate's own environment lacks."""
+clients = pytest.mark.clients
+
+
+ROOM = 16_384
+"""Tokens: a prompt of smolagents has thousands of characters, and here each is a token."""
+
+
+def call(name: str, **arguments: object) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+ADD = call("add", a=12, b=30)
+SUM = {"task_id": "sum-1", "question": "What is 12 + 30?", "answer": "42"}
+GAME = {"task_id": "sum-1"}
+ENTRY = {"task_id": "t", "question": "Calculate 5 - 3.", "answer": "2", "metadata": {}}
+COMMANDS = {
+    "openai_sdk.py": ["42"],
+    "curl.sh": ["42"],
+    "anthropic_sdk.py": [ADD, "42"],
+    "openai_agents_sdk.py": [ADD, "42"],
+    "langgraph_agent.py": [ADD, "42"],
+    "smolagents_agent.py": [ADD, call("final_answer", answer="42")],
+}
+"""What the model says in each of its turns."""
+BRANCHES = {"smolagents_agent.py"}
+"""smolagents writes its earlier tool calls anew, as text: each of its turns begins a branch."""
+FUNCTIONS = {
+    "gymnasium_env.py": (GAME, ["right", "right", "down", "down", "down", "right"]),
+    "reasoning_gym_tasks.py": (ENTRY, ["2"]),
+}
+
+
+def command(name: str) -> Agent:
+    if name.endswith(".sh"):
+        return CommandAgent(["sh", str(AGENTS / name)], exit_code_reward=True)
+    foreign = name in ("langgraph_agent.py", "smolagents_agent.py")
+    return CommandAgent([str(FOREIGN) if foreign else sys.executable, str(AGENTS / name)])
+
+
+async def earned(
+    agent: Agent, task: dict[str, object], replies: list[str], model: Path, work: Path
+) -> tuple[float, bool]:
+    """An episode in which the model says all `replies`: its reward, and whether its tokens are one path without branches."""
+    models = {"demo": {"path": str(model), "max_model_len": ROOM}}
+    async with scripted_gateway(model, work, models=models) as (gateway, engine):
+        engine.replies.extend(replies)
+        runner = EpisodeRunner(gateway.admin, agent, mode="eval")
+        [outcome] = await runner.run([Task(str(task["task_id"]), task)])
+        assert outcome.error is None
+        assert not engine.replies
+        assert outcome.episode_id is not None
+        assert outcome.reward is not None
+        nodes = await nodes_of(gateway, outcome.episode_id)
+        assert sum(node["sampled"] for node in nodes) == len(replies)
+        return outcome.reward, [node["parent"] for node in nodes] == list(range(-1, len(nodes) - 1))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=clients if "gr" in name or "smol" in name else ()) for name in COMMANDS]
+)
+async def test_a_command_earns_one_for_the_right_answer(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    assert await earned(command(name), SUM, COMMANDS[name], tiny_model, tmp_path) == (
+        1.0,
+        name not in BRANCHES,
+    )
+
+
+@pytest.mark.parametrize("name", ["openai_sdk.py", "curl.sh"])
+async def test_a_command_earns_nothing_for_a_wrong_answer(
+    name: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    assert await earned(command(name), SUM, ["41"], tiny_model, tmp_path) == (0.0, True)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+async def test_a_function_earns_the_reward_of_its_environment(
+    name: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    task, replies = FUNCTIONS[name]
+    agent = load_agent(f"{AGENTS / name}:solve")
+    assert await earned(agent, task, replies, tiny_model, tmp_path) == (1.0, True)
+
+
+def test_every_agent_is_short_listed_and_tested() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    agents = {path for path in AGENTS.iterdir() if path.suffix in (".py", ".sh") and path.stem != "__init__"}
+    assert {path.name for path in agents} == set(COMMANDS) | set(FUNCTIONS)
+    for path in agents:
+        assert len(path.read_text().splitlines()) < 60, path.name
+        assert f"(agents/{path.name})" in page
+        assert re.search(rf"gateway episodes run .*{path.name}", path.read_text()), path.name
+    assert len(read_tasks(AGENTS / "tasks.jsonl")) >= 4
