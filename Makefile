@@ -13,11 +13,13 @@ BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
+MERMAID := 11.17.2
+DRAWER := .cache/mermaid-$(MERMAID).min.js
 
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-reference setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help docs docs-serve docs-reference setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -32,7 +34,7 @@ engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
 
 clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requirements/compat, by pin, into .venv-compat
 
-check: setup ## lint, formats, types, import contracts, migrations
+check: setup docs ## lint, formats, types, import contracts, migrations, the pages' links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -42,6 +44,12 @@ check: setup ## lint, formats, types, import contracts, migrations
 format: setup ## format and sort imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a link that leads nowhere ends it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: docs-reference $(DRAWER) ## the same at http://127.0.0.1:8080, made anew whenever a page is saved
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8080
 
 docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
 	$(BIN)/python -m reference
@@ -186,6 +194,13 @@ $(ENGINE)/.ready: requirements/engine-cpu.txt
 	@$(ENGINE)/bin/python $(PIP) $(TORCH)
 	@$(ENGINE)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
 	@touch $@
+
+$(DRAWER): | $(VENV)/.ready
+	@echo "fetching what draws the pages' diagrams"
+	@mkdir -p .cache
+	@$(BIN)/npm pack mermaid@$(MERMAID) --silent --pack-destination .cache > /dev/null
+	@tar -xzOf .cache/mermaid-$(MERMAID).tgz package/dist/mermaid.min.js > $@.part
+	@mv $@.part $@ && rm .cache/mermaid-$(MERMAID).tgz
 
 $(LITELLM)/.ready: requirements/litellm.txt
 	@echo "installing LiteLLM's proxy into $(LITELLM)"
