@@ -6,6 +6,7 @@ import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -75,7 +76,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
                 gc.callbacks.append(_let_others_run)
             yield
 
-    app = FastAPI(title="headgate", lifespan=lifespan, telemetry=_NO_TELEMETRY)
+    app = FastAPI(title="headgate", version=version("headgate"), lifespan=lifespan, telemetry=_NO_TELEMETRY)
     app.state.drain = drain = Drain()
     app.state.refusal = None  # the reason why the services could not be opened, for people
     for module in (chat, completions, responses, messages, stored, models):

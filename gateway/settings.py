@@ -9,7 +9,6 @@ that run already: those of a supervisor (`gateway/workers.py`), or of compose.ya
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,7 +48,7 @@ from gateway.sections import (
     agreement,
 )
 from gateway.sections.environment import filled
-from scheduler.configuration import complaints
+from scheduler.configuration import Unreadable, complaints, read_toml
 
 
 class ConfigError(Exception):
@@ -142,11 +141,9 @@ class Settings(Section):
     def load(cls, path: Path, only: tuple[str, ...] = ()) -> Settings:
         """Reads a TOML file, or only some of its sections. Raises ConfigError."""
         try:
-            values = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: {error}") from error
+            values = read_toml(path)
+        except Unreadable as error:
+            raise ConfigError(str(error)) from error
         if only:
             values = {section: given for section, given in values.items() if section in only}
         return cls.parse(values, str(path), environment=not only)

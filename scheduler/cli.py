@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from processes.program import run as run_program
+from scheduler.options import Debug, Version
+
 if TYPE_CHECKING:
     from scheduler.reactor.clock import Tag
     from scheduler.reactor.recording import Entry, Run
@@ -27,7 +30,7 @@ _VALUE, _WHY = 72, 120
 
 
 @app.callback()
-def _options() -> None:
+def _options(version: Version = False, debug: Debug = False) -> None:
     """headgate's scheduler."""
 
 
@@ -38,7 +41,14 @@ def run(
         bool, typer.Option("--check", help="Only show what would run where; nothing is started.")
     ] = False,
 ) -> None:
-    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/scheduler.md)."""
+    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/scheduler.md).
+
+    Examples:
+
+      scheduler run cluster.toml --check
+
+      scheduler run cluster.toml
+    """
     from scheduler.cluster.command import run as run_cluster
     from scheduler.cluster.errors import ClusterError
 
@@ -60,7 +70,12 @@ def graph(
         Path | None, typer.Option(help="A file to write to, instead of the standard output.")
     ] = None,
 ) -> None:
-    """Draw a program's reactors, reactions and connections from its declarations, in Mermaid."""
+    """Draw a program's reactors, reactions and connections from its declarations, in Mermaid.
+
+    Example:
+
+      scheduler graph --out control.md
+    """
     from scheduler.reactor.draw import markdown, mermaid
 
     found = _builder(program)({})
@@ -75,7 +90,12 @@ def graph(
 def replay(
     run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
 ) -> None:
-    """Decide everything in a recording again, in virtual time, and compare. Exit status 0: all equal; 2: no recording."""
+    """Decide everything in a recording again, in virtual time, and compare. Exit status 0: all equal; 2: no recording.
+
+    Example:
+
+      scheduler replay runs/sums
+    """
     from scheduler.reactor.recording import BadRecording, read
     from scheduler.reactor.replay import ReplayReport
 
@@ -116,7 +136,12 @@ def timeline(
     ] = False,
 ) -> None:
     """Show the state of every node over a run: seconds in rollout, train, switching and idle, and a Gantt chart. Exit
-    status 2: no such run."""
+    status 2: no such run.
+
+    Example:
+
+      scheduler timeline runs/sums --out chart
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -151,7 +176,14 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for plan.png.")] = None,
 ) -> None:
-    """The best split of nodes between rollout and training, and how much it depends on. Exit status 2: nothing to plan from."""
+    """Find the best split of nodes between rollout and training, and what it depends on. Exit status 2: nothing to plan from.
+
+    Examples:
+
+      scheduler plan profile.toml --out plan
+
+      scheduler plan --run runs/sums --nodes 16
+    """
     from scheduler.planning import command
     from scheduler.planning.profile import BadProfile
     from scheduler.timeline.report import BadRun
@@ -176,7 +208,12 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy.")] = 3,
     gantt: Annotated[Path | None, typer.Option(help="A folder for a Gantt chart of each policy.")] = None,
 ) -> None:
-    """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none."""
+    """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none.
+
+    Example:
+
+      scheduler simulate scenario.toml --policy staleflow --policy one_step --seeds 5
+    """
     from scheduler.simulate.command import simulate as run_simulation
     from scheduler.simulate.errors import SimulationError
 
@@ -271,7 +308,7 @@ def _usage_error(message: str) -> typer.Exit:
 
 def main() -> None:
     """The console script."""
-    app()
+    run_program("scheduler", app)
 
 
 if __name__ == "__main__":

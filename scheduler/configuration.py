@@ -1,14 +1,30 @@
-"""Says in plain lines what is wrong in a configuration file that pydantic refused: which key, why, and which key was meant."""
+"""Reads TOML files, and says in plain lines what pydantic refused of one: which key, why, and which key was meant."""
 
 from __future__ import annotations
 
+import tomllib
 import types
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-Path = tuple[int | str, ...]
+Place = tuple[int | str, ...]
+
+
+class Unreadable(Exception):
+    """A file that is not there, or is no TOML; the message names it and says why."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values of a file. Raises Unreadable."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(f"{path}: {error}") from error
 
 
 def complaints(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -16,7 +32,7 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> list[str]:
     return [_complaint(each["loc"], each["type"], each["msg"], model) for each in error.errors()]
 
 
-def _complaint(where: Path, kind: str, message: str, model: type[BaseModel]) -> str:
+def _complaint(where: Place, kind: str, message: str, model: type[BaseModel]) -> str:
     text = message.removeprefix("Value error, ")
     if kind == "extra_forbidden":
         text = _unknown_key(str(where[-1]), _keys(model, where[:-1]))
@@ -30,7 +46,7 @@ def _unknown_key(name: str, known: list[str]) -> str:
     return "there is no such key" + (f"; there are: {', '.join(known)}" if known else "")
 
 
-def _keys(annotation: Any, path: Path) -> list[str]:
+def _keys(annotation: Any, path: Place) -> list[str]:
     """Returns the keys of the table at `path` below a type; none where it is no table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         names = {field.alias or name: field for name, field in annotation.model_fields.items()}

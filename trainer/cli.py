@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from processes.program import run as run_program
+from scheduler.options import Debug, Version
+
 if TYPE_CHECKING:
     from trainer.settings import Settings
 
 app = typer.Typer(
     help="Learns from a gateway's episodes.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
@@ -42,6 +44,11 @@ Memory = Annotated[
     str | None,
     typer.Option(help="The memory of one device, such as 80GiB: prints what to change until the run fits."),
 ]
+
+
+@app.callback()
+def _options(version: Version = False, debug: Debug = False) -> None:
+    """headgate's trainer."""
 
 
 @app.command("run")
@@ -69,6 +76,12 @@ def run_command(
     Several ranks, as `[parallel]` divides them: torchrun --nproc-per-node N -m trainer.cli run CONFIG on each machine.
 
     A dry run writes nothing and needs no gateway; its last line is one JSON object.
+
+    Examples:
+
+      trainer run trainer.toml
+
+      trainer run trainer.toml --set optimizer.lr=1e-6 --dry-run --memory 80GiB
     """
     if (meta or memory) and not dry:
         raise typer.BadParameter("--meta and --memory are for --dry-run")
@@ -215,7 +228,12 @@ def export_command(
     ] = False,
     changes: Changes = None,
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face directory, tokenizer included, which transformers and vLLM load."""
+    """Write a checkpoint's weights as a Hugging Face directory, tokenizer included, which transformers and vLLM load.
+
+    Example:
+
+      trainer export trainer.toml --out tuned
+    """
     with _plain_errors():
         from trainer.commands.export import export
         from trainer.settings import Settings
@@ -237,6 +255,10 @@ def samples_command(
     """Print what agents were asked and answered in a step, and what that earned, as Markdown.
 
     `[report] samples_every` says which steps have samples.
+
+    Example:
+
+      trainer samples runs/sums --step 20
     """
     with _plain_errors():
         from trainer.report.markdown import as_markdown, newest, read
@@ -265,6 +287,10 @@ def plan_memory_command(
 
     Nothing is loaded and nothing computed: the shapes of one micro-batch of `[batch] tokens` go through the model.
     The exit status is 1 if the run does not fit.
+
+    Example:
+
+      trainer plan-memory trainer.toml --memory 80GiB --ranks 8
     """
     with _plain_errors():
         from trainer.commands.plan_memory import bytes_of, engine_bytes, plan
@@ -283,7 +309,12 @@ def warmstart_command(
         "examples/demo/warmstart.toml"
     ),
 ) -> None:
-    """Make a small model by a short supervised run; the same recipe is made once and cached."""
+    """Make a small model by a short supervised run; the same recipe is made once and cached.
+
+    Example:
+
+      trainer warmstart --recipe examples/demo/warmstart.toml --out runs/model
+    """
     with _plain_errors():
         from rich.progress import Progress
 
@@ -301,7 +332,7 @@ def main() -> None:
     # Unlike `python -m`, a console script does not look for an agent's module in the current folder.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    app()
+    run_program("trainer", app)
 
 
 @contextlib.contextmanager

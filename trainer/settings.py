@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from scheduler.configuration import complaints
+from scheduler.configuration import Unreadable, complaints, read_toml
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.algorithms.sft import LikelihoodSettings
 from trainer.errors import ConfigError
@@ -110,9 +110,9 @@ class LearnerSettings(Section):
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Self:
         """Reads a TOML file; `changes` are `table.key=value` in the place of what it says. Raises ConfigError."""
         try:
-            values = tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+            values = read_toml(path)
+        except Unreadable as error:
+            raise ConfigError(str(error)) from error
         for change in changes:
             _set(values, change)
         return cls.parse(values, " ".join([str(path), *(f"--set {change}" for change in changes)]))

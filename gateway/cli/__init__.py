@@ -13,7 +13,9 @@ from gateway.cli.mirror import mirror
 from gateway.cli.run import run_episodes
 from gateway.cli.serve import engine, serve
 from gateway.cli.show import list_episodes, show_episode, staleness, status, why
-from gateway.cli.tail import tail
+from gateway.cli.tail import tail, tail_episodes
+from processes.program import run
+from scheduler.options import Debug, Version
 
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",
@@ -31,14 +33,15 @@ episodes_app.command("run")(run_episodes)
 episodes_app.command("list")(list_episodes)
 episodes_app.command("show")(show_episode)
 episodes_app.command("why")(why)
+episodes_app.command("tail")(tail_episodes)
 app.add_typer(episodes_app, name="episodes")
 
 
 @app.callback()
-def _options() -> None:
+def _options(version: Version = False, debug: Debug = False) -> None:
     """headgate's gateway."""
 
 
 def main() -> None:
     """The console script."""
-    app()
+    run("gateway", app)

@@ -27,6 +27,12 @@ def export(
 
     The schema is the feed's (gateway.arrow.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
     datasets.load_dataset("parquet", data_files=FILE).
+
+    Examples:
+
+      gateway export --config gateway.toml --out trained.parquet
+
+      gateway export --config gateway.toml --out all.parquet --all
     """
     from gateway.cli.progress import GroupProgress
     from gateway.feed.export import ExportError, Selection
@@ -73,7 +79,12 @@ def prune(
         ),
     ] = False,
 ) -> None:
-    """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere."""
+    """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere.
+
+    Example:
+
+      gateway prune --config gateway.toml --older-than 30 --dry-run
+    """
     from rich.console import Console
 
     from gateway.episodes.retention import in_words, prune_store
@@ -113,7 +124,9 @@ def migrate(
     Each start of a gateway does the first by itself. Going back drops what newer revisions added, with its contents, and wants
     all gateways stopped. It is seldom needed: an older build works on newer tables, and says so when it starts.
 
-    Example: `gateway migrate -c gateway.toml --check`
+    Example:
+
+      gateway migrate -c gateway.toml --check
     """
     from gateway.settings import ConfigError, Settings
     from gateway.store import schema

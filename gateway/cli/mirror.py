@@ -36,9 +36,11 @@ def mirror(
 ) -> None:
     """Keep copies of published weights beside engines, and serve them to other mirrors.
 
-    Start one on each machine of external engines, and name it in the gateway's [engine] mirrors:
+    Start one on each machine of external engines, and name it in the gateway's [engine] mirrors.
 
-        gateway mirror --dir /var/lib/headgate/versions --host 0.0.0.0 --port 8100 --keep 3
+    Example:
+
+      gateway mirror --dir /var/lib/headgate/versions --host 0.0.0.0 --port 8100 --keep 3
     """
     from gateway.sections.agreement import is_loopback
 

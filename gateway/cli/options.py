@@ -6,17 +6,29 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from gateway.client import GatewayClient
+    import httpx
+
+    from gateway.client import GatewayClient, GatewayRefused
 
 WORKER = "HEADGATE_WORKER"
 """The environment variable that holds the name of one of several workers."""
 
-Url = Annotated[str, typer.Option("--gateway", help="The gateway's URL.")]
+
+def _root(url: str) -> str:
+    """A gateway's root URL, from what people have at hand: without a scheme, or with the path that agents are given."""
+    url = url if "://" in url else f"http://{url}"
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+Url = Annotated[
+    str, typer.Option("--gateway", envvar="HEADGATE_GATEWAY", callback=_root, help="The gateway's URL.")
+]
 AdminKey = Annotated[
     str | None, typer.Option("--admin-key", envvar="HEADGATE_ADMIN_KEY", help="The gateway's admin key.")
 ]
@@ -50,8 +62,20 @@ def ask(
 
     try:
         return asyncio.run(asked())
-    except GatewayRefused as error:
-        typer.echo(str(error), err=True)
-    except httpx.TransportError as error:
-        typer.echo(f"no gateway answers at {url}: {error}", err=True)
-    raise typer.Exit(1)
+    except (GatewayRefused, httpx.TransportError) as error:
+        raise refused(url, error) from error
+
+
+def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
+    """Says why a gateway gave no answer, and what to do about it; the end of the command."""
+    from gateway.client import GatewayRefused
+
+    if not isinstance(error, GatewayRefused):
+        why = str(error).partition(" ssl:")[0]
+        text = f"no gateway answers at {url} ({why}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"
+    elif error.status == HTTPStatus.UNAUTHORIZED:
+        text = f"{error} (--admin-key, or HEADGATE_ADMIN_KEY in the environment)"
+    else:
+        text = str(error)
+    typer.echo(text, err=True)
+    return typer.Exit(1)

@@ -48,7 +48,14 @@ def serve(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Serve agents at /v1 and the admin API at /admin/v1, and start the engine that the configuration names."""
+    """Serve agents at /v1 and the admin API at /admin/v1, and start the engine that the configuration names.
+
+    Examples:
+
+      gateway serve --demo
+
+      gateway serve --config gateway.toml
+    """
     if targets is not None and workers == 1:
         raise typer.BadParameter(
             "only for --workers 2 or more; a single process serves its metrics at its own port",
@@ -156,6 +163,10 @@ def engine(
     """Become an engine, as [engine] says, for a gateway elsewhere: this process is the engine from then on.
 
     Only [models] and [engine] are read. The gateway's secrets are not in the engine's environment.
+
+    Example:
+
+      gateway engine --config gateway.toml --port 8200
     """
     from gateway.engines.process import command
     from gateway.sections import is_public, public_engine

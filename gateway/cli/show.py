@@ -55,7 +55,12 @@ def status(
 
 
 def staleness(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None) -> None:
-    """Show a running gateway's batches, the groups in them, waiting groups and recent losses."""
+    """Show a running gateway's batches, the groups in them, waiting groups and recent losses.
+
+    Example:
+
+      gateway staleness --model sums
+    """
     from gateway.cli.tables import show_staleness
 
     show_staleness(ask(gateway, admin_key, lambda client: client.staleness(model)))
@@ -127,7 +132,12 @@ def why(
     gateway: Url = _URL,
     admin_key: AdminKey = None,
 ) -> None:
-    """Tell what became of an episode and its group, step by step, and why it was trained or not."""
+    """Tell what became of an episode and its group, step by step, and why it was trained or not.
+
+    Example:
+
+      gateway episodes why ep-4f1d
+    """
     from gateway.cli.tables import show_why
 
     show_why(ask(gateway, admin_key, lambda client: client.why(episode_id)))
@@ -139,7 +149,11 @@ async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:
 
     from gateway.cli.tables import status_view
 
-    with Live(status_view(await client.status(model)), auto_refresh=False) as live:
+    view = status_view(await client.status(model))
+    with Live(view, auto_refresh=False) as live:
         while True:
+            if not live.console.is_terminal:
+                live.console.print(view)
             await asyncio.sleep(_EVERY_S)
-            live.update(status_view(await client.status(model)), refresh=True)
+            view = status_view(await client.status(model))
+            live.update(view, refresh=True)

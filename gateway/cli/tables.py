@@ -23,11 +23,19 @@ def status_view(status: dict[str, Any]) -> Group:
         ),
         f"next to train is batch {status['consumed']}; {_batches(status['buffers'])}",
         f"episodes: {status['open_episodes']} open; "
-        + (", ".join(f"{count:,} {key}" for key, count in status["episodes"].items()) or "none so far"),
+        + (
+            ", ".join(f"{count:,} {_kind(key)}" for key, count in status["episodes"].items()) or "none so far"
+        ),
         f"calls that wait for an engine: {status['waiting_calls']}; free places in batches: {status['free_slots']}",
     ]
     lines += [f"version {bad['version']} is bad: {bad['why']}" for bad in status["bad_versions"]]
     return Group(*(Text(line) for line in lines), _engines(status["engines"]))
+
+
+def _kind(key: str) -> str:
+    """Words for `mode/state/reason`."""
+    mode, state, *reason = key.split("/", 2)
+    return f"{mode} {state}" + "".join(f" ({word})" for word in reason if word)
 
 
 def _batches(rows: list[dict[str, Any]]) -> str:

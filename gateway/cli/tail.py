@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.options import AdminKey, Url
+from gateway.cli.options import AdminKey, Url, refused
 
 if TYPE_CHECKING:
     from gateway.client.events import EventStream
@@ -28,8 +28,10 @@ _COLOURS = {
     "engine": "bright_black",
     "gap": "red",
 }
+_KINDS = tuple(kind for kind in _COLOURS if kind != "gap")
 _MOST = 160
 """Characters of one value in a line; `--json` has all of it."""
+Last = Annotated[int, typer.Option(min=0, max=10_000, help="Begin with so many events of the past.")]
 Ask = Callable[[int | None], "EventStream"]
 """Begins a stream after an id; None: where the command line says."""
 
@@ -37,7 +39,7 @@ Ask = Callable[[int | None], "EventStream"]
 def tail(
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
-    last: Annotated[int, typer.Option(min=0, max=10_000, help="Begin with so many events of the past.")] = 10,
+    last: Last = 10,
     after: Annotated[
         int | None, typer.Option(min=0, help="Begin after the event with this id, instead; 0: with all.")
     ] = None,
@@ -65,6 +67,9 @@ def tail(
 
     from gateway.client import GatewayClient, GatewayRefused
 
+    for name in kind or ():
+        if name.partition(".")[0] not in _KINDS:
+            raise typer.BadParameter(f"{name!r} begins with none of {', '.join(_KINDS)}", param_hint="--kind")
     show = _show_json if as_json else _show_line
 
     async def watch() -> None:
@@ -81,14 +86,30 @@ def tail(
 
     try:
         asyncio.run(watch())
-    except GatewayRefused as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from error
-    except httpx.TransportError as error:
-        typer.echo(f"no gateway answers at {gateway}: {error}", err=True)
-        raise typer.Exit(1) from error
+    except (GatewayRefused, httpx.TransportError) as error:
+        raise refused(gateway, error) from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+
+
+def tail_episodes(
+    gateway: Url = "http://127.0.0.1:8000",
+    admin_key: AdminKey = None,
+    last: Last = 10,
+    model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only those of this group.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    follow: Annotated[bool, typer.Option(help="Go on with what comes, until interrupted.")] = True,
+) -> None:
+    """Show what becomes of episodes as it happens: `gateway tail --kind episode`.
+
+    Example:
+
+      gateway episodes tail --last 50
+    """
+    tail(
+        gateway, admin_key, last, None, ["episode"], model=model, group=group, as_json=as_json, follow=follow
+    )
 
 
 async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bool) -> None:

@@ -22,6 +22,6 @@ def refusal(response: httpx.Response) -> GatewayRefused:
         error = response.json()["error"]
         message, code = error["message"], error["code"]
     except (ValueError, KeyError, TypeError):
-        message, code = response.text[:500], None
+        message, code = f"{response.url} answers as no gateway of headgate does: is the URL right?", None
     retry_after = response.headers.get("retry-after")
     return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)

@@ -8,7 +8,6 @@ not repeated; of these, only what concerns the cluster is read (`GatewayFile`, `
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from processes.ports import url_of
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.sharing import SHARE, Memory
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
-from scheduler.configuration import complaints
+from scheduler.configuration import Unreadable, complaints, read_toml
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""
@@ -419,11 +418,9 @@ def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path}: {error}") from error
+        return read_toml(path)
+    except Unreadable as error:
+        raise BadFile(str(error)) from error
 
 
 def _table(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from scheduler.cluster import sharing
-from scheduler.configuration import complaints
+from scheduler.configuration import Unreadable, complaints, read_toml
 from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
 from scheduler.policies.throughput import EngineModel
 
@@ -150,9 +149,9 @@ class Profile(Section):
     def load(cls, path: Path) -> Profile:
         """Reads a file. Raises BadProfile."""
         try:
-            return cls.parse(tomllib.loads(path.read_text()), str(path))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise BadProfile(f"{path}: {error}") from error
+            return cls.parse(read_toml(path), str(path))
+        except Unreadable as error:
+            raise BadProfile(str(error)) from error
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "profile") -> Profile:

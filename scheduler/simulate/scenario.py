@@ -23,7 +23,6 @@ recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 from __future__ import annotations
 
-import tomllib
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -31,7 +30,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from scheduler.configuration import complaints
+from scheduler.configuration import Unreadable, complaints, read_toml
 from scheduler.simulate.engine import EngineCosts
 from scheduler.simulate.errors import ScenarioError
 from scheduler.simulate.hardware import (
@@ -105,11 +104,13 @@ class Scenario(_Table):
     def load(cls, path: Path) -> Self:
         """Reads a file. Raises ScenarioError that names it and what is wrong."""
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            table = read_toml(path)
             if "recorded" in table:
                 table["recorded"] = path.parent / table["recorded"]
             return cls(**{"name": path.stem, **table})
-        except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
+        except Unreadable as error:
+            raise ScenarioError(str(error)) from error
+        except TypeError as error:
             raise ScenarioError(f"{path}: {error}") from error
         except ValidationError as error:
             raise ScenarioError("\n  ".join([f"{path}:", *complaints(error, cls)])) from error

@@ -41,6 +41,21 @@ def test_help_shows_every_word(name: str, path: tuple[str, ...]) -> None:
     for text in texts:
         missing = set(words(text)) - set(words(shown.output))
         assert not missing, text
+    if not hasattr(command, "commands"):
+        assert re.search(rf"Examples?:\n\n *{' '.join((name, *path))}\b", command.help or ""), "no example"
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "found"),
+    [
+        ("gateway", "sta", {"status", "staleness"}),
+        ("trainer", "sf", {"sft"}),
+        ("scheduler", "re", {"replay"}),
+    ],
+)
+def test_a_shell_completes_commands(name: str, typed: str, found: set[str]) -> None:
+    asked = {f"_{name.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": f"{name} {typed}", "COMP_CWORD": "1"}
+    assert set(CliRunner().invoke(APPS[name], [], env=asked, prog_name=name).output.split()) == found
 
 
 def words(text: str) -> list[str]:

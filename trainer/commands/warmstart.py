@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from scheduler.configuration import complaints
+from scheduler.configuration import Unreadable, complaints, read_toml
 from trainer.data import conversations
 from trainer.data.chat_template import CHATML_TEMPLATE
 from trainer.data.conversations import Example, Rows
@@ -82,9 +81,9 @@ class Recipe(BaseModel):
     def load(cls, path: Path) -> Recipe:
         """Reads a TOML file. Raises ConfigError."""
         try:
-            return cls.model_validate(tomllib.loads(path.read_text()))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+            return cls.model_validate(read_toml(path))
+        except Unreadable as error:
+            raise ConfigError(str(error)) from error
         except ValidationError as error:
             raise ConfigError("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 

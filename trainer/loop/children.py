@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tomllib
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import httpx
 from processes import ports
 from processes.child import LocalProcess
 from processes.errors import ChildDied
+from scheduler.configuration import Unreadable, read_toml
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.sections.run import GatewaySettings
 from trainer.sections.state import WeightsSettings
@@ -129,9 +129,9 @@ def rollout_log(settings: Settings) -> Path:
 def url_of(config: Path) -> str:
     """Where the gateway of a TOML file will listen. Raises ConfigError."""
     try:
-        server = tomllib.loads(config.read_text()).get("server", {})
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"[gateway] config {config}: {error}") from error
+        server = read_toml(config).get("server", {})
+    except Unreadable as error:
+        raise ConfigError(f"[gateway] config = {error}") from error
     host, port = server.get("host", "127.0.0.1"), server.get("port", 8000)
     if port == 0:
         raise ConfigError(f"{config}: [server] port = 0 leaves the trainer no way to find the gateway")

@@ -114,6 +114,7 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         for warning in filter(None, (lonely(settings), cpu_warning(settings, weights))):
             metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
+        metrics.watched_at(url)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics, url)
         stack.push_async_callback(trainer.evaluations.close)

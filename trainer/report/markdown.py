@@ -24,12 +24,8 @@ def newest(directory: Path, step: int | None = None) -> Path:
     chosen = [file for file in files if step is None or int(file.stem.removeprefix("step-")) == step]
     if not chosen:
         steps = ", ".join(file.stem.removeprefix("step-").lstrip("0") for file in files)
-        there = (
-            f"there are those of steps {steps}"
-            if files
-            else "there are none; [report] samples_every = 10 writes them"
-        )
-        which = "a step" if step is None else f"step {step}"
+        there = f"there are those of steps {steps}" if files else "[report] samples_every = 10 writes them"
+        which = "any step" if step is None else f"step {step}"
         raise ConfigError(f"{directory}: no samples of {which}; {there}")
     return chosen[-1]
 

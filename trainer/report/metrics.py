@@ -39,14 +39,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.evaluation.figures import in_a_line, scalars
+from trainer.report.bars import phases, sparkline
 from trainer.report.senders import Senders
 
 Span = tuple[str, float, float]
 """A block's name, start and end, in seconds since 1970."""
-_BARS = "▁▂▃▄▅▆▇█"
 _TAIL = 4096
-SPARK = 60
-"""Points of the reward's sparkline."""
 _SHOWN = (
     ("reward", "reward_mean", "{:.3f}"),
     ("loss", "loss", "{:.4f}"),
@@ -86,6 +84,7 @@ class Metrics:
         self._rewards: list[float] = []
         self._record: dict[str, float] = {}
         self._state = "starting"
+        self._watched_at = ""
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -109,6 +108,11 @@ class Metrics:
     def say(self, text: str) -> None:
         """A line that stays."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def watched_at(self, gateway: str) -> None:
+        """Says where the run is shown: the console of the gateway at this URL."""
+        self._watched_at = f"{gateway}/console"
+        self.say(f"watch the run at {self._watched_at}")
 
     def waiting(self, version: int, steps: int) -> None:
         """The trainer is about to lease buffer `version`, after so many steps."""
@@ -196,7 +200,8 @@ class Metrics:
             self._live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
-        table = Table(title=f"trainer: {self._state}", caption=str(self.directory), min_width=64)
+        caption = "  ".join(filter(None, (str(self.directory), self._watched_at)))
+        table = Table(title=f"trainer: {self._state}", caption=caption, min_width=64)
         table.add_column("figure")
         table.add_column("of the last batch", justify="right")
         if said := last_line(self._agents):
@@ -208,8 +213,8 @@ class Metrics:
         for name, value in sorted(self._record.items()):
             if name.startswith("masked_tokens/") and value:
                 table.add_row(f"not trained: {name.removeprefix('masked_tokens/')}", f"{value:.0f}")
-        steps = [(k.removeprefix("seconds/"), v) for k, v in self._record.items() if "seconds/" in k]
-        table.add_row("seconds", "  ".join(f"{step} {value:.2f}" for step, value in steps))
+        for phase, bar in phases(self._record):
+            table.add_row(f"seconds: {phase}", bar)
         return table
 
 
@@ -222,13 +227,3 @@ def last_line(log: Path | None) -> str:
     except FileNotFoundError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def sparkline(values: list[float], width: int = SPARK) -> str:
-    """The last `width` values as bars between their least and greatest."""
-    values = values[-width:]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in values)

@@ -26,7 +26,8 @@ from trainer.loop.children import Watched, rollout_process, watch
 from trainer.loop.clock import Clock
 from trainer.loop.nodes import Nodes
 from trainer.loop.run import Trainer
-from trainer.report.metrics import Metrics, sparkline
+from trainer.report.bars import phases, sparkline
+from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import Settings
 
@@ -391,3 +392,12 @@ def test_sparkline() -> None:
     assert sparkline([]) == ""
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+def test_phases_are_drawn_to_scale_and_sums_are_none() -> None:
+    times = {"lease": 1.0, "stream": 4.0, "ack": 0.001, "idle": 3.0, "total": 5.0}
+    record = {"loss": 1.0, **{f"seconds/{name}": seconds for name, seconds in times.items()}}
+    shown = phases(record)
+    assert [name for name, _ in shown] == ["lease", "stream"]
+    assert [bar.count("█") for _, bar in shown] == [8, 32]
+    assert shown[1][1].endswith("4.00 s   80%")

@@ -149,4 +149,4 @@ def test_what_is_printed_cannot_command_a_terminal_or_leave_its_fence(tmp_path: 
 def test_a_folder_without_samples_says_which_setting_writes_them(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["samples", str(tmp_path)])
     assert done.exit_code == 2
-    assert "there are none; [report] samples_every = 10 writes them" in done.output
+    assert "no samples of any step; [report] samples_every = 10 writes them" in done.output
