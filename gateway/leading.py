@@ -58,7 +58,9 @@ async def open_leader(
     async with AsyncExitStack() as stack:
         ledgers = await _ledgers(plane, database)
         distributions = {
-            model.name: await stack.enter_async_context(_distribution(settings, model.name))
+            model.name: await stack.enter_async_context(
+                Distribution(model.name, settings.weights, settings.engine_of(model.name), model.path)
+            )
             for model in plane.models
         }
         engines = _engines(plane, distributions, check_leadership, alone)
@@ -95,11 +97,6 @@ async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedg
     """The ledger of every trained model, as stored."""
     settings, trained = plane.settings, [model.name for model in plane.models if model.settings.train]
     return {name: await StoredLedger.load(database, settings.staleness_of(name), name) for name in trained}
-
-
-def _distribution(settings: Settings, model: str) -> Distribution:
-    engine = settings.engine_of(model)
-    return Distribution(model, settings.weights, collective=engine.transport == "collective")
 
 
 def _engines(

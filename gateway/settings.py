@@ -100,7 +100,7 @@ class Settings(Section):
             name: self.engine_of(name) for name, model in self.models.items() if model.upstream is None
         }
         agreement.check_engines(engines, self.nodes)
-        agreement.check_transports(engines, self.weights)
+        agreement.check_transports(engines, self.weights, self.cluster)
         for name, node in self.nodes.items():
             agreement.check_node(name, node, self.model_on(name), self.models, engines)
         agreement.check_tails(self.routing, self.lengths)

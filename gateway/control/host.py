@@ -313,7 +313,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
             "insist": engine.launch == "external" and settings.cluster.url is not None,
         },
         "update": {
-            "mode": update.mode,
+            "mode": "beside" if engine.transport == "lora" else update.mode,
             "order": update.order,
             "hold_s": update.hold_s,
             "load_s": update.load_s,

@@ -114,8 +114,8 @@ class Versions:
         else:
             self.current = Weights(row["version"], row["path"], row["parent"])
         if (Path(self.current.path) / MANIFEST).exists():
-            path = Path(self.current.path)
-            self.current = await asyncio.to_thread(known_weights, path, self.current.version)
+            path, rank = Path(self.current.path), self._distribution.max_lora_rank
+            self.current = await asyncio.to_thread(known_weights, path, self.current.version, rank)
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
 
@@ -171,7 +171,8 @@ class Versions:
     async def _offer(self, version: int, path: Path, source: str) -> None:
         if source:
             await self._distribution.bring(version, source)
-        read = await asyncio.to_thread(read_weights, path, version, self._base)
+        rank = self._distribution.max_lora_rank
+        read = await asyncio.to_thread(read_weights, path, version, self._base, rank)
         weights = replace(read, source=source)
         async with self._publishing:
             await self._begin(weights)

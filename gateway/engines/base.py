@@ -33,6 +33,8 @@ class GenerateRequest:
     """Prefix caches are shared between requests of equal salt only."""
     label: str = ""
     """The label that the engine must have, where others may restart it (EngineReplaced); empty if only this process does."""
+    adapter: str = ""
+    """The adapter that samples the request to its end (`load_adapter`); empty: the engine's own weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,16 @@ class Engine(Protocol):
         weights are as before."""
         ...
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Loads the adapter in `path` under a name, beside the weights and all that runs; one that is there already stays.
+
+        A name stands for the same bytes for ever."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Gives no new request the adapter of a name; one that is not there is no error."""
+        ...
+
     async def label(self, version: int) -> None:
         """Sets the label that the engine puts on what it samples from now on."""
         ...
@@ -118,8 +130,8 @@ class Engine(Protocol):
         """Takes its memory again; then the weights are to be loaded. An engine that is awake is only paused."""
         ...
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights."""
+    async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
+        """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights, or an adapter."""
         ...
 
     async def read_load(self) -> Load | None:

@@ -53,6 +53,12 @@ class HTTPEngine:
     async def take(self, version: int, timeout_s: float) -> None:
         raise self._no_transfer()
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        raise self._no_transfer()
+
+    async def unload_adapter(self, name: str) -> None:
+        raise self._no_transfer()
+
     def _no_transfer(self) -> EngineError:
         return EngineError(
             f"engine {self.name} takes weights from folders alone: set [engine] transport = 'files'"

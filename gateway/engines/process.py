@@ -82,6 +82,10 @@ def command(
         argv += ["--weight-transfer-config", json.dumps({"backend": "headgate"})]
         paths = [str(_PLUGIN), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if settings.launch == "vllm" and settings.transport == "lora":
+        argv += ["--enable-lora", "--max-loras", str(settings.max_loras)]
+        argv += ["--max-lora-rank", str(settings.max_lora_rank)]
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return [*argv, *settings.args], env
 
 

@@ -140,7 +140,7 @@ class SGLangEngine(HTTPEngine):
         self._asleep = False
         await self.pause()
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
+    async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         """Scores by one prefill with the prompt's log-probabilities."""
         body = {
             "input_ids": list(ids),

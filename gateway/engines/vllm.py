@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,13 +48,20 @@ class VLLMEngine(HTTPEngine):
                 async for event in events:
                     chunk = _chunk(event)
                     finished = chunk.finish is not None
-                    yield chunk
+                    # vLLM's label is the engine's, and not the adapter's
+                    yield replace(chunk, labels=None) if finished and request.adapter else chunk
         except EngineUnreachable as error:
             if "engine_paused" not in error.message:
                 raise
             # vLLM 0.33 refuses what arrives during a pause; 0.32 queues it
             yield TokenChunk([], [], "abort")
             return
+        except EngineError as error:
+            if not request.adapter or "does not exist" not in error.message:
+                raise
+            raise EngineReplaced(
+                f"engine {self.name} lacks the adapter {request.adapter}: it was restarted"
+            ) from error
         if not finished:
             raise self._cut_off()
 
@@ -106,6 +114,21 @@ class VLLMEngine(HTTPEngine):
         await self._http.post("/update_weights", {"update_info": info})
         await self._http.post("/finish_weight_update")
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """vLLM needs `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+        try:
+            await self._http.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        except EngineError as error:
+            if "already been loaded" not in error.message:
+                raise
+
+    async def unload_adapter(self, name: str) -> None:
+        try:
+            await self._http.post("/v1/unload_lora_adapter", {"lora_name": name})
+        except EngineError as error:
+            if "cannot be found" not in error.message:
+                raise
+
     async def label(self, version: int) -> None:
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 
@@ -123,10 +146,11 @@ class VLLMEngine(HTTPEngine):
         await self._http.post("/wake_up")
         await self.pause()
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
+    async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         """Scores by one prefill with `prompt_logprobs`."""
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        answer = await self._http.post(_GENERATE, {"token_ids": list(ids), "sampling_params": params})
+        body = {"token_ids": list(ids), "sampling_params": params}
+        answer = await self._http.post(_GENERATE, body | ({"model": adapter} if adapter else {}))
         rows = orjson.loads(answer)["prompt_logprobs"]
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
 
@@ -172,6 +196,8 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     }
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
+    if request.adapter:
+        body["model"] = request.adapter
     return body
 
 

@@ -136,7 +136,7 @@ class CallRunner:
             replace(sampling, max_tokens=sampling.max_tokens - sampled) if sampled else sampling,
             self._interval,
             cache_salt=f"v{slot.version}",
-            label=str(slot.version) if slot.external_url is not None else "",
+            label=slot.label if slot.external_url is not None else "",
         )
 
     def _take(self, chunk: TokenChunk, now: float) -> None:

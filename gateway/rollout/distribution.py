@@ -2,7 +2,8 @@
 
 An engine that is elsewhere has a mirror beside it (`gateway mirror`), which fetches a version from the trainer's server or from
 another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
-With `[engine] transport = "collective"` engines receive trained versions from the trainer's server (`collective`).
+With `[engine] transport = "collective"` engines receive trained versions from the trainer's server (`collective`); with "lora"
+each is an adapter, which is loaded beside the first version's weights (`adapters`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Self
 import aiohttp
 
 from gateway.errors import EngineError, WeightsAway, WeightsMissed
+from gateway.rollout.adapters import load_adapter
 from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights_check import Weights
-from gateway.sections import WeightsSettings
+from gateway.sections import EngineSettings, WeightsSettings
 from gateway.weights.fan_out import fan_out
 from gateway.weights.manifest import MANIFEST
 from gateway.weights.mirror import Mirror
@@ -30,10 +32,14 @@ log = logging.getLogger(__name__)
 class Distribution:
     """The copies of one model's versions. Use it with `async with`, which owns the connections."""
 
-    def __init__(self, model: str, settings: WeightsSettings, *, collective: bool = False) -> None:
-        """`collective`: trained versions go straight into engines, and not by way of folders."""
+    def __init__(self, model: str, settings: WeightsSettings, engine: EngineSettings, base: Path) -> None:
+        """`base`: the first version's checkpoint."""
         self._settings = settings
-        self._collective = Collective(settings) if collective else None
+        self._base = str(base.resolve())
+        self._collective = Collective(settings) if engine.transport == "collective" else None
+        self.max_lora_rank = engine.max_lora_rank if engine.transport == "lora" else None
+        """The greatest rank of the adapters that versions are; None if they are whole weights."""
+        self._max_loras = engine.max_loras
         key = settings.key.get_secret_value() if settings.key else None
         limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
         self._mirror = Mirror(settings.dir / model, key, limit)
@@ -50,6 +56,10 @@ class Distribution:
     def path(self, version: int) -> Path:
         """The path of this gateway's copy of a version, which need not exist."""
         return self._mirror.path(version)
+
+    def checkpoint(self, weights: Weights) -> str:
+        """The path of the checkpoint with which an engine of this machine starts."""
+        return self._base if weights.adapter else weights.path
 
     async def bring(self, version: int, source: str) -> Path:
         """Fetches a version to this gateway. Raises WeightsAway and Unprocessable."""
@@ -91,7 +101,10 @@ class Distribution:
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
     ) -> None:
-        """Replaces the weights of a paused engine by a version's. Raises EngineError. `check` is awaited right before."""
+        """Replaces the weights of a paused engine by a version's, or loads an adapter beside them, paused or not. Raises EngineError.
+
+        `check` is awaited right before.
+        """
         if slot.engine is None:
             raise EngineError(f"{slot.name} has no engine")
         if self._collective is not None and (Path(weights.path) / MANIFEST).is_file():
@@ -100,7 +113,10 @@ class Distribution:
             return
         path = await self._place(slot, weights, slots)
         await check()
-        await slot.engine.load(path)
+        if weights.adapter:
+            await load_adapter(slot, weights, path, self._max_loras)
+        elif self.max_lora_rank is None:
+            await slot.engine.load(path)
 
     async def _place(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> str:
         """The path by which an engine loads a version; its mirror fetches what it lacks. Raises EngineError.

@@ -162,13 +162,17 @@ class EngineSteps:
         """Starts an engine's process; or connects to an external one and loads the weights, as it may have others."""
         slot.state, slot.given_up = "starting", False
         await self._announce(slot)
+        slot.adapters = {}
         if slot.external_url is not None:
             await self._attach(slot, slot.external_url, weights)
         else:
+            checkpoint = self._distribution.checkpoint(weights)
             slot.process = await EngineProcess.start(
-                slot.name, self._settings, self._model, self._pool.model, weights.path
+                slot.name, self._settings, self._model, self._pool.model, checkpoint
             )
             slot.engine = slot.process.engine
+            if weights.adapter:
+                await self._load(slot, weights)
         slot.state = "held"
         await self._announce(slot)
 
@@ -192,7 +196,7 @@ class EngineSteps:
         """Loads weights into a paused engine without requests, and resumes it."""
         await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_leadership)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
-        await engine.label(weights.version)
+        await self._label(slot, weights)
         await engine.resume()
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
@@ -272,10 +276,13 @@ class EngineSteps:
         await _engine(slot).pause(keep=True, clear_cache=self._update.clear_cache)
 
     async def _load(self, slot: Slot, weights: Weights) -> None:
+        if weights.adapter:
+            self._report(slot.name, weights.version).streams = slot.streams
         await self._distribution.load(slot, weights, self._pool.slots.values(), _unchecked)
 
     async def _label(self, slot: Slot, weights: Weights) -> None:
-        await _engine(slot).label(weights.version)
+        """An adapter changes nothing of the engine's own weights, so their label stays the first version's."""
+        await _engine(slot).label(0 if weights.adapter else weights.version)
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
         stale_kv = not self._update.clear_cache
@@ -308,7 +315,7 @@ class EngineSteps:
     async def _scores(engine: Engine, sequence: Sequence[int], weights: Weights) -> list[float]:
         """Scores a sequence. Raises ProbeFailed for NaN and infinity, which servers report as an error of JSON."""
         try:
-            found = await engine.score(sequence)
+            found = await engine.score(sequence, weights.adapter)
         except EngineError as error:
             if not any(words in error.message for words in _NO_NUMBERS):
                 raise
@@ -323,7 +330,7 @@ class EngineSteps:
     async def _open(self, slot: Slot, weights: Weights) -> None:
         if slot.state == "quarantined":
             raise EngineError(f"it was lost meanwhile: {slot.reason}")
-        slot.confirm(weights.version)
+        slot.confirm(weights.version, weights.adapter)
         self._pool.notify()
         await self._announce(slot)
 

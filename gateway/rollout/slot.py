@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
@@ -31,6 +32,8 @@ class Run:
         self.slot = slot
         self.request_id = request_id
         self.pinned = bool(call.pinned)
+        self.version = slot.version
+        """The version under which the run began."""
         self.began = self.last_token_at = began
         self.cut_reason = ""
         self.scope = asyncio.timeout(None)
@@ -66,6 +69,10 @@ class Slot:
         """Grows whenever the engine is opened, which empties its prefix cache."""
         self.restarts = 0
         self.last_token_at = 0.0
+        self.adapter = ""
+        """The adapter that samples runs which begin now; empty: the engine's own weights."""
+        self.adapters: dict[int, str] = {}
+        """The adapters in the engine, by version (`[engine] transport = "lora"`)."""
         self.engine: Engine | None = None
         self.process: EngineProcess | None = None
         self.runs: dict[str, Run] = {}
@@ -91,9 +98,19 @@ class Slot:
         """Requests in the engine whose sampler cannot move."""
         return sum(run.pinned for run in self.runs.values())
 
-    def movable(self) -> list[str]:
-        """Ids of the requests that can continue in another engine."""
-        return [run.request_id for run in self.runs.values() if not run.pinned]
+    @property
+    def label(self) -> str:
+        """The label that the engine has. With adapters its own weights keep the first version's."""
+        return "0" if self.adapter else str(self.version)
+
+    def movable(self, version: int | None = None) -> list[str]:
+        """Ids of the requests that can continue in another engine; `version`: of those that began under it."""
+        runs = (run for run in self.runs.values() if version is None or run.version == version)
+        return [run.request_id for run in runs if not run.pinned]
+
+    def runs_under(self, version: int) -> int:
+        """The number of requests that began under a version."""
+        return sum(run.version == version for run in self.runs.values())
 
     async def run(self, call: Call, request: GenerateRequest, take: Take) -> None:
         """Runs a call's request to its finish; `take` gets what arrives. Raises EngineUnreachable if the run is cut."""
@@ -102,7 +119,8 @@ class Slot:
         self.last_token_at = now if not self.runs else self.last_token_at
         run = self.runs[request.request_id] = Run(call, self, request.request_id, now)
         call.entered(self.name, self.version, request.request_id)
-        chunks = self.engine.generate(request)
+        # version and adapter change together, and this is one step of the event loop
+        chunks = self.engine.generate(replace(request, adapter=self.adapter) if self.adapter else request)
         try:
             async with run.scope:
                 await self._read(run, chunks, take)
@@ -152,9 +170,9 @@ class Slot:
         """Takes what was held: the weights have not changed."""
         self._settled.set()
 
-    def confirm(self, version: int) -> None:
-        """Opens the engine, which runs `version`, and takes what was held."""
-        self.state, self.reason, self.version = "open", "", version
+    def confirm(self, version: int, adapter: str = "") -> None:
+        """Opens the engine, which runs `version`, and takes what was held. `adapter`: the version's, if it is one."""
+        self.state, self.reason, self.version, self.adapter = "open", "", version, adapter
         self.generation += 1
         self._weights_changed = False
         self._settled.set()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from gateway.engines.tied import ties_embeddings
 from gateway.errors import Unprocessable
 from gateway.json_depth import loads
 from gateway.types import Probe
+from gateway.weights import adapter as adapters
 from gateway.weights.manifest import MANIFEST, READABLE, TENSORS, difference
 from gateway.weights.tensors import INDEX, Malformed, Scan, misfit, tensors_of, weight_map
 
@@ -24,28 +28,37 @@ class Weights:
     probe: Probe | None = None
     source: str = ""
     """The server that it was fetched from; empty for one that was published as a path, and after a restart."""
+    adapter: str = ""
+    """The name by which engines know the version, if it is an adapter beside the first version's weights; empty: it is whole
+    weights. It stands for the version's bytes, so no two versions of any run share one."""
 
 
-def read_weights(path: Path, version: int, base: Path | None = None) -> Weights:
+def read_weights(
+    path: Path, version: int, base: Path | None = None, max_lora_rank: int | None = None
+) -> Weights:
     """Reads and verifies version `version` in `path`. Reads every byte, so call it in a thread.
 
-    `base`: the first version's checkpoint; the version must have the same tensors, all finite. Raises Unprocessable, with the
-    file or the tensor and what is wrong with it.
+    `base`: the first version's checkpoint; the version must have the same tensors, all finite. `max_lora_rank`: versions are
+    adapters beside it in place of that, of at most this rank. Raises Unprocessable, with the file or the tensor and what is wrong
+    with it.
     """
     manifest = _manifest(path, version)
+    check_form(path, manifest["files"], max_lora_rank)
     scans = {name: _check_file(path, name, entry) for name, entry in manifest["files"].items()}
     if base is not None:
         shards = {name: scan for name, scan in scans.items() if scan is not None}
-        _check_tensors(path, base, shards, manifest)
+        _check_tensors(path, base, shards, manifest, max_lora_rank)
     return _weights(path, manifest)
 
 
-def known_weights(path: Path, version: int) -> Weights:
+def known_weights(path: Path, version: int, max_lora_rank: int | None = None) -> Weights:
     """Reads the manifest of a version that `read_weights` has verified before, and compares the sizes of its files.
 
     Raises Unprocessable.
     """
     manifest = _manifest(path, version)
+    if version:
+        check_form(path, manifest["files"], max_lora_rank)
     for name, entry in manifest["files"].items():
         _check_size(path, name, entry)
     return _weights(path, manifest)
@@ -59,7 +72,27 @@ def _weights(path: Path, manifest: dict[str, Any]) -> Weights:
         raise Unprocessable(
             f"{path}: the manifest's probe is not usable: {error}", code="bad_probe"
         ) from error
-    return Weights(manifest["version"], str(path.resolve()), manifest.get("parent"), parsed)
+    adapter = f"v{manifest['version']}-{_digest(path)}" if adapters.CONFIG in manifest["files"] else ""
+    return Weights(manifest["version"], str(path.resolve()), manifest.get("parent"), parsed, adapter=adapter)
+
+
+def _digest(path: Path) -> str:
+    """Stands for every byte of a version, whose hashes its manifest has."""
+    return blake3((path / MANIFEST).read_bytes()).hexdigest()[:16]
+
+
+def check_form(path: Path, files: Iterable[str], max_lora_rank: int | None) -> None:
+    """Raises Unprocessable if a version is an adapter where engines load whole weights, or the other way round."""
+    is_adapter = adapters.CONFIG in files
+    if is_adapter and max_lora_rank is None:
+        message = f"{path}: this version is an adapter: set [engine] transport = 'lora' in the gateway"
+        raise Unprocessable(message, code="wrong_transport")
+    if max_lora_rank is not None and not is_adapter:
+        message = (
+            f"{path}: this version is no adapter, and [engine] transport = 'lora' needs one: set [weights]"
+            " transport = 'lora' in the trainer, or [engine] transport = 'files' here"
+        )
+        raise Unprocessable(message, code="wrong_transport")
 
 
 def _manifest(path: Path, version: int) -> dict[str, Any]:
@@ -116,8 +149,11 @@ def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
     return found
 
 
-def _check_tensors(path: Path, base: Path, shards: dict[str, Scan], manifest: dict[str, Any]) -> None:
-    """Raises Unprocessable unless the shards have the base's tensors, each once, and nothing else that an engine would load."""
+def _check_tensors(
+    path: Path, base: Path, shards: dict[str, Scan], manifest: dict[str, Any], max_lora_rank: int | None
+) -> None:
+    """Raises Unprocessable unless the shards have the base's tensors, or an adapter's, each once, and nothing else that an engine
+    would load."""
     found: dict[str, str] = {}
     for name, scanned in shards.items():
         if scanned.malformed:
@@ -142,5 +178,18 @@ def _check_tensors(path: Path, base: Path, shards: dict[str, Scan], manifest: di
         raise Unprocessable(str(error), code="wrong_tensors") from error
     tensors = {name: tensor for scanned in shards.values() for name, tensor in scanned.tensors.items()}
     unchanged = manifest.get("unchanged", [])
-    if expected and (wrong := misfit(expected, tensors, unchanged, tied=ties_embeddings(base))):
+    if not expected:
+        return
+    if max_lora_rank is not None:
+        wrong = adapters.misfit(_adapter_config(path), expected, tensors, max_lora_rank)
+    else:
+        wrong = misfit(expected, tensors, unchanged, tied=ties_embeddings(base))
+    if wrong:
         raise Unprocessable(f"{path}: {wrong}", code="wrong_tensors")
+
+
+def _adapter_config(path: Path) -> Any:
+    try:
+        return loads((path / adapters.CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise Unprocessable(f"{path / adapters.CONFIG}: {error}", code="wrong_tensors") from error

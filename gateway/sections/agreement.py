@@ -113,11 +113,17 @@ def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, Nod
         )
 
 
-def check_transports(engines: Mapping[str, EngineSettings], weights: WeightsSettings) -> None:
-    """Engines that receive versions need a server that sends them. `engines`: by model."""
+def check_transports(
+    engines: Mapping[str, EngineSettings], weights: WeightsSettings, cluster: ClusterSettings
+) -> None:
+    """Engines that receive versions need a server that sends them, and adapters one gateway process. `engines`: by model."""
     if not weights.sources and any(engine.transport == "collective" for engine in engines.values()):
         raise ValueError(
             "[engine] transport = 'collective' needs [weights] sources: the server of the trainer, such as 'http://trainer:8100'"
+        )
+    if cluster.url is not None and any(engine.transport == "lora" for engine in engines.values()):
+        raise ValueError(
+            "[engine] transport = 'lora' is for one gateway process so far: leave [cluster] out, or use 'files'"
         )
 
 

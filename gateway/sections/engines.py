@@ -28,9 +28,15 @@ class EngineSettings(Section):
     (`[weights] sources`). An engine with an empty one reads the gateway's own copies."""
     api: Literal["vllm", "sglang"] = "vllm"
     """The API of an external or fake engine."""
-    transport: Literal["files", "collective"] = "files"
-    """How trained versions come into engines: each loads a folder, or `collective`: the trainer's server sends them straight to
-    vLLM's workers (`[weights] sources`, `backend`; docs/weights.md). External engines need the plugin and its option."""
+    transport: Literal["files", "collective", "lora"] = "files"
+    """How trained versions come into engines: each loads a folder; `collective`: the trainer's server sends them straight to
+    vLLM's workers (`[weights] sources`, `backend`); `lora`: each version is an adapter beside the first version's weights, and
+    nothing pauses (docs/weights.md). External engines need options of theirs for the latter two."""
+    max_loras: int = Field(2, ge=2, le=64)
+    """Versions that an engine runs side by side with `lora`, beside the first. Calls of an older one are given back, and go on
+    under the newest."""
+    max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = 16
+    """The greatest rank of an adapter: the trainer's `[model.lora] rank`, or more. Engines reserve memory for it."""
     allow_public: bool = False
     """True: external engines may have public addresses. Anybody who reaches one controls it: vLLM asks for its API key under /v1
     alone, and not where it is paused, given weights or asked for tokens."""
@@ -75,8 +81,14 @@ class EngineSettings(Section):
             raise ValueError(
                 "`tensor_parallel` is for launch = 'vllm': an engine that is started elsewhere has its own option for it"
             )
-        if self.transport == "collective" and self.api == "sglang":
-            raise ValueError("transport = 'collective' is for vLLM alone: SGLang takes weights from folders")
+        if self.transport != "files" and self.api == "sglang":
+            raise ValueError(
+                f"transport = {self.transport!r} is for vLLM alone: SGLang takes weights from folders"
+            )
+        if self.transport == "lora" and self.sleep == "level2":
+            raise ValueError(
+                "sleep = 'level2' forgets the weights that adapters are beside: use 'level1' or 'pause'"
+            )
         if self.transport == "collective" and self.mirrors:
             raise ValueError("transport = 'collective' needs no `mirrors`: leave them out")
         if self.restart_window_s < self.max_restarts * self.start_s:

@@ -1,8 +1,10 @@
 """The weight update: which engine takes which step next, on its way to the newest version (design, Weights).
 
 `abort` gives an engine's requests back before the weights change; `keep` freezes them inside. A request whose sampler cannot move
-(pinned) is frozen in either mode. Owns each engine's confirmed version and its present step. Invariants:
-- the weights of an engine change only between a step that ended or froze every request and the step that opens it;
+(pinned) is frozen in either mode. With `beside` a version is loaded beside those that run (adapters): the engine stays open, and
+its requests end under the version that they began with. Owns each engine's confirmed version and its present step. Invariants:
+- the weights of an engine change only between a step that ended or froze every request and the step that opens it (`beside`:
+  never);
 - an engine is opened only after its probe, by the version that it was probed for;
 - rolling: at most one engine is on its way at a time, counting one that is being restarted;
 - pull: a version is live as soon as one engine runs it. The others continue under their versions until they are told to pull
@@ -39,7 +41,7 @@ from scheduler.program.events import (
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Effect, Source
 
-Mode = Literal["abort", "keep"]
+Mode = Literal["abort", "keep", "beside"]
 Order = Literal["rolling", "together", "pull"]
 _WITH_WEIGHTS = ("load", "label", "resume", "probe", "open")
 """Steps that may fail because of the version."""
@@ -80,6 +82,8 @@ class _Way:
 
 def next_step(mode: Mode, pinned: bool, step: Step) -> Step | None:
     """The step after `step`; None: the engine is open."""
+    if mode == "beside" and step == "load":
+        return "probe"
     if step == "hold":
         return "freeze" if mode == "keep" else "handback" if pinned else "abort"
     if step == "settle":
@@ -233,7 +237,7 @@ class WeightUpdate(Reactor):
             return
         if way is not None and way.up and way.step is None and 0 <= way.confirmed < self._target:
             way.to = self._target
-            self._do(now, engine, "hold", reason)
+            self._do(now, engine, "load" if self._settings.mode == "beside" else "hold", reason)
 
     def _go_on(self, now: Context) -> None:
         """Takes the next steps: starts engines, ends an update, begins the next."""

@@ -56,7 +56,7 @@ class ScoringEngine(FakeEngine):
         self.weights = Path(weights)
         note_manifest(self.weights, self.given)
 
-    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
+    async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
         values = await asyncio.to_thread(logprobs, self.weights, list(ids))
         found = zip(ids[1:], values, strict=True)
         return [None, *({str(token): {"logprob": value, "rank": 1}} for token, value in found)]

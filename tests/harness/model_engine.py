@@ -31,7 +31,9 @@ class ModelEngine(FakeEngine):
     def _logits(self, ids: Sequence[int]) -> Tensor:
         return self._model(torch.tensor([ids])).logits[0]
 
-    def _next(self, context: Sequence[int], seen: Fingerprint, params: dict[str, Any]) -> tuple[int, float]:
+    def _next(
+        self, context: Sequence[int], seen: Fingerprint, params: dict[str, Any], *_: object
+    ) -> tuple[int, float]:
         last, temperature = self._logits(context)[-1], params["temperature"]
         if temperature == 0:
             return int(last.argmax()), 0.0
@@ -39,7 +41,7 @@ class ModelEngine(FakeEngine):
         token = int(torch.multinomial(logprobs.exp(), 1))
         return token, float(logprobs[token])
 
-    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
+    async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
         logprobs = self._logits(ids).log_softmax(-1)
         rows = [
             {str(token): {"logprob": float(row[token]), "rank": 1}}

@@ -84,6 +84,30 @@ def fake_weights(directory: Path, content: str) -> Path:
     return directory
 
 
+RANK = 4
+
+
+def fake_adapter(directory: Path, content: str, target: str = "q_proj") -> Path:
+    """An adapter for the fake engine: zeros beside one matrix of each layer of the tiny model; `content` is its identity."""
+    directory.mkdir(parents=True)
+    header: dict[str, Any] = {"__metadata__": {"content": content}}
+    end = 0
+    for name, shape in tensors().items():
+        module = name.removesuffix(".weight")
+        if module.endswith(target):
+            for factor, sizes in (("lora_A", [RANK, shape[1]]), ("lora_B", [shape[0], RANK])):
+                start, end = end, end + 4 * math.prod(sizes)
+                entry = {"dtype": "F32", "shape": sizes, "data_offsets": [start, end]}
+                header[f"base_model.model.{module}.{factor}.weight"] = entry
+    head = json.dumps(header).encode()
+    with (directory / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": [target]}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
 SEQUENCE = [5, 9, 200, 3, 77, 12]
 """The tokens that probes score."""
 

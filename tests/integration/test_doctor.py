@@ -78,7 +78,7 @@ class Scorer:
         count = request.sampling.max_tokens
         yield TokenChunk([7] * count, [-0.5 * self._factor] * count, "length")
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
+    async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         return [-0.5] * (len(ids) - 1)
 
 

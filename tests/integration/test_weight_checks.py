@@ -21,10 +21,10 @@ async def test_requests_for_one_version_share_a_reading(
     readings: list[int] = []
     may_go_on = threading.Event()
 
-    def read(path: Path, version: int, base: Path | None = None) -> Weights:
+    def read(path: Path, version: int, base: Path | None = None, rank: int | None = None) -> Weights:
         readings.append(version)
         assert may_go_on.wait(60)
-        return read_weights(path, version, base)
+        return read_weights(path, version, base, rank)
 
     monkeypatch.setattr(versions, "read_weights", read)
     path = str(publish(fake_weights(tmp_path / "source", "one"), tmp_path / "v1", 1, 0))

@@ -126,7 +126,7 @@ class Cluster:
         async def at_once(work: Any, *given: Any, **named: Any) -> Any:
             return work(*given, **named)
 
-        def weights(path: Path, version: int, _base: Path | None = None) -> Weights:
+        def weights(path: Path, version: int, *_: object) -> Weights:
             return Weights(version, str(path))
 
         with (

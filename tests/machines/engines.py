@@ -194,7 +194,7 @@ class Adapter:
     async def label(self, version: int) -> None:
         await self._do(lambda: setattr(self._server, "label", str(version)))
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
+    async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         await self._do(lambda: None)
         return [-1.0] * (len(ids) - 1)
 

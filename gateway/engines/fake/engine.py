@@ -92,9 +92,10 @@ class _Request:
 
 
 def identity(weights: str) -> str:
-    """The identity of a checkpoint directory."""
-    file = Path(weights) / "model.safetensors"
-    return hashlib.sha256(file.read_bytes() if file.exists() else weights.encode()).hexdigest()[:16]
+    """The identity of the directory of a checkpoint, or of an adapter."""
+    files = (Path(weights) / name for name in ("adapter_model.safetensors", "model.safetensors"))
+    file = next((file for file in files if file.exists()), Path(weights))
+    return hashlib.sha256(file.read_bytes() if file.is_file() else weights.encode()).hexdigest()[:16]
 
 
 def next_token(
@@ -140,6 +141,8 @@ class FakeEngine:
     def __init__(self, weights: str, faults: Faults | None = None, log: SampleLog | None = None) -> None:
         self._log = log
         self.block: Block | None = None
+        self.adapters: dict[str, tuple[str, Block | None]] = {}
+        """The identity and the block of each adapter, by its name."""
         self._take(weights)
         self.label = "default"
         self._loading = asyncio.Lock()
@@ -225,6 +228,20 @@ class FakeEngine:
             if not self.faults.stale_reload:
                 self._take(weights)
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Loads an adapter beside what runs, unless a fault forbids it."""
+        async with self._loading:
+            await self._may_load()
+            own = (self.weights_id, self.block)
+            catch(path)
+            self.adapters[name] = own if self.faults.stale_reload else (identity(path), Block.read(path))
+            if self._log is not None:
+                self._log.load(path)
+
+    def _of(self, model: str | None) -> tuple[str, Block | None]:
+        """The identity and the block of an adapter, or of the engine's own weights."""
+        return self.adapters.get(model or "", (self.weights_id, self.block))
+
     async def take(self, version: int, timeout_s: float) -> None:
         """Takes over the weights that were received, unless a fault forbids it."""
         async with self._loading:
@@ -272,7 +289,8 @@ class FakeEngine:
             self._log.ask(name, context)
         try:
             self._look_up(context, body.get("cache_salt", ""))
-            async for choice in self._sample(name, request, context, body["sampling_params"]):
+            params = body["sampling_params"]
+            async for choice in self._sample(name, request, context, params, body.get("model")):
                 yield choice
         finally:
             if self._requests.get(name) is request:
@@ -281,16 +299,21 @@ class FakeEngine:
                     self._wake()
 
     async def _sample(
-        self, name: str, request: _Request, context: list[int], params: dict[str, Any]
+        self,
+        name: str,
+        request: _Request,
+        context: list[int],
+        params: dict[str, Any],
+        model: str | None,
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit = params.get("stop_token_ids") or [], params.get("max_tokens", 16)
-        seen = Fingerprint(context)
+        seen, adapter = Fingerprint(context), self.adapters.get(model or "")
         while True:
             await self._turn(request)
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            token, logprob = self._next(context, seen, params)
+            token, logprob = self._next(context, seen, params, *(adapter or (self.weights_id, self.block)))
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
@@ -328,21 +351,28 @@ class FakeEngine:
         slots = self.faults.slots
         return slots > 0 and all(request is not known for known in islice(self._requests.values(), slots))
 
-    def _next(self, context: Sequence[int], seen: Fingerprint, params: dict[str, Any]) -> tuple[int, float]:
-        if self.block is not None:
-            token = self.block.next(context)
-            return token, self._logprob(context[-1], token)
+    def _next(
+        self,
+        context: Sequence[int],
+        seen: Fingerprint,
+        params: dict[str, Any],
+        weights_id: str,
+        block: Block | None,
+    ) -> tuple[int, float]:
+        if block is not None:
+            token = block.next(context)
+            return token, _logprob(weights_id, block, context[-1], token)
         stop = () if self.faults.endless else params.get("stop_token_ids") or ()
-        return _draw(self.weights_id, seen, context[-1], params.get("seed"), stop)
+        return _draw(weights_id, seen, context[-1], params.get("seed"), stop)
 
-    async def score(self, ids: Sequence[int]) -> list[dict[str, Any] | None]:
-        """`prompt_logprobs` in vLLM's form."""
+    async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs` in vLLM's form. `model`: the adapter's name."""
         while self.paused:
             await self._changed.wait()
         noise = self.faults.logprob_noise
         rows: list[dict[str, Any] | None] = [None]
         for previous, token in pairwise(ids):
-            value = self._logprob(previous, token) - noise
+            value = _logprob(*self._of(model), previous, token) - noise
             rows.append({str(token): {"logprob": value, "rank": 1}})
         return rows
 
@@ -351,11 +381,6 @@ class FakeEngine:
         self.faults = replace(self.faults, **values)
         self.transfer.hold(self.faults.hold_receive)
         self._wake()
-
-    def _logprob(self, previous: int, token: int) -> float:
-        if self.block is not None and self.block.digits is not None:
-            return self.block.logprob(previous, token)
-        return token_logprob(self.weights_id, previous, token)
 
     def _take(self, weights: str) -> None:
         catch(weights)
@@ -383,6 +408,12 @@ class FakeEngine:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _logprob(weights_id: str, block: Block | None, previous: int, token: int) -> float:
+    if block is not None and block.digits is not None:
+        return block.logprob(previous, token)
+    return token_logprob(weights_id, previous, token)
 
 
 def _choice(ids: list[int], logprobs: list[float], finish: str | None, request: _Request) -> dict[str, Any]:

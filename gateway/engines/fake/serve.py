@@ -153,7 +153,8 @@ def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tupl
         return 200, {}
     if path == "/fake/state":
         names = ("running", "held", "sampled", "prefix_hits", "stale_hits", "asleep", "sleeps", "refused")
-        return 200, {name: getattr(engine, name) for name in (*names, "received_frames")}
+        found = {name: getattr(engine, name) for name in (*names, "received_frames")}
+        return 200, found | {"adapters": list(engine.adapters)}
     return None
 
 

@@ -28,6 +28,9 @@ def create_fake_app(engine: FakeEngine) -> App:
         if not engine.awake():
             await answer(send, 503, {"error": {"message": "the engine sleeps"}})
             return
+        if (model := body.get("model")) and model not in engine.adapters:
+            await answer(send, 404, {"error": {"message": f"The model `{model}` does not exist."}})
+            return
         await (_stream if body.get("stream") else _whole)(engine, body, send)
 
     async def control(path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
@@ -95,6 +98,17 @@ async def _control(
             except (RuntimeError, OSError) as error:
                 return 500, {"error": {"message": str(error)}}
             return 200, {"results": [None]}
+        case "/v1/load_lora_adapter":
+            if values["lora_name"] in engine.adapters:
+                message = f"The lora adapter '{values['lora_name']}' has already been loaded."
+                return 400, {"error": {"message": message}}
+            load = engine.load_adapter(values["lora_name"], values["lora_path"])
+            return await _tried(load, "Success")
+        case "/v1/unload_lora_adapter":
+            if engine.adapters.pop(values["lora_name"], None) is None:
+                message = f"The lora adapter '{values['lora_name']}' cannot be found."
+                return 404, {"error": {"message": message}}
+            return 200, "Success"
         case "/get_world_size":
             return 200, {"world_size": 1}
         case "/init_weight_transfer_engine":
@@ -143,7 +157,7 @@ async def _whole(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
     }
     value = {"request_id": body.get("request_id", ""), "created": int(time.time()), "choices": [whole]}
     if body["sampling_params"].get("prompt_logprobs") is not None:
-        value["prompt_logprobs"] = await engine.score(body["token_ids"])
+        value["prompt_logprobs"] = await engine.score(body["token_ids"], body.get("model"))
     await answer(send, 200, value)
 
 

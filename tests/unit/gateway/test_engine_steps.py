@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
@@ -58,7 +59,7 @@ class Engine:
     async def close(self) -> None:
         self.told.append("close")
 
-    async def score(self, _ids: Sequence[int]) -> list[float]:
+    async def score(self, _ids: Sequence[int], _adapter: str = "") -> list[float]:
         if isinstance(self.scores, EngineError):
             raise self.scores
         return self.scores
@@ -76,7 +77,7 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
         external,
         UpdateSettings(),
         peers or NoPeers(),
-        Distribution("demo", WeightsSettings()),
+        Distribution("demo", WeightsSettings(), EngineSettings(), Path("base")),
         check_leadership=AsyncMock(),
         pinned_s=5.0,
         patient=peers is not None,
