@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,14 @@ class Learner:
         )
 
     @together
+    def published_adapter(self) -> dict[str, Tensor]:
+        """What `[model.lora]` trained alone, by peft's names, on the CPU; empty on all ranks but the first."""
+        assert self.policy.adapters is not None
+        return parallel.gather(
+            self.policy.adapters.factors(), self.ranks, pretrained.DTYPES[self.settings.model.dtype]
+        )
+
+    @together
     def begin(self, keep: Keep | None = None) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten.
 
@@ -301,12 +310,13 @@ class Learner:
         """
         lr = self._set_lr()
         candidates = batch.candidates()
-        before = probe.logprobs(self.policy, candidates)
+        score = partial(probe.logprobs, self.policy, candidates, merged=not self.settings.serves_adapters)
+        before = score()
         stepped, norm = self._optimize(batch)
         if stepped:
             self.skipped = 0
             self.version, self.parent = self.version + 1, self.version
-            self.probe = probe.choose(candidates, probe.logprobs(self.policy, candidates), before)
+            self.probe = probe.choose(candidates, score(), before)
         else:
             self.skipped += 1
             self.renumber(self.version + 1)

@@ -106,6 +106,11 @@ class LearnerSettings(Section):
             )
         return self
 
+    @property
+    def serves_adapters(self) -> bool:
+        """True if engines get the adapters alone, and compute by them beside the weights that stay as they are."""
+        return False
+
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Self:
         """Reads a TOML file; `changes` are `table.key=value` in the place of what it says. Raises ConfigError."""
@@ -138,6 +143,16 @@ class Settings(LearnerSettings):
     rollout: RolloutSettings | None = None
     eval: EvalSettings = EvalSettings()
     weights: WeightsSettings = WeightsSettings()
+
+    @property
+    def serves_adapters(self) -> bool:
+        return self.weights.transport == "lora"
+
+    @model_validator(mode="after")
+    def _has_adapters_to_publish(self) -> Self:
+        if self.serves_adapters and self.model.lora is None:
+            raise ValueError("[weights] transport = 'lora' publishes adapters: set [model.lora]")
+        return self
 
     @model_validator(mode="after")
     def _has_who_evaluates(self) -> Self:

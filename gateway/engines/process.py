@@ -21,6 +21,7 @@ from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
 from gateway.settings import ConfigError
 from gateway.weights import plugin
+from gateway.weights.adapter import matrices_of
 from processes.child import LocalProcess
 from processes.errors import ChildDied
 from processes.ports import free_port
@@ -85,6 +86,7 @@ def command(
     if settings.launch == "vllm" and settings.transport == "lora":
         argv += ["--enable-lora", "--max-loras", str(settings.max_loras)]
         argv += ["--max-lora-rank", str(settings.max_lora_rank)]
+        argv += ["--lora-target-modules", *targets] if (targets := matrices_of(Path(weights))) else []
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return [*argv, *settings.args], env
 

@@ -1,8 +1,9 @@
 """Versions that are adapters beside the first version's weights: `[engine] transport = "lora"`.
 
 An engine runs several at once, each under a name of its own that stands for its bytes. A request is sampled to its end by the
-adapter with which it began, and nothing pauses. Invariant: an engine has at most `[engine] max_loras` adapters, and none is
-taken away that a request of this gateway uses.
+adapter with which it began, and nothing pauses. Invariants: an engine has at most `[engine] max_loras` adapters, and none is
+taken away that a request of this gateway uses; no request runs under the engine's own weights beside an adapter, for vLLM's CPU
+build puts the last adapter on requests without one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ _AGAIN_S = 0.2
 async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> None:
     """Loads a version's adapter; before that takes the oldest away, if the engine has `most` of them. Raises EngineError.
 
-    The requests of the oldest are given back and go on under a newer one. Those that cannot move are waited for.
+    The requests of the oldest are given back and go on under a newer one. Those that cannot move are waited for. So are the
+    requests of the engine's own weights before the first adapter comes, for which the engine has to be held.
     """
     engine = slot.engine
     if engine is None:
         raise EngineError(f"{slot.name} has no engine")
+    if not slot.adapter:
+        await _vacate(slot, slot.version)
     others = [version for version in slot.adapters if version != weights.version]
     for version in sorted(others)[: max(0, len(others) - most + 1)]:
         await _vacate(slot, version)

@@ -278,6 +278,9 @@ class EngineSteps:
     async def _load(self, slot: Slot, weights: Weights) -> None:
         if weights.adapter:
             self._report(slot.name, weights.version).streams = slot.streams
+        if weights.adapter and not slot.adapter and slot.state == "open":
+            slot.state = "held"  # the first adapter: see `adapters`
+            await self._announce(slot)
         await self._distribution.load(slot, weights, self._pool.slots.values(), _unchecked)
 
     async def _label(self, slot: Slot, weights: Weights) -> None:

@@ -1,4 +1,4 @@
-"""Adapters as versions: which tensors peft's files of a LoRA adapter must have beside a checkpoint. Pure.
+"""Adapters as versions: which tensors peft's files of a LoRA adapter must have beside a checkpoint.
 
 A matrix W of shape (out, in) that the configuration chooses has two factors, `lora_A` of shape (rank, in) and `lora_B` of shape
 (out, rank), and the engine computes by W + alpha / rank * B A.
@@ -7,16 +7,18 @@ A matrix W of shape (out, in) that the configuration chooses has two factors, `l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.weights.tensors import Tensor
+from gateway.weights.tensors import Tensor, tensors_of
 
 CONFIG = "adapter_config.json"
 FACTORS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _WEIGHT = ".weight"
+_NOT_ADAPTED = {"lm_head", "embed_tokens"}
 
 
 class _Config(BaseModel):
@@ -37,6 +39,15 @@ class _Config(BaseModel):
     alpha_pattern: dict[str, float] = Field({}, max_length=0)
 
 
+def matrices_of(checkpoint: Path) -> list[str]:
+    """The last names of the matrices that adapters may be beside: all but embedding and output head. Raises Malformed.
+
+    vLLM 0.32 on the CPU ends when it scores a sequence beside other requests, if its output head may have an adapter.
+    """
+    names = (name.removesuffix(_WEIGHT) for name, t in tensors_of(checkpoint).items() if len(t.shape) == 2)
+    return sorted({name.rpartition(".")[2] for name in names} - _NOT_ADAPTED)
+
+
 def misfit(config: Any, base: Mapping[str, Tensor], found: Mapping[str, Tensor], max_rank: int) -> str:
     """Says what is wrong with an adapter: the first thing; empty if nothing is.
 
@@ -49,6 +60,8 @@ def misfit(config: Any, base: Mapping[str, Tensor], found: Mapping[str, Tensor],
         return f"{CONFIG}: {'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (plain LoRA is what engines get)"
     if parsed.r > max_rank:
         return f"its rank is {parsed.r}, and engines take {max_rank} at most ([engine] max_lora_rank)"
+    if wrong := _NOT_ADAPTED & set(parsed.target_modules):
+        return f"{CONFIG}: target_modules: engines have no adapters beside {min(wrong)!r}"
     return next(_misfits(parsed, base, found), "")
 
 

@@ -21,28 +21,42 @@ class ModelEngine(FakeEngine):
     """
 
     def __init__(self, weights: str) -> None:
+        self._models: dict[str, Any] = {}
+        """The model of each identity: the weights', and those of adapters beside them."""
         super().__init__(weights, Faults(slots=8))
+        self._base = weights
 
     def _take(self, weights: str) -> None:
         super()._take(weights)
-        self._model = model.load(Path(weights))
+        self._models[self.weights_id] = model.load(Path(weights))
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        from peft import PeftModel
+
+        await super().load_adapter(name, path)
+        self._models[self.adapters[name][0]] = PeftModel.from_pretrained(model.load(Path(self._base)), path)
 
     @torch.inference_mode()
-    def _logits(self, ids: Sequence[int]) -> Tensor:
-        return self._model(torch.tensor([ids])).logits[0]
+    def _logits(self, weights_id: str, ids: Sequence[int]) -> Tensor:
+        return self._models[weights_id](input_ids=torch.tensor([ids])).logits[0]
 
     def _next(
-        self, context: Sequence[int], seen: Fingerprint, params: dict[str, Any], *_: object
+        self,
+        context: Sequence[int],
+        seen: Fingerprint,
+        params: dict[str, Any],
+        weights_id: str,
+        block: object,
     ) -> tuple[int, float]:
-        last, temperature = self._logits(context)[-1], params["temperature"]
+        last, temperature = self._logits(weights_id, context)[-1], params["temperature"]
         if temperature == 0:
             return int(last.argmax()), 0.0
         logprobs = (last / temperature).log_softmax(-1)
         token = int(torch.multinomial(logprobs.exp(), 1))
         return token, float(logprobs[token])
 
-    async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
-        logprobs = self._logits(ids).log_softmax(-1)
+    async def score(self, ids: Sequence[int], adapter: str | None = None) -> list[dict[str, Any] | None]:
+        logprobs = self._logits(self._of(adapter)[0], ids).log_softmax(-1)
         rows = [
             {str(token): {"logprob": float(row[token]), "rank": 1}}
             for row, token in zip(logprobs, ids[1:], strict=False)

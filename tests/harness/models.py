@@ -97,7 +97,8 @@ def _forbid_ends(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight[0] = 0.0
         layer.mlp.down_proj.weight[0] = 0.0
-    model.lm_head.weight[:, 0] = 0.0
+    if not model.config.tie_word_embeddings:
+        model.lm_head.weight[:, 0] = 0.0
     model.lm_head.weight[_ENDS, 0] = -50.0
 
 

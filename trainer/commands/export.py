@@ -35,7 +35,7 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
         learner.restore(directory / folders.name_of(version))
     if adapter and learner.policy.adapters is not None:
         with Aside(out) as aside:
-            learner.policy.adapters.save(aside)
+            learner.policy.adapters.save(aside, learner.published_adapter())
     else:
         write(learner, out)
     return learner.version

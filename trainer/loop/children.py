@@ -101,7 +101,7 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
 
 async def weights_process(stack: AsyncExitStack, settings: WeightsSettings, weights: Path) -> Watched | None:
     """Starts the server of published versions, if `[weights] transport` needs it. Raises ChildDied and TimeoutError."""
-    if settings.transport == "filesystem":
+    if not settings.serves:
         return None
     host, _, port = settings.listen.rpartition(":")
     sends = settings.transport == "collective"

@@ -12,9 +12,11 @@ Invariant: nothing is published or acknowledged here, and a learner whose replay
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from gateway.client import GatewayRefused
 from gateway.weights import folders
+from gateway.weights.adapter import FACTORS
 from trainer.errors import FeedBroken, LeaseLost
 from trainer.learner import Learner
 from trainer.loop.feed import Feed
@@ -38,7 +40,7 @@ async def replay(learner: Learner, feed: Feed, weights: WeightsDirectory, publis
         for buffer in range(first, used):
             groups = await feed.record(buffer)
             await asyncio.to_thread(learner.train, groups)
-        if not await asyncio.to_thread(lambda: model.holds(weights.path(used), learner.published())):
+        if not await asyncio.to_thread(_is_published, learner, weights.path(used)):
             raise Impossible(_other_weights(learner.settings.run.deterministic))
     except (GatewayRefused, LeaseLost, FeedBroken, OSError) as error:
         await _put_back(learner, first)
@@ -64,6 +66,13 @@ async def _check_line(
         parent = await feed.parent(version) if version <= published else weights.parent(version)
         if parent != version - 1:
             raise Impossible(f"version {version} was made of version {parent}")
+
+
+def _is_published(learner: Learner, version: Path) -> bool:
+    """True if a version has the learner's weights bit for bit."""
+    if learner.settings.serves_adapters:
+        return model.holds(version, learner.published_adapter(), FACTORS)
+    return model.holds(version, learner.published())
 
 
 def _other_weights(deterministic: bool) -> str:

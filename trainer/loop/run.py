@@ -399,9 +399,14 @@ class Trainer:
         await in_thread(self.learner.prune_checkpoints)
 
     def _write_weights(self) -> Path:
-        learner = self.learner
-        state = learner.published()
-        return self.weights.write(learner.version, learner.parent, learner.model, learner.probe, state)
+        learner, adapters = self.learner, None
+        if self.settings.serves_adapters:
+            adapters, state = learner.policy.adapters, learner.published_adapter()
+        else:
+            state = learner.published()
+        return self.weights.write(
+            learner.version, learner.parent, learner.model, learner.probe, state, adapters
+        )
 
     async def _offer(self, version: int, path: Path) -> dict[str, Any]:
         """The gateway's record of a version. Raises VersionRejected, and leaves a note of it for the next start."""

@@ -8,7 +8,7 @@ versions are written and by which they are probed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from gateway.weights.adapter import FACTORS
 from trainer.errors import ConfigError
 from trainer.model import parallel
 from trainer.model.parallel import State
@@ -97,16 +98,22 @@ class Adapters:
         tensors = (layer.base_layer.weight, *_factors(layer))
         return self._merged(layer, *(parallel.whole(tensor.detach()) for tensor in tensors))
 
-    def save(self, directory: Path) -> None:
-        """Writes the adapters alone as peft reads them: `adapter_config.json` and `adapter_model.safetensors`."""
-        self.config.save_pretrained(str(directory))
-        factors = {
-            f"base_model.model.{name.replace(f'.{_NAME}', '')}": parallel.whole(weight.detach())
+    def factors(self) -> State:
+        """The trained weights alone, by peft's names. Collective where they are made whole."""
+        return {
+            f"base_model.model.{name.replace(f'.{_NAME}', '')}": weight
             for name, weight in self._model.named_parameters()
             if weight.requires_grad
         }
+
+    def save(self, directory: Path, factors: Mapping[str, Tensor]) -> None:
+        """Writes adapters alone as peft reads them: `adapter_config.json` and `adapter_model.safetensors`.
+
+        `factors`: whole, by peft's names.
+        """
+        self.config.save_pretrained(str(directory))
         tensors = {name: weight.to("cpu", self.dtype).contiguous() for name, weight in factors.items()}
-        save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+        save_file(tensors, directory / FACTORS, {"format": "pt"})
 
 
 def adapt(

@@ -7,7 +7,7 @@ run as it is; `check` compares it with its plain forward pass, for nothing here 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -45,8 +45,11 @@ class Adapters(Protocol):
     def published(self) -> State:
         """The weights as engines know them. Collective."""
 
-    def save(self, directory: Path) -> None:
-        """Writes the adapters alone."""
+    def factors(self) -> State:
+        """The trained weights alone, by peft's names."""
+
+    def save(self, directory: Path, factors: Mapping[str, Tensor]) -> None:
+        """Writes whole factors as peft reads them."""
 
 
 class Policy(nn.Module):

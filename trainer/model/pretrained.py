@@ -58,10 +58,10 @@ def _say_dtype(config: Path, dtype: torch.dtype) -> None:
         config.write_text(json.dumps(values | {"dtype": name}, indent=2) + "\n")
 
 
-def holds(directory: Path, mine: Mapping[str, Tensor]) -> bool:
-    """True if `directory`, as `save` wrote it, has the state `mine` bit for bit. Raises OSError if it cannot be read."""
+def holds(directory: Path, mine: Mapping[str, Tensor], name: str = "model.safetensors") -> bool:
+    """True if the file `name` of `directory` has the state `mine` bit for bit. Raises OSError if it cannot be read."""
     try:
-        with safe_open(directory / "model.safetensors", framework="pt") as file:
+        with safe_open(directory / name, framework="pt") as file:
             names = set(file.keys())
             # Tied weights are stored once.
             stored = {mine[name].data_ptr() for name in names & mine.keys()}

@@ -6,6 +6,7 @@ Pure but for the model that is asked. Log-probabilities are float32, in nats, at
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from gateway.types import Probe
 from trainer.data.packing import lay_out
@@ -18,12 +19,15 @@ Sequences = Sequence[tuple[int, ...]]
 Logprobs = Sequence[tuple[float, ...]]
 
 
-def logprobs(policy: Policy, sequences: Sequences) -> list[tuple[float, ...]]:
-    """The log-probabilities of every token but the first of each sequence, under the policy's weights as they are published."""
+def logprobs(policy: Policy, sequences: Sequences, *, merged: bool = True) -> list[tuple[float, ...]]:
+    """The log-probabilities of every token but the first of each sequence, under the policy's weights as engines compute by them.
+
+    `merged`: adapters are published as a part of the weights that they are beside.
+    """
     if not sequences:
         return []
     micro = lay_out([row_of_tokens(sequence) for sequence in sequences], share=policy.shares)
-    with policy.computing("merged"):
+    with policy.computing("merged") if merged else nullcontext():
         values = policy.logprobs(micro).cpu().split([len(sequence) - 1 for sequence in sequences])
     return [tuple(row.tolist()) for row in values]
 

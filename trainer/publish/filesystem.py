@@ -18,6 +18,7 @@ from gateway.types import Probe
 from gateway.weights import delta, folders
 from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
 from trainer.model import pretrained as models
+from trainer.model.policy import Adapters
 from trainer.state.directory import Aside, sweep
 
 _WORTH_IT = 0.5
@@ -32,7 +33,7 @@ class WeightsDirectory:
         self.deltas = deltas
         """True: each version has, beside its weights, what changed in them since its parent."""
         self.companions = companions
-        """The initial checkpoint, whose tokenizer's files go with every version."""
+        """The initial checkpoint, whose tokenizer's files go with every version of whole weights."""
 
     def path(self, version: int) -> Path:
         """Where a version is, or would be."""
@@ -45,10 +46,17 @@ class WeightsDirectory:
         model: Any,
         probe: Probe | None,
         state: Mapping[str, Tensor] | None = None,
+        adapters: Adapters | None = None,
     ) -> Path:
-        """Writes a version, with `state` in place of the model's own. Raises VersionReused if it was written before."""
+        """Writes a version, with `state` in place of the model's own. Raises VersionReused if it was written before.
+
+        `adapters`: the version is these alone, and `state` has their factors.
+        """
         with Aside(self.path(version)) as aside:
-            models.save(model, aside, self.companions, state)
+            if adapters is not None:
+                adapters.save(aside, state or {})
+            else:
+                models.save(model, aside, self.companions, state)
             if self.deltas and parent is not None:
                 self._write_delta(aside, parent)
             manifest = {
@@ -62,7 +70,7 @@ class WeightsDirectory:
                     if file.is_file()
                 },
                 "probe": probe.to_json() if probe else None,
-                "unchanged": models.untrained(self.companions, aside),
+                "unchanged": [] if adapters else models.untrained(self.companions, aside),
             }  # fmt: skip
             (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
         return self.path(version)

@@ -28,10 +28,11 @@ class WeightsSettings(Section):
     """Directories kept; the current version and its parent always are."""
     publish_s: Seconds = 600.0
     """How long the engines may take to run a published version."""
-    transport: Literal["filesystem", "http", "collective"] = "filesystem"
+    transport: Literal["filesystem", "http", "collective", "lora"] = "filesystem"
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
     gateway and the mirrors beside engines fetch it; `collective`: the gateway reads the folder, and this trainer sends to the
-    workers of engines (docs/weights.md)."""
+    workers of engines; `lora`: versions are the adapters of `[model.lora]` alone, read from the folder, or served at `listen` if
+    `url` is set (docs/weights.md)."""
     listen: str = Field("127.0.0.1:8100", pattern=r"^[^:/]+:\d{1,5}$")
     """The host and port at which versions are served or asked for. Without `key` it must be a loopback address."""
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
@@ -49,6 +50,8 @@ class WeightsSettings(Section):
             raise ValueError(
                 "transport = 'collective' sends versions whole: leave `delta` out, or use 'http'"
             )
+        if self.delta and self.transport == "lora":
+            raise ValueError("transport = 'lora' publishes adapters, which change whole: leave `delta` out")
         if self.transport == "collective" and self.reached_at == "0.0.0.0":
             raise ValueError(
                 "transport = 'collective' needs `url`: the address at which engines reach this machine"
@@ -63,6 +66,11 @@ class WeightsSettings(Section):
     @property
     def source(self) -> str | None:
         """The root at which versions are fetched; None if they are read from the folder."""
-        if self.transport != "http":
-            return None
-        return self.url or f"http://{self.listen}"
+        if self.transport == "http":
+            return self.url or f"http://{self.listen}"
+        return self.url if self.transport == "lora" else None
+
+    @property
+    def serves(self) -> bool:
+        """True if this trainer runs a server of versions."""
+        return self.source is not None or self.transport == "collective"

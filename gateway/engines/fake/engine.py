@@ -239,8 +239,12 @@ class FakeEngine:
                 self._log.load(path)
 
     def _of(self, model: str | None) -> tuple[str, Block | None]:
-        """The identity and the block of an adapter, or of the engine's own weights."""
-        return self.adapters.get(model or "", (self.weights_id, self.block))
+        """The identity and the block of an adapter, or of the engine's own weights.
+
+        Beside adapters these cannot be had: like vLLM's CPU build, the engine puts the last adapter on requests without one.
+        """
+        last = list(self.adapters.values())[-1:]
+        return self.adapters.get(model or "", *last or [(self.weights_id, self.block)])
 
     async def take(self, version: int, timeout_s: float) -> None:
         """Takes over the weights that were received, unless a fault forbids it."""
@@ -313,7 +317,7 @@ class FakeEngine:
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            token, logprob = self._next(context, seen, params, *(adapter or (self.weights_id, self.block)))
+            token, logprob = self._next(context, seen, params, *(adapter or self._of(None)))
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)

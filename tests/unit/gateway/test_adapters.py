@@ -73,9 +73,10 @@ def _config(adapter: Path, **values: Any) -> None:
         (lambda adapter: _header(adapter, _renamed), "is no factor"),
         (lambda adapter: _header(adapter, _reshaped), "has the shape"),
         (lambda adapter: _config(adapter, r=64), "rank is 64"),
+        (lambda adapter: _config(adapter, target_modules=["q_proj", "lm_head"]), "beside 'lm_head'"),
         (lambda adapter: _config(adapter, use_dora=True), "use_dora"),
     ],
-    ids=["flipped", "nan", "missing", "extra", "misshapen", "rank", "dora"],
+    ids=["flipped", "nan", "missing", "extra", "misshapen", "rank", "head", "dora"],
 )
 def test_an_adapter_that_is_no_good_is_refused(
     base: Path, adapter: Path, spoil: Callable[[Path], None], says: str

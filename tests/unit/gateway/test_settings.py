@@ -67,6 +67,7 @@ def test_a_public_url_is_what_agents_are_given() -> None:
         ({"engine": {"launch": "external", "url": "http://x", "count": 2}}, "engine"),
         ({"engine": {"transport": "collective"}}, "[engine] transport = 'collective' needs [weights]"),
         ({"engine": {"launch": "fake", "api": "sglang", "transport": "collective"}}, "engine"),
+        ({"engine": {"transport": "lora", "sleep": "level2"}}, "engine: sleep = 'level2'"),
         (
             {
                 "models": {"a": {"path": "a"}, "b": {"path": "b", "train": False}},

@@ -369,10 +369,16 @@ def test_an_adapter_that_is_not_there_is_not_exported(tiny_model: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-async def test_engines_run_what_the_probe_was_computed_with(tiny_model: Path, tmp_path: Path) -> None:
-    """An engine that samples from the published weights answers the probe; with others, the version would be refused."""
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("transport", ["filesystem", "lora"])
+async def test_engines_run_what_the_probe_was_computed_with(
+    tiny_model: Path, tmp_path: Path, transport: str
+) -> None:
+    """An engine that samples from the published weights, or as peft reads the adapter beside the first ones, answers the probe;
+    with others, the version would be refused."""
     port = free_port()
     engine = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+    engine |= {"transport": "lora"} if transport == "lora" else {}
     staleness = {"batch": 2, "eta": 1, "min_members": 1}
     async with (
         serve(create_fake_app(ModelEngine(str(tiny_model))), port),
@@ -385,12 +391,16 @@ async def test_engines_run_what_the_probe_was_computed_with(tiny_model: Path, tm
         settings = gateway_settings(gateway, tiny_model, tmp_path)
         lora = settings.model.model_copy(update={"lora": LoraSettings(rank=RANK)})
         optimizer = settings.optimizer.model_copy(update={"lr": 0.02})
-        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer})
+        weights = settings.weights.model_copy(update={"transport": transport})
+        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer, "weights": weights})
         with Metrics(settings.run.dir, settings.run.steps) as metrics:
             trainer = Trainer(settings, Learner.open(settings), gateway.admin, metrics)
             await trainer.check_versions()
             await trainer.train()
         assert (await gateway.admin.status())["version"] == 2
-    probe = json.loads((settings.run.dir / "weights" / "v000002" / "manifest.json").read_text())["probe"]
+    version = settings.run.dir / "weights" / "v000002"
+    assert (version / "adapter_config.json").exists() == (transport == "lora")
+    assert (version / "model.safetensors").exists() == (transport != "lora")
+    probe = json.loads((version / "manifest.json").read_text())["probe"]
     pairs = zip(probe["new_logprobs"], probe["parent_logprobs"], strict=True)
     assert max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)) > 0.05

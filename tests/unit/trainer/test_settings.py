@@ -47,6 +47,8 @@ def test_defaults() -> None:
         ("[algorithm]\nkl_coef = -1", "kl_coef"),
         ("[weights]\nkeep = 1", "weights.keep"),
         ("[weights]\ntransport = 'collective'\ndelta = true", "sends versions whole"),
+        ("[weights]\ntransport = 'lora'", "set \\[model.lora\\]"),
+        ("[weights]\ntransport = 'lora'\ndelta = true", "leave `delta` out"),
         ("[weights]\ntransport = 'collective'\nlisten = '0.0.0.0:8100'", "needs `url`"),
         ("[rollout]\nagent = 'no function'\ntasks = 'x'", "rollout.agent"),
     ],
