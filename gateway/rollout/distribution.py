@@ -101,7 +101,7 @@ class Distribution:
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
     ) -> None:
-        """Replaces the weights of a paused engine by a version's, or loads an adapter beside them, paused or not. Raises EngineError.
+        """Replaces a paused engine's weights by a version's, or loads an adapter beside them, paused or not. Raises EngineError.
 
         `check` is awaited right before.
         """
