@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 REPORTS = Path("runs/tests")
 SLOWEST = 15
-INTERRUPTED = 2
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 """The elements of pytest's XML reports, and the count that each belongs to."""
 
@@ -21,11 +23,11 @@ OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 # files are uneven, and with whole files (`loadfile`) the last worker runs alone for minutes.
 AT_ONCE = ("-n", str(min(4, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
 
-# Those with vLLM use every core, so they come one after the other.
+# Those with vLLM share one engine, so they come one after the other; the others use the cores that it leaves idle.
 TARGETS = {
     "test": {
         "without-vllm": ("tests", "-m", "not vllm and not long", *AT_ONCE),
-        "vllm": ("tests", "-m", "vllm and not long"),
+        "vllm": ("tests/acceptance", "-m", "vllm and not long"),
     },
     "test-fast": {
         "fast": (
@@ -46,10 +48,20 @@ class Test:
     outcome: str
 
 
-def run(name: str, options: tuple[str, ...]) -> int:
-    """One run of pytest; answers its exit status."""
-    argv = [sys.executable, "-m", "pytest", *options, "--junitxml", str(REPORTS / f"{name}.xml")]
-    return subprocess.run(argv, check=False).returncode
+def run(parts: dict[str, tuple[str, ...]]) -> list[int]:
+    """Runs pytest for each part, side by side; answers their exit statuses. The output of all but the first comes at the end."""
+    running = list[tuple[subprocess.Popen[bytes], IO[bytes] | None]]()
+    for name, options in parts.items():
+        argv = [sys.executable, "-m", "pytest", *options, "--junitxml", str(REPORTS / f"{name}.xml")]
+        output = tempfile.TemporaryFile() if running else None  # noqa: SIM115
+        running.append((subprocess.Popen(argv, stdout=output, stderr=output), output))
+    for process, output in running:
+        process.wait()
+        if output is not None:
+            output.seek(0)
+            sys.stdout.flush()
+            shutil.copyfileobj(output, sys.stdout.buffer)
+    return [process.returncode for process, _ in running]
 
 
 def tests_of(report: Path) -> list[Test]:
@@ -73,17 +85,14 @@ def summary(target: str, tests: list[Test], minutes: float) -> str:
 
 
 def main(target: str) -> int:
-    """Runs a target's parts, also if the first has failed, and says how it went; answers the exit status."""
-    began, status, tests = time.monotonic(), 0, list[Test]()
+    """Runs a target's parts, and says how it went; answers the exit status."""
+    began = time.monotonic()
     REPORTS.mkdir(parents=True, exist_ok=True)
     for report in REPORTS.glob("*.xml"):
         report.unlink()
-    for name, options in TARGETS[target].items():
-        ended = run(name, options)
-        tests += tests_of(REPORTS / f"{name}.xml")
-        status = status or ended
-        if ended == INTERRUPTED:
-            break
+    parts = TARGETS[target]
+    status = max(run(parts), key=abs)
+    tests = [test for name in parts for test in tests_of(REPORTS / f"{name}.xml")]
     print(f"\nThe slowest {SLOWEST} tests, in seconds:")
     for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST]:
         print(f"{test.seconds:8.1f}  {test.name}")

@@ -44,7 +44,7 @@ async def states(gateway: RunningGateway) -> list[tuple[str, int]]:
     [
         ("fails", "RuntimeError: these weights cannot be loaded (fault)"),
         ("dies", "was killed by signal 9"),
-        ("hangs", "was not ready within 6 s"),
+        pytest.param("hangs", "was not ready within 60 s", marks=pytest.mark.long),
         ("other", "does not run version 1: its log-probabilities are"),
     ],
 )
@@ -55,13 +55,13 @@ async def test_a_bad_version_leaves_the_engines_with_the_one_before(
     engine: dict[str, Any] = {"count": 2, "max_restarts": 1, "args": ["--delay-s", "0.01"]}
     update: dict[str, Any] = {}
     if loading == "hangs":  # time alone tells
-        engine["start_s"], update["load_s"] = 6, 1.0
+        engine["start_s"], update["load_s"] = 60, 1.0
     values = settings_for(tiny_model, tmp_path, engine=engine, update=update)
     bad = ill(tmp_path, 1, 0, loading)
     async with run_gateway(values, in_process=False) as gateway:
         done = asyncio.Event()
-        agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(4)]
-        record = await gateway.admin.publish(1, str(bad), wait_s=120)
+        agents = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(2)]
+        record = await gateway.admin.publish(1, str(bad), wait_s=600)
         done.set()
         assert (record["state"], record["bad"]) == ("failed", True)
         assert why in record["why"]

@@ -155,6 +155,7 @@ async def test_the_whole_check_runs_on_the_cpu_in_a_tiny_shape(
     assert not re.search(r"(src|href)=|@import|url\(", html), "the page needs nothing else"
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_the_whole_check_runs_beside_vllm(vllm: SharedEngine, tmp_path: Path) -> None:
     assert_whole(checked(tmp_path / "run", Engine(vllm.settings)))

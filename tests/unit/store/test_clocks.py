@@ -21,6 +21,8 @@ from gateway.store.database import Database
 from gateway.store.decisions import Decision
 from tests.unit.store.rows import MINE, NAME, episode, leases_of, record, turn
 
+shared = pytest.mark.parametrize("new_store", ["postgresql"], indirect=True)
+"""For stores that processes of several hosts share: whoever shares a file of SQLite has its clock, too."""
 HOUR = 3600.0
 Work = Callable[[Database], Coroutine[Any, Any, object]]
 
@@ -63,6 +65,7 @@ async def _begin_anew(database: Database) -> None:
     await database.submit(lambda c: turns.begin_anew(c, "e", NAME, "retry"))
 
 
+@shared
 async def test_a_retry_of_another_host_comes_after_the_call_and_before_the_next(
     database: Database, store_url: str, apart_s: float
 ) -> None:
@@ -79,6 +82,7 @@ async def _lease(database: Database) -> None:
     await leases.lease("trainer")
 
 
+@shared
 async def test_a_lease_lasts_as_long_as_it_was_given_for(
     database: Database, store_url: str, apart_s: float
 ) -> None:
@@ -99,6 +103,7 @@ async def _end(database: Database) -> None:
     await database.submit(write)
 
 
+@shared
 async def test_episodes_are_as_old_as_they_are(database: Database, store_url: str, apart_s: float) -> None:
     """One that ended just now is not deleted because the clocks of the hosts say something else of it, and not kept either."""
     await asyncio.to_thread(elsewhere, store_url, apart_s, _end)

@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from gateway.client import GatewayClient
 from tests.harness.gateways import RunningGateway
+from trainer.cli import app
 from trainer.commands.evaluate import evaluate
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import read
@@ -162,7 +164,7 @@ async def test_the_command_line_wins_over_the_file(gateway: RunningGateway, tmp_
         *(2, 0, 1.0),
         ["tasks"],
     )
-    assert (await trainer(*argv, "--temperature", "0.5"))[0] == 2
+    assert CliRunner().invoke(app, [*argv, "--temperature", "0.5"]).exit_code == 2
 
 
 async def trainer(*argv: str) -> tuple[int | None, str]:
@@ -186,8 +188,7 @@ def test_help_loads_neither_torch_nor_the_gateway() -> None:
 
 def test_a_wrong_configuration_is_one_message_without_a_trace(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text("[run]\nstep = 1\n")
-    command = [sys.executable, "-m", "trainer.cli", "run", str(tmp_path / "t.toml")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "t.toml")])
+    assert done.exit_code == 2
     assert "run.step" in done.stderr
     assert "Traceback" not in done.stderr
