@@ -23,7 +23,7 @@ TESTS = $(BIN)/python -m tests
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
-	litellm trl bench-trainer gpu-check up up-vllm down compose-check clean
+	litellm trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -77,6 +77,9 @@ down: setup ## end what `make up` started
 
 compose-check: setup ## compose.yaml, as far as that can be told without Docker
 	$(BIN)/python -m pytest -q tests/unit/test_compose.py
+
+images-check: setup ## the gateway's image without Docker, and an agent that asks what runs in it; needs root, buildah and debootstrap
+	$(BIN)/python -m tests.images
 
 demo: setup engine ## train a small model behind an unmodified agent, from nothing
 	$(BIN)/python -m examples.demo.run
