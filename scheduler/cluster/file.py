@@ -7,19 +7,16 @@ not repeated; of these, only what concerns the cluster is read (`GatewayFile`, `
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from processes.ports import url_of
 from scheduler.cluster.errors import BadFile
+from scheduler.cluster.gateway_file import GatewayFile, table_of, tables_in
 from scheduler.cluster.sharing import SHARE, Memory
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
-from scheduler.configuration import Unreadable, complaints, read_toml
+from scheduler.configuration import complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""
@@ -30,8 +27,6 @@ LabelKey = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
-_SHARE = "--gpu-memory-utilization"
-_SPREAD = ("--tensor-parallel-size", "-tp")
 _TRAIN = "train"
 """The gateway's tag for a node that a trainer claims."""
 
@@ -246,7 +241,7 @@ class ClusterFile(Section):
     def load(cls, path: Path) -> ClusterFile:
         """Reads a TOML file. Raises BadFile."""
         try:
-            return cls.model_validate(_toml(path))
+            return cls.model_validate(tables_in(path))
         except ValidationError as error:
             raise BadFile("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
@@ -305,84 +300,9 @@ class ClusterFile(Section):
         return Need("trainer", frozenset(self.trainer.tags), self.trainer.capacity(Capacity()))
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayFile:
-    """The part of the gateway's configuration that the cluster needs; the gateway checks the rest itself."""
-
-    path: Path
-    url: str
-    """The URL for calls."""
-    admin_url: str
-    key: str | None
-    """The admin key, where the file has it; or the environment's."""
-    model: str
-    share: float | None = None
-    """`--gpu-memory-utilization` of the engines, if the file says it."""
-    sleeps: bool = True
-    """True if engines on accelerators free their memory while they sleep."""
-    gpus: int = 1
-    """GPUs over which one engine is spread."""
-
-    @classmethod
-    def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
-        """Raises BadFile, also where the gateway would start engines of its own."""
-        values = _toml(path)
-        server, admin = _table(path, values, "server"), _table(path, values, "admin")
-        models = _table(path, values, "models")
-        trained = [
-            n
-            for n, m in models.items()
-            if isinstance(m, dict) and m.get("train", True) and "upstream" not in m
-        ]
-        name = model or next(iter(trained), None)
-        if name is None or name not in models:
-            raise BadFile(
-                f"{path}: [engine] model of the cluster: no model {model!r}; there are: {', '.join(models)}"
-            )
-        engine = models[name].get("engine", values.get("engine", {}))
-        _check_engine(path, name, engine)
-        if not server.get("port", 8000):
-            raise BadFile(f"{path}: [server] port = 0 leaves the cluster no way to find the gateway")
-        url = url_of(server.get("host", "127.0.0.1"), server.get("port", 8000))
-        own = admin.get("port")
-        admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
-        return cls(
-            path,
-            url,
-            admin_url,
-            admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None,
-            name,
-            _number(path, engine.get("args", ()), _SHARE),
-            engine.get("sleep", "auto") != "pause",
-            int(_number(path, engine.get("args", ()), *_SPREAD) or engine.get("tensor_parallel", 1)),
-        )
-
-    def check_gpus(self, reserved: int | None) -> None:
-        """Raises BadFile if engines are spread over other than the `reserved` GPUs. None: nothing is reserved."""
-        if reserved is None or reserved == self.gpus or (reserved == 0 and self.gpus == 1):
-            return
-        raise BadFile(
-            f"{self.path}: an engine is spread over {self.gpus} GPUs ([engine] tensor_parallel), and the cluster file reserves"
-            f" {reserved} for it ([engine] gpus): say the same number in both"
-        )
-
-
-def _number(path: Path, args: Sequence[str], *options: str) -> float | None:
-    """The number that vLLM is told by an option, as one argument or two; None without it. Raises BadFile."""
-    told = [part for arg in args for part in str(arg).split("=", 1)]
-    for option in options:
-        if option in told[:-1]:
-            text = told[told.index(option) + 1]
-            try:
-                return float(text)
-            except ValueError:
-                raise BadFile(f"{path}: [engine] args: {option} {text} is no number") from None
-    return None
-
-
 def check_trainer(path: Path) -> None:
     """Raises BadFile if the trainer would start a gateway of its own."""
-    gateway = _table(path, _toml(path), "gateway")
+    gateway = table_of(path, tables_in(path), "gateway")
     if "config" in gateway or "url" not in gateway:
         raise BadFile(f"{path}: [gateway] url is needed, and no config: the cluster starts the gateway")
 
@@ -394,7 +314,9 @@ def memory_of(file: ClusterFile, gateway: GatewayFile) -> Memory:
         return Memory(file.engine.gpu_memory_gb, share, gateway.sleeps)
     offloads = False  # nobody knows what a command does
     if trainer.config is not None:
-        offloads = _table(trainer.config, _toml(trainer.config), "gateway").get("offload", "auto") != "none"
+        offloads = (
+            table_of(trainer.config, tables_in(trainer.config), "gateway").get("offload", "auto") != "none"
+        )
     return Memory(
         file.engine.gpu_memory_gb,
         share,
@@ -403,28 +325,3 @@ def memory_of(file: ClusterFile, gateway: GatewayFile) -> Memory:
         offloads,
         turns=not file.unlent,
     )
-
-
-def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:
-    """Other models' engines are the gateway's own affair."""
-    if engine.get("launch", "vllm") == "external":
-        message = f"'external' does not say how {model}'s engines are started, and the cluster starts them"
-        raise BadFile(f"{path}: [engine] launch: {message}")
-    if engine.get("count", 1) != 0:
-        raise BadFile(
-            f"{path}: [engine] count = 0 is needed: the cluster starts {model}'s engines, on its nodes"
-        )
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return read_toml(path)
-    except Unreadable as error:
-        raise BadFile(str(error)) from error
-
-
-def _table(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = values.get(name, {})
-    if not isinstance(table, dict):
-        raise BadFile(f"{path}: {name} is no table")
-    return table

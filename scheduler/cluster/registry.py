@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from processes.supervised import Say
-from scheduler.cluster.file import GatewayFile
+from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import Node
 
 _ADMIN = "/admin/v1"

@@ -24,9 +24,10 @@ from processes.child import LocalProcess
 from processes.errors import GivenUp
 from processes.ports import url_of
 from processes.supervised import Budget, Child, Say, SupervisedProcess
-from scheduler.cluster import sharing
+from scheduler.cluster import preflight, sharing
 from scheduler.cluster.errors import ClusterError, Unsatisfied
-from scheduler.cluster.file import ClusterFile, GatewayFile, TrainerTable, check_trainer, memory_of
+from scheduler.cluster.file import ClusterFile, TrainerTable, check_trainer, memory_of
+from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.growth import Growth
 from scheduler.cluster.launch import Job, Launcher, Running, filled
 from scheduler.cluster.registry import Address, Registry
@@ -73,7 +74,9 @@ class Supervisor:
         self._trouble = ""
 
     async def check(self) -> None:
-        """Shows what would run where. Raises ClusterError, also for what would run out of memory."""
+        """Shows what would run where. Raises ClusterError, also for what is not there and what would run out of memory."""
+        for warning in preflight.examine(self._file, self.gateway):
+            self._say(warning)
         await self._launcher.open()
         try:
             await self._placed_first()

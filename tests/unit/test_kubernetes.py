@@ -17,7 +17,8 @@ from gateway.sections import EngineSettings, ModelSettings
 from gateway.settings import Settings
 from scheduler.cluster import sharing
 from scheduler.cluster.errors import OutOfMemory
-from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer, memory_of
+from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
+from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import Capacity, Seen, assign, check_counts, match
 from trainer.settings import Settings as TrainerSettings
 

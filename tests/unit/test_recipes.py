@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.settings import Settings as GatewaySettings
-from scheduler.cluster.file import ClusterFile, GatewayFile, check_trainer
+from scheduler.cluster.file import ClusterFile, check_trainer
+from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.sharing import AWAY_GB, Need, fit
 from trainer.cli import app
 from trainer.settings import Settings

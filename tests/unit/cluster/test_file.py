@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from scheduler.cluster.errors import BadFile
-from scheduler.cluster.file import MANY, ClusterFile, GatewayFile, check_trainer
+from scheduler.cluster.file import MANY, ClusterFile, check_trainer
+from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.launch import DEVICES, Job, visible
 from scheduler.cluster.machine import LocalLauncher
+from scheduler.cluster.preflight import examine
 from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Node, Place, Seen
 
 ROOT = Path(__file__).parents[3]
@@ -106,6 +109,28 @@ def test_gpus_that_are_reserved_and_not_used_are_refused(tmp_path: Path, engine:
     for reserved in (0, 1, 8):
         with pytest.raises(BadFile, match=rf"spread over 2 GPUs .* reserves {reserved} for it"):
             found.check_gpus(reserved)
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [("", "which means this machine wherever they are"), ('[server]\npublic_url = "http://head:8000"\n', "")],
+)
+def test_what_is_named_and_not_there_is_said_before_anything_starts(
+    tmp_path: Path, server: str, said: str
+) -> None:
+    path, model = tmp_path / "gateway.toml", tmp_path / "model"
+    text = f'{server}[models.demo]\npath = "{model}"\n[engine]\ncount = 0\npython = "{{python}}"\n'
+    file = load(tmp_path, RAY + GATEWAY + NODE)
+    path.write_text(text.format(python="no-such-python"))
+    with pytest.raises(BadFile, match="'no-such-python': no such program"):
+        examine(file, GatewayFile.read(path, None, {}))
+    path.write_text(text.format(python=sys.executable))
+    with pytest.raises(BadFile, match="no checkpoint is there"):
+        examine(file, GatewayFile.read(path, None, {}))
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert said in "".join(examine(file, GatewayFile.read(path, None, {})))
+    assert bool(said) is bool(examine(file, GatewayFile.read(path, None, {})))
 
 
 def test_ranks_of_a_node_see_all_its_gpus_in_the_order_of_their_local_numbers() -> None:

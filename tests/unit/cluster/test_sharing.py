@@ -10,7 +10,7 @@ from scheduler.cluster.command import run
 from scheduler.cluster.errors import BadFile, OutOfMemory
 from scheduler.cluster.sharing import Need, fit
 
-GATEWAY = '[models.demo]\npath = "m"\n[engine]\ncount = 0\n'
+GATEWAY = '[models.demo]\npath = "{folder}"\n[engine]\nlaunch = "fake"\ncount = 0\n'
 TRAINER = '[gateway]\nurl = "http://127.0.0.1:1"\n'
 CLUSTER = """
 [gateway]
@@ -49,7 +49,8 @@ def test_two_fit_together_or_in_turn_if_one_leaves_enough_to_the_other(
 
 def check(folder: Path, gateway: str = "", gateway_of_trainer: str = "", **tables: str) -> None:
     """`scheduler run --check` of one node with one GPU."""
-    (folder / "gateway.toml").write_text(GATEWAY + gateway)
+    (folder / "gateway.toml").write_text(GATEWAY.format(folder=folder) + gateway)
+    (folder / "config.json").write_text("{}")  # a checkpoint's
     (folder / "trainer.toml").write_text(TRAINER + gateway_of_trainer)
     given = {"node": "gpu_memory_gb = 80", "trainer": "gpu_memory_gb = 60", "engine": ""} | tables
     (folder / "cluster.toml").write_text(CLUSTER.format(folder=folder, **given))

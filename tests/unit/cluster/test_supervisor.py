@@ -86,7 +86,10 @@ class Cluster:
     def __init__(self, folder: Path, text: str, **nodes: Sequence[str]) -> None:
         self.port = free_port()
         gateway = folder / "gateway.toml"
-        gateway.write_text(f'[server]\nport = {self.port}\n[models.demo]\npath = "x"\n[engine]\ncount = 0\n')
+        gateway.write_text(
+            f'[server]\nport = {self.port}\n[models.demo]\npath = "{folder}"\n[engine]\nlaunch = "fake"\ncount = 0\n'
+        )
+        (folder / "config.json").write_text("{}")
         path = folder / "cluster.toml"
         head = '[cluster]\nlauncher = "ray"\nlook_s = 0.05\nrestarts = 0\n[ray]\nwait_s = 0.1\n'
         path.write_text(f'{head}[gateway]\nconfig = "{gateway}"\n{text}')

@@ -1,0 +1,129 @@
+"""The part of the gateway's configuration that a cluster needs; the gateway checks the rest itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from processes.ports import url_of
+from scheduler.cluster.errors import BadFile
+from scheduler.configuration import Unreadable, read_toml
+
+_SHARE = "--gpu-memory-utilization"
+_SPREAD = ("--tensor-parallel-size", "-tp")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFile:
+    """The gateway's TOML file, with what the environment adds to it."""
+
+    path: Path
+    url: str
+    """The URL for calls."""
+    admin_url: str
+    key: str | None
+    """The admin key, where the file has it; or the environment's."""
+    model: str
+    share: float | None = None
+    """`--gpu-memory-utilization` of the engines, if the file says it."""
+    sleeps: bool = True
+    """True if engines on accelerators free their memory while they sleep."""
+    gpus: int = 1
+    """GPUs over which one engine is spread."""
+    starts_vllm: bool = True
+    python: str = "python"
+    """The interpreter of vLLM's environment."""
+    checkpoint: Path | None = None
+    """The model's folder."""
+    public_url: str = ""
+    """The URL that agents are told."""
+
+    @classmethod
+    def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
+        """Raises BadFile, also where the gateway would start engines of its own."""
+        values = tables_in(path)
+        server, admin = table_of(path, values, "server"), table_of(path, values, "admin")
+        models = table_of(path, values, "models")
+        trained = [
+            n
+            for n, m in models.items()
+            if isinstance(m, dict) and m.get("train", True) and "upstream" not in m
+        ]
+        name = model or next(iter(trained), None)
+        if name is None or name not in models:
+            raise BadFile(
+                f"{path}: [engine] model of the cluster: no model {model!r}; there are: {', '.join(models)}"
+            )
+        engine = models[name].get("engine", values.get("engine", {}))
+        _check_engine(path, name, engine)
+        if not server.get("port", 8000):
+            raise BadFile(f"{path}: [server] port = 0 leaves the cluster no way to find the gateway")
+        url = url_of(server.get("host", "127.0.0.1"), server.get("port", 8000))
+        own = admin.get("port")
+        admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
+        return cls(
+            path,
+            url,
+            admin_url,
+            admin.get("key") or environment.get("HEADGATE_ADMIN_KEY") or None,
+            name,
+            _number(path, engine.get("args", ()), _SHARE),
+            engine.get("sleep", "auto") != "pause",
+            int(_number(path, engine.get("args", ()), *_SPREAD) or engine.get("tensor_parallel", 1)),
+            engine.get("launch", "vllm") == "vllm",
+            engine.get("python", "python"),
+            Path(models[name]["path"]) if "path" in models[name] else None,
+            server.get("public_url") or environment.get("HEADGATE_PUBLIC_URL") or url,
+        )
+
+    def check_gpus(self, reserved: int | None) -> None:
+        """Raises BadFile if engines are spread over other than the `reserved` GPUs. None: nothing is reserved."""
+        if reserved is None or reserved == self.gpus or (reserved == 0 and self.gpus == 1):
+            return
+        raise BadFile(
+            f"{self.path}: an engine is spread over {self.gpus} GPUs ([engine] tensor_parallel), and the cluster file reserves"
+            f" {reserved} for it ([engine] gpus): say the same number in both"
+        )
+
+
+def _number(path: Path, args: Sequence[str], *options: str) -> float | None:
+    """The number that vLLM is told by an option, as one argument or two; None without it. Raises BadFile."""
+    told = [part for arg in args for part in str(arg).split("=", 1)]
+    for option in options:
+        if option in told[:-1]:
+            text = told[told.index(option) + 1]
+            try:
+                return float(text)
+            except ValueError:
+                raise BadFile(f"{path}: [engine] args: {option} {text} is no number") from None
+    return None
+
+
+def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:
+    """Other models' engines are the gateway's own affair."""
+    if engine.get("launch", "vllm") == "external":
+        message = f"'external' does not say how {model}'s engines are started, and the cluster starts them"
+        raise BadFile(f"{path}: [engine] launch: {message}")
+    if engine.get("count", 1) != 0:
+        raise BadFile(
+            f"{path}: [engine] count = 0 is needed: the cluster starts {model}'s engines, on its nodes"
+        )
+
+
+def tables_in(path: Path) -> dict[str, Any]:
+    """A TOML file's tables. Raises BadFile."""
+    try:
+        return read_toml(path)
+    except Unreadable as error:
+        raise BadFile(str(error)) from error
+
+
+def table_of(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table, empty if it is not there. Raises BadFile."""
+    table = values.get(name, {})
+    if not isinstance(table, dict):
+        raise BadFile(f"{path}: {name} is no table")
+    return table
