@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,6 +169,9 @@ def _agent(
     if exit_code_reward and (worker or name is not None):
         raise ValueError("--exit-code-reward is for a command: functions and workers state a number")
     if name is not None:
+        # Unlike `python -m`, a console script does not look for an agent's module in the current folder.
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)
         return load_agent(name)
     if worker:
         return WorkerAgent(command, workers, timeout_s)

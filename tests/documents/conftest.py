@@ -1,0 +1,25 @@
+"""A gateway as `gateway serve --demo` is, in the test's event loop, and a folder as somebody has who follows a page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.cli.demo import demo_settings
+from processes.ports import free_port
+from tests.harness.gateway_command import write_toml
+from tests.harness.gateways import RunningGateway, run_gateway
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    """The demo's gateway, with a grader; its file lies beside its database."""
+    folder: Path = tmp_path_factory.mktemp("demo")
+    values = demo_settings(folder, free_port())
+    values["graders"] = {"length": {"function": "tests.harness.graders:length"}}
+    async with run_gateway(values) as gateway:
+        write_toml({**values, "engine": {"launch": "fake"}}, folder / "gateway.toml")
+        yield gateway
