@@ -24,7 +24,7 @@ from gateway.control.lengths import Lengths
 from gateway.control.models import Models, ServedModel
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
-from gateway.engines.tied import stale_heads
+from gateway.engines.tied_embeddings import stale_heads
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import check_settings
 from gateway.leading import TEND_EVERY_S, open_leader, tend

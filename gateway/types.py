@@ -188,13 +188,13 @@ class EpisodeSampling:
         return found | ({"seed": self.seed} if self.seed != "keep" else {}) or None
 
 
-AS_ASKED = EpisodeSampling()
-"""Leaves everything to the agent."""
+AS_REQUESTED = EpisodeSampling()
+"""Leaves all sampling parameters to the agent."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeAsked:
-    """An episode that somebody wants to have opened."""
+class EpisodeRequest:
+    """A request to open an episode."""
 
     task_id: str
     group_id: str | None
@@ -210,7 +210,7 @@ class EpisodeAsked:
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""
     """A notice for `why` about how the episode was opened (`feed/explain.py`)."""
-    sampling: EpisodeSampling = AS_ASKED
+    sampling: EpisodeSampling = AS_REQUESTED
 
 
 @dataclass(frozen=True, slots=True)

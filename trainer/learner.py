@@ -27,7 +27,7 @@ from torch import Tensor
 from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
-from trainer.data.kept import Keep
+from trainer.data.details import DetailChoice
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import build, device_memory, optim, parallel, pretrained, probe
@@ -217,17 +217,17 @@ class Learner:
 
     @together
     def published_adapter(self) -> dict[str, Tensor]:
-        """What `[model.lora]` trained alone, by peft's names, on the CPU; empty on all ranks but the first."""
+        """The adapters that `[model.lora]` trained, by peft's names, on the CPU; empty on all ranks but the first."""
         assert self.policy.adapters is not None
         return parallel.gather(
             self.policy.adapters.factors(), self.ranks, pretrained.DTYPES[self.settings.model.dtype]
         )
 
     @together
-    def begin(self, keep: Keep | None = None) -> Batch:
+    def begin(self, details: DetailChoice | None = None) -> Batch:
         """The batch on which this version is trained, empty yet; what was accumulated of another is forgotten.
 
-        `keep`: what of it is wanted to be looked at.
+        `details`: the parts to keep for reports.
         """
         self.discard()
         settings = self.settings
@@ -238,7 +238,7 @@ class Learner:
             self._reference_kl,
             share=self._policy.shares,
             credit=settings.credit,
-            keep=keep,
+            details=details,
         )
 
     @together

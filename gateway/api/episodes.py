@@ -20,7 +20,7 @@ from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
-from gateway.types import AS_ASKED, EpisodeAsked, EpisodeMode, EpisodeSampling, Node, TokenFlag
+from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeRequest, EpisodeSampling, Node, TokenFlag
 
 router = APIRouter(
     prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
@@ -117,12 +117,12 @@ async def open_episode(
     """
     place = body.task_id, body.group_id, body.group_size, body.mode, _model(body, access)
     sampling = EpisodeSampling(**body.sampling.model_dump())
-    if body.mode == "train" and sampling != AS_ASKED:
+    if body.mode == "train" and sampling != AS_REQUESTED:
         message = (
             'sampling: only for mode = "eval"; [sampling] in the gateway\'s file configures training episodes'
         )
         raise BadRequest(message, code="invalid_value", param="sampling")
-    asked = EpisodeAsked(*place, body.metadata, body.agent or "", sampling=sampling)
+    asked = EpisodeRequest(*place, body.metadata, body.agent or "", sampling=sampling)
     episodes = access.gateway.episodes
     if idempotency_key is None:
         opened = await episodes.open(asked, wait)

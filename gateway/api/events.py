@@ -12,7 +12,7 @@ from gateway.api.episodes import Number
 from gateway.api.stream import EventStream, openai_failure
 from gateway.errors import BadRequest, NotFound
 from gateway.feed.events import Start
-from gateway.store.events import Event, Wanted, insert_events
+from gateway.store.events import Event, EventFilter, insert_events
 
 PATH = "/admin/v1/events"
 """Every process of a cluster answers requests to this path itself."""
@@ -60,7 +60,7 @@ async def watch(
 ) -> Response:
     """What happens, as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any id."""
     feed, start = access.gateway.events, _start(after, last, last_event_id)
-    wanted = Wanted(tuple(kind or ()), _models(access, model), episode, group)
+    wanted = EventFilter(tuple(kind or ()), _models(access, model), episode, group)
     feed.check()
     keep_alive_s = access.gateway.settings.server.keep_alive_s
     return EventStream(lambda: feed.watch(wanted, start, wait), keep_alive_s, openai_failure)

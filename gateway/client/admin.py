@@ -16,7 +16,7 @@ from gateway.arrow import read_stream
 from gateway.client.events import EventStream
 from gateway.client.refusal import GatewayRefused, refusal
 from gateway.types import (
-    AS_ASKED,
+    AS_REQUESTED,
     EpisodeMode,
     EpisodeOpened,
     EpisodeSampling,
@@ -70,7 +70,7 @@ class GatewayClient:
         model: str | None = None,
         agent: str | None = None,
         idempotency_key: str | None = None,
-        sampling: EpisodeSampling = AS_ASKED,
+        sampling: EpisodeSampling = AS_REQUESTED,
     ) -> EpisodeOpened:
         """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429.
 

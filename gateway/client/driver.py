@@ -24,10 +24,10 @@ import httpx
 
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Agent, Reward, Task
-from gateway.client.failures import RunStopped, Share, pause_s
+from gateway.client.failures import FailureRate, RunStopped, pause_s
 from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
 from gateway.client.patience import Patience, Stopped, rest
-from gateway.types import AS_ASKED, EpisodeMode, EpisodeOpened, EpisodeSampling
+from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
 _STOP_GRACE_S = 5.0
@@ -79,7 +79,7 @@ class EpisodeRunner:
         on_wait: Callable[[str], None] | None = None,
         max_failures: float = 0.5,
         model: str | None = None,
-        sampling: EpisodeSampling = AS_ASKED,
+        sampling: EpisodeSampling = AS_REQUESTED,
     ) -> None:
         if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
             raise ValueError("group_size and concurrency must be >= 1, retries and spare >= 0")
@@ -100,7 +100,7 @@ class EpisodeRunner:
         self._waiting: dict[str, str] = {}
         """The reason why each episode that is not open yet waits, by its Idempotency-Key."""
         self._waits_for = ""
-        self._failures = Share(max_failures, concurrency)
+        self._failures = FailureRate(max_failures, concurrency)
         self._stopped = False
         self._model = model
         self._sampling = sampling

@@ -35,7 +35,7 @@ def in_a_line(error: str) -> str:
     return lines[0][:_LINE] if lines else ""
 
 
-class Share:
+class FailureRate:
     """Stops a run once more than the share `most` of its latest episodes failed; 1 never stops it.
 
     All agents that run at the same time may fail for one passing reason: that alone stops no run.

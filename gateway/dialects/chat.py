@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.request import (
     Effort,
     GenerationRequest,
@@ -19,7 +20,6 @@ from gateway.dialects.request import (
     take_out,
     unsupported,
 )
-from gateway.dialects.shares import Share, Shares, entries
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -185,7 +185,7 @@ class ChatAnswer:
         self._choices = choices
         self._request = request
         self._renderer = renderer
-        self._shares = [Shares(renderer) for _ in choices.replies] if request.logprobs else []
+        self._aligners = [LogprobAligner(renderer) for _ in choices.replies] if request.logprobs else []
         self._tool_calls_sent = [0] * len(choices.replies)
         self._begun = [False] * len(choices.replies)
         first = choices.replies[0]
@@ -198,9 +198,9 @@ class ChatAnswer:
         said: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news if self._request.logprobs else ():
-                said[index] += self._entries(self._shares[index].take(delivery))
-        for index, shares in enumerate(self._shares):
-            said[index] += self._entries(shares.end())
+                said[index] += self._entries(self._aligners[index].take(delivery))
+        for index, aligner in enumerate(self._aligners):
+            said[index] += self._entries(aligner.end())
         choices = [self._choice(i, reply, said[i]) for i, reply in enumerate(self._choices.replies)]
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
@@ -230,7 +230,7 @@ class ChatAnswer:
                 b"%b%b%d%b%b%b" % (self._head, _BEFORE_INDEX, index, _BEFORE_TEXT, text, _AFTER_TEXT)
             )
             return b"".join(events)
-        logprobs = self._entries(self._shares[index].take(delivery)) if self._request.logprobs else None
+        logprobs = self._entries(self._aligners[index].take(delivery)) if self._request.logprobs else None
         for delta in self._deltas(index, delivery) or ([{}] if logprobs else []):
             events.append(self._event(index, delta, logprobs))
             logprobs = None
@@ -265,11 +265,11 @@ class ChatAnswer:
         return deltas
 
     def _last_event(self, index: int, reply: Reply) -> bytes:
-        left = self._entries(self._shares[index].end()) if self._request.logprobs else []
+        left = self._entries(self._aligners[index].end()) if self._request.logprobs else []
         return self._event(index, {}, left or None, reply.finish_reason)
 
-    def _entries(self, shares: Sequence[Share]) -> list[dict[str, Any]]:
-        return entries(shares, self._renderer, self._request.top_logprobs or 0)
+    def _entries(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        return entries(tokens, self._renderer, self._request.top_logprobs or 0)
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(self._choices.prompt_tokens, self._choices.completion_tokens)

@@ -13,8 +13,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, usage_of
+from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
 from gateway.dialects.request import GenerationRequest, unsupported
-from gateway.dialects.shares import Share, Shares
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -139,7 +139,7 @@ class CompletionAnswer:
         self._request = request
         self._asked = asked
         self._renderer = renderer
-        self._shares = [Shares(renderer) for _ in choices.replies] if asked.logprobs else []
+        self._aligners = [LogprobAligner(renderer) for _ in choices.replies] if asked.logprobs else []
         self._begun = [not request.echo] * len(choices.replies)
         first = choices.replies[0]
         self._whole_head = {
@@ -160,7 +160,7 @@ class CompletionAnswer:
             self._choice(
                 i,
                 self._echoed(i) + _text(deliveries[i]),
-                self._all_shares(i, deliveries[i]),
+                self._all_tokens(i, deliveries[i]),
                 reply.finish_reason,
             )
             for i, reply in enumerate(self._choices.replies)
@@ -188,24 +188,26 @@ class CompletionAnswer:
                 orjson.dumps(text),
                 _END,
             )
-        return self._chunk(self._choice(index, text, self._shares[index].take(delivery), None))
+        return self._chunk(self._choice(index, text, self._aligners[index].take(delivery), None))
 
     def _end(self, index: int, reply: Reply) -> bytes:
-        left = self._shares[index].end() if self._asked.logprobs else []
+        left = self._aligners[index].end() if self._asked.logprobs else []
         return self._chunk(self._choice(index, "", left, reply.finish_reason))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._head + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
 
-    def _choice(self, index: int, text: str, shares: Sequence[Share], finish: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(shares) if shares else None
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[TokenLogprob], finish: str | None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(tokens) if tokens else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _all_shares(self, index: int, deliveries: Sequence[Delivery]) -> list[Share]:
+    def _all_tokens(self, index: int, deliveries: Sequence[Delivery]) -> list[TokenLogprob]:
         if not self._asked.logprobs:
             return []
-        shares = self._shares[index]
-        return [share for delivery in deliveries for share in shares.take(delivery)] + shares.end()
+        aligner = self._aligners[index]
+        return [sampled for delivery in deliveries for sampled in aligner.take(delivery)] + aligner.end()
 
     def _echoed(self, index: int) -> str:
         """The text before a choice's own."""
@@ -214,18 +216,18 @@ class CompletionAnswer:
         prompt = self._asked.prompts[index // self._asked.n]
         return prompt if isinstance(prompt, str) else self._renderer.decode(prompt)
 
-    def _logprobs(self, shares: Sequence[Share]) -> dict[str, Any]:
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         most = self._asked.top_logprobs
-        tokens = [self._named(share.token) for share in shares]
+        names = [self._named(sampled.token) for sampled in tokens]
         tops = [
-            {**{self._named(i): x for i, x in share.others[:most]}, token: share.logprob}
-            for token, share in zip(tokens, shares, strict=True)
+            {**{self._named(i): x for i, x in sampled.others[:most]}, name: sampled.logprob}
+            for name, sampled in zip(names, tokens, strict=True)
         ]
         return {
-            "tokens": tokens,
-            "token_logprobs": [share.logprob for share in shares],
+            "tokens": names,
+            "token_logprobs": [sampled.logprob for sampled in tokens],
             "top_logprobs": tops,
-            "text_offset": [share.offset for share in shares],
+            "text_offset": [sampled.offset for sampled in tokens],
         }
 
     def _named(self, token: int) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.responses import ResponsesRequest, item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
-from gateway.dialects.shares import Share, Shares, entries
 from gateway.errors import GatewayError
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
@@ -46,7 +46,7 @@ class ResponsesAnswer:
         self._items: list[OutputItem] = []
         self._calls = 0
         self._sequence = 0
-        self._shares = Shares(renderer)
+        self._aligner = LogprobAligner(renderer)
         self._entries: list[dict[str, Any]] = []
         """Log-probabilities that are not in an item yet."""
         self._text_follows: bool | None = None
@@ -144,7 +144,7 @@ class ResponsesAnswer:
         if self._request.logprobs:
             if self._text_follows is None:
                 self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
-            self._log(self._shares.take(delivery))
+            self._log(self._aligner.take(delivery))
         return b"".join([self._piece(piece) for piece in delivery.pieces])
 
     def _piece(self, piece: Piece) -> bytes:
@@ -227,22 +227,22 @@ class ResponsesAnswer:
         """The events that finish the items. A reply without a word is an empty message."""
         begun = b"" if self._sequence else self._opening_events()
         if self._request.logprobs:
-            self._log(self._shares.end())
+            self._log(self._aligner.end())
         return begun + (b"" if self._items else self._open("message")) + self._close(self._status)
 
-    def _log(self, shares: Sequence[Share]) -> None:
+    def _log(self, tokens: Sequence[TokenLogprob]) -> None:
         """Keeps the log-probabilities of messages: neither of reasoning, nor of anything from a tool call on."""
         marks = self._renderer.marks
         top = self._request.top_logprobs or 0
-        for share in shares:
-            if share.token == marks.think_end:
+        for sampled in tokens:
+            if sampled.token == marks.think_end:
                 self._text_follows = True
-            elif share.token in marks.stop:
+            elif sampled.token in marks.stop:
                 self._text_follows = False
-            elif share.token == marks.tool_start:
+            elif sampled.token == marks.tool_start:
                 self._called = True
             elif self._text_follows and not self._called:
-                self._entries += entries([share], self._renderer, top)
+                self._entries += entries([sampled], self._renderer, top)
 
     def _take_entries(self, item: OutputItem) -> list[dict[str, Any]]:
         taken, self._entries = self._entries, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.doctor.finding import Finding
-from gateway.engines.tied import stale_heads
+from gateway.engines.tied_embeddings import stale_heads
 from gateway.render.renderer import check_model, load_renderer
 from gateway.sections import ModelSettings
 from gateway.settings import ConfigError, Settings

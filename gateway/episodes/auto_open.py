@@ -32,7 +32,7 @@ from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.trajectories.conversation import digests
-from gateway.types import EpisodeAsked
+from gateway.types import EpisodeRequest
 
 _OVER = ("group_full", "group_finished", "group_closed", "size_differs")
 _OWED_S = 60.0
@@ -146,7 +146,7 @@ class AutoOpen:
             raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
         if trains and given.mode == "train":
             return await self._join(place, task, given, model, notice)
-        asked = EpisodeAsked(task, None, 1, "eval", model, agent=agent, opening=request, notice=notice)
+        asked = EpisodeRequest(task, None, 1, "eval", model, agent=agent, opening=request, notice=notice)
         opened = await self._episodes.open(asked, 0.0)
         return await self._episodes.named(opened.episode_id)
 
@@ -160,7 +160,7 @@ class AutoOpen:
         prefix = f"{agent}-{task}-"
         number = await self._group(prefix, model, given.group_size)
         while True:
-            asked = EpisodeAsked(
+            asked = EpisodeRequest(
                 *(task, f"{prefix}{number:08d}", given.group_size, "train", model),
                 agent=agent,
                 opening=request,

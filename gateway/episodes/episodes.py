@@ -33,7 +33,7 @@ from gateway.store import tallies, turns
 from gateway.store.database import Database
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.trajectories.recorder import Recorder
-from gateway.types import EpisodeAsked, EpisodeOpened, EpisodeSampling
+from gateway.types import EpisodeOpened, EpisodeRequest, EpisodeSampling
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)
@@ -114,35 +114,35 @@ class Episodes:
         """The number of open episodes."""
         return len(self._live)
 
-    async def open(self, asked: EpisodeAsked, wait_s: float, key: str = "") -> EpisodeOpened:
+    async def open(self, request: EpisodeRequest, wait_s: float, key: str = "") -> EpisodeOpened:
         """Opens an episode of a trained model once its ledger has a slot. `key`: its key, if not a random one.
 
         Raises Busy after `wait_s`, Conflict if the group takes no more members.
         """
         self._database.check()
-        key = "" if asked.opening else key or f"hg-{secrets.token_urlsafe(24)}"
-        row = _row(asked, key)
-        with self._quota.reserve(asked.model, (live.model for live in self._live.values())):
-            if asked.mode == "eval":
-                await self._admission.insert(row, partial(self._begin, row, asked))
+        key = "" if request.opening else key or f"hg-{secrets.token_urlsafe(24)}"
+        row = _row(request, key)
+        with self._quota.reserve(request.model, (live.model for live in self._live.values())):
+            if request.mode == "eval":
+                await self._admission.insert(row, partial(self._begin, row, request))
             else:
-                join = Join(row["group_id"], row["id"], asked.group_size)
-                await self._admission.join(join, row, wait_s, partial(self._begin, row, asked))
+                join = Join(row["group_id"], row["id"], request.group_size)
+                await self._admission.join(join, row, wait_s, partial(self._begin, row, request))
         return self._opened(row, key)
 
-    def _begin(self, row: dict[str, Any], asked: EpisodeAsked, given_up: str) -> None:
+    def _begin(self, row: dict[str, Any], request: EpisodeRequest, given_up: str) -> None:
         """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
-        place = row["id"], asked.task_id, row["group_id"], asked.mode, asked.model
-        live = OpenEpisode(*place, now, now, row["key_hash"], agent=asked.agent, opening=asked.opening)
-        live.version, live.sampling = row["version"], asked.sampling
+        place = row["id"], request.task_id, row["group_id"], request.mode, request.model
+        live = OpenEpisode(*place, now, now, row["key_hash"], agent=request.agent, opening=request.opening)
+        live.version, live.sampling = row["version"], request.sampling
         self._live[live.id] = self._by_key[live.key_hash] = live
         for recorder in self._recorders:
             recorder.begin(live.id)
         if given_up:
             self._abort(live.id, given_up)
 
-    async def open_once(self, key: str, asked: EpisodeAsked, wait_s: float) -> EpisodeOpened:
+    async def open_once(self, key: str, request: EpisodeRequest, wait_s: float) -> EpisodeOpened:
         """Opens an episode under a key that is derived from the request (`key_of`), so that a repeated request gets the same
         episode.
 
@@ -154,13 +154,13 @@ class Episodes:
                 await asyncio.wait({underway})
             row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
             if row is not None:
-                _check_same(row, asked)
+                _check_same(row, request)
                 return self._opened(row, key)
             if hashed not in self._opening:  # another request may have opened it meanwhile
                 break
         done = self._opening[hashed] = asyncio.get_running_loop().create_future()
         try:
-            return await self.open(asked, wait_s, key)
+            return await self.open(request, wait_s, key)
         finally:
             del self._opening[hashed]
             done.set_result(None)
@@ -384,29 +384,29 @@ class Episodes:
         self._by_key.pop(live.key_hash, None)
 
 
-def _row(asked: EpisodeAsked, key: str) -> dict[str, Any]:
+def _row(request: EpisodeRequest, key: str) -> dict[str, Any]:
     """A new episode's row, without its version."""
     return {
         "id": f"ep-{secrets.token_hex(10)}",
-        "key_hash": statements.opened_by(asked.opening) if asked.opening else key_hash(key),
-        "task_id": asked.task_id,
-        "group_id": asked.group_id or f"{asked.task_id}-{secrets.token_hex(6)}",
-        "mode": asked.mode,
-        "model": asked.model,
-        "details": dict(asked.details),
+        "key_hash": statements.opened_by(request.opening) if request.opening else key_hash(key),
+        "task_id": request.task_id,
+        "group_id": request.group_id or f"{request.task_id}-{secrets.token_hex(6)}",
+        "mode": request.mode,
+        "model": request.model,
+        "details": dict(request.details),
         "state": "open",
         "reason": "",
         "created_at": time.time(),
-        "agent": asked.agent,
-        "notice": asked.notice,
-        "sampling": asked.sampling.stored(),
+        "agent": request.agent,
+        "notice": request.notice,
+        "sampling": request.sampling.stored(),
     }
 
 
-def _check_same(row: dict[str, Any], asked: EpisodeAsked) -> None:
-    given = {name: getattr(asked, name) for name in ("task_id", "group_id", "mode", "model", "agent")}
+def _check_same(row: dict[str, Any], request: EpisodeRequest) -> None:
+    given = {name: getattr(request, name) for name in ("task_id", "group_id", "mode", "model", "agent")}
     wanted = {name: value for name, value in given.items() if value is not None}
-    for name, value in {**wanted, "sampling": asked.sampling.stored()}.items():
+    for name, value in {**wanted, "sampling": request.sampling.stored()}.items():
         if row[name] != value:
             message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
             raise Conflict(message, code="idempotency_key_used", param=name)

@@ -10,7 +10,7 @@ from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.errors import Conflict
 from gateway.rollout.completion import Completion
 from gateway.rollout.upstream_call import UpstreamCall
-from gateway.types import AS_ASKED, EpisodeMode, EpisodeSampling
+from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"
 """The component of a reward that was posted on calls."""
@@ -47,7 +47,7 @@ class OpenEpisode:
     """The task that computes the reward."""
     version: int = 0
     """Its group's V: no older version may sample its calls of its own model."""
-    sampling: EpisodeSampling = AS_ASKED
+    sampling: EpisodeSampling = AS_REQUESTED
     """Sampling parameters of the calls to its own model."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""

@@ -26,7 +26,7 @@ from gateway.errors import Busy, Unavailable
 from gateway.store import events as statements
 from gateway.store.columns import to_json
 from gateway.store.database import Database
-from gateway.store.events import EVERYTHING, Event, Wanted
+from gateway.store.events import EVERYTHING, Event, EventFilter
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Page:
     """True if there is nothing after it yet."""
 
 
-def read_page(connection: Connection, last: int, wanted: Wanted) -> Page:
+def read_page(connection: Connection, last: int, wanted: EventFilter) -> Page:
     """The chosen events after an id, or the first of them."""
     stored, gap = statements.extent(connection), None
     if last > stored.newest:
@@ -101,7 +101,7 @@ def read_page(connection: Connection, last: int, wanted: Wanted) -> Page:
     return Page(found, gap, stored.newest if whole else found[-1].id, whole)
 
 
-def first_id(connection: Connection, start: Start, wanted: Wanted) -> int:
+def first_id(connection: Connection, start: Start, wanted: EventFilter) -> int:
     """The id after which a stream begins."""
     if start.after is not None:
         return start.after
@@ -131,7 +131,7 @@ class _Ring:
         self._ids: list[int] = []
         self._events: list[tuple[Event, bytes]] = []
         self._bytes = 0
-        self._pieces: dict[Wanted, tuple[bytes, int]] = {}
+        self._pieces: dict[EventFilter, tuple[bytes, int]] = {}
         """What those who are up to date get of the last growth."""
 
     def grow(self, events: Sequence[Event], newest: int) -> None:
@@ -150,7 +150,7 @@ class _Ring:
             gone += 1
         del self._ids[:gone], self._events[:gone]
 
-    def since(self, last: int, wanted: Wanted) -> tuple[bytes, int]:
+    def since(self, last: int, wanted: EventFilter) -> tuple[bytes, int]:
         """The next piece after an id that is not before `base`, and the id up to which it goes. Who has read SQL may be ahead."""
         if last >= self.newest:
             return b"", last
@@ -160,7 +160,7 @@ class _Ring:
             self._pieces[wanted] = self._piece(last, wanted)
         return self._pieces[wanted]
 
-    def _piece(self, last: int, wanted: Wanted) -> tuple[bytes, int]:
+    def _piece(self, last: int, wanted: EventFilter) -> tuple[bytes, int]:
         found: list[bytes] = []
         size = 0
         for event, data in self._events[bisect.bisect_right(self._ids, last) :]:
@@ -206,7 +206,9 @@ class EventFeed:
             message = f"{self._watchers} streams of events are open ([server] max_watchers)"
             raise Busy(message, retry_after=5.0, code="too_many_watchers")
 
-    async def watch(self, wanted: Wanted, start: Start, wait_s: float | None = None) -> AsyncIterator[bytes]:
+    async def watch(
+        self, wanted: EventFilter, start: Start, wait_s: float | None = None
+    ) -> AsyncIterator[bytes]:
         """The stream of one watcher: whole server-sent events, some at once. It ends after `wait_s`, once nothing is left."""
         self.check()
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s

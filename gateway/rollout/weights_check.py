@@ -9,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from gateway.engines.tied import ties_embeddings
+from gateway.engines.tied_embeddings import ties_embeddings
 from gateway.errors import Unprocessable
 from gateway.json_depth import loads
 from gateway.types import Probe

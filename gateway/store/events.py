@@ -47,7 +47,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EventFilter:
     """A filter of events. A field that is None or empty matches all."""
 
     kinds: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Extent:
         return self.newest - self.oldest + 1
 
 
-EVERYTHING = Wanted()
+EVERYTHING = EventFilter()
 
 
 def insert_events(connection: Connection, events: Sequence[Event]) -> None:
@@ -132,13 +132,13 @@ def _insert(connection: Connection, events: Sequence[Event]) -> None:
         connection.execute(_INSERT, rows)
 
 
-def after(connection: Connection, last: int, limit: int, wanted: Wanted = EVERYTHING) -> list[Event]:
+def after(connection: Connection, last: int, limit: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
     """The first events after an id, in order."""
     query = _chosen(wanted).where(_COLUMNS.id > last).order_by(_COLUMNS.id).limit(limit)
     return _read(connection, query)
 
 
-def before(connection: Connection, first: int, limit: int, wanted: Wanted = EVERYTHING) -> list[Event]:
+def before(connection: Connection, first: int, limit: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
     """The last events before an id, in order."""
     query = _chosen(wanted).where(_COLUMNS.id < first).order_by(_COLUMNS.id.desc()).limit(limit)
     return _read(connection, query)[::-1]
@@ -169,7 +169,7 @@ def forget(connection: Connection, keep: int, limit: int = 1000) -> int:
     return connection.execute(delete(_TABLE).where(_COLUMNS.id <= last)).rowcount
 
 
-def _chosen(wanted: Wanted) -> Select[Any]:
+def _chosen(wanted: EventFilter) -> Select[Any]:
     return select(*_COLUMNS).where(*wanted.conditions())
 
 

@@ -27,7 +27,7 @@ from gateway.settings import Settings
 from gateway.store import ledger as statements
 from gateway.store import turns
 from gateway.trajectories.turn import Turn
-from gateway.types import EpisodeAsked
+from gateway.types import EpisodeRequest
 from tests.machines.engines import Server, place_of, version_of
 from tests.machines.processes import MODEL, PROMPT, Process, WatchedEngine, Work
 from tests.machines.stores import open_store, sqlite_store
@@ -212,8 +212,8 @@ class Cluster:
         assert leader.control is not None
         live = self.live_version()
         try:
-            asked = EpisodeAsked("t", None, 1, "eval", MODEL)
-            opened = await leader.control.episodes.open(asked, 0.0, key)
+            request = EpisodeRequest("t", None, 1, "eval", MODEL)
+            opened = await leader.control.episodes.open(request, 0.0, key)
         except GatewayError as error:
             self.refused("opening an episode", error, leader, "")
             return

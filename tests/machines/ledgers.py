@@ -19,7 +19,7 @@ from gateway.keys import key_of
 from gateway.settings import Settings
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
-from gateway.types import EpisodeAsked, EpisodeOpened
+from gateway.types import EpisodeOpened, EpisodeRequest
 from scheduler.policies import rules
 from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
@@ -120,7 +120,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         self, coordinator: EpisodesCoordinator, again: str, group: str, *, heard: bool, wait_s: float
     ) -> None:
         opened = await coordinator.episodes.open_once(
-            key_of("admin", again), EpisodeAsked("t", group, 2, "train", "m"), wait_s
+            key_of("admin", again), EpisodeRequest("t", group, 2, "train", "m"), wait_s
         )
         if heard:
             assert self.opened.setdefault(again, opened) == opened, "another episode"

@@ -21,7 +21,7 @@ from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grade, Grading
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow
-from gateway.types import EpisodeAsked
+from gateway.types import EpisodeRequest
 from scheduler.policies import rules
 from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.staleness_events import event_from_json
@@ -102,7 +102,7 @@ class World:
 
     async def open(self, mode: Any = "train") -> str:
         """One more member, with a call that runs."""
-        opened = await self.episodes.open(EpisodeAsked("t", "g", 2, mode, "m"), 0.0)
+        opened = await self.episodes.open(EpisodeRequest("t", "g", 2, mode, "m"), 0.0)
         live = self.episodes._live.get(opened.episode_id)
         if live is not None:
             live.calls.add(cast(Any, RunningCall(self)))

@@ -19,7 +19,7 @@ from torch import Tensor
 from gateway.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
 from trainer.data import credit, tree
-from trainer.data.kept import Figures, Keep, Kept
+from trainer.data.details import BatchDetails, DetailChoice, Figures
 from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
@@ -63,10 +63,10 @@ class Batch:
         *,
         share: bool = True,
         credit: CreditSettings | None = None,
-        keep: Keep | None = None,
+        details: DetailChoice | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
-        not 0. `share`: whether the attention can compute common prefixes once. `keep`: the parts to keep for reports."""
+        not 0. `share`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
@@ -87,7 +87,7 @@ class Batch:
         self.masked: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
-        self.kept = Kept(keep or Keep())
+        self.details = BatchDetails(details or DetailChoice())
         self._algorithm = algorithm
         self._kl = kl if algorithm.reward_kl else None
         self._tokens = tokens
@@ -152,7 +152,7 @@ class Batch:
         teaches = any(advantage for given in credits for advantage in given.values())
         self.equal_groups += int(not teaches)
         group = credit.masked(group, self._credit)
-        self.kept.add(group, credits)
+        self.details.add(group, credits)
         found = tree.rows_of(
             zip(group.episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean
         )
@@ -179,7 +179,7 @@ class Batch:
         counts.sums["loss"] += float(loss.total.detach())
         for name, value in loss.sums.items():
             counts.sums[name] += float(value)
-        if self.kept.keep.tokens:
+        if self.details.choice.tokens:
             counts.figures.append(Figures.of(micro, logprobs, entropy, loss.by_token))
         counts.computed += len(micro)
         gaps = (logprobs - micro.recorded).abs()[micro.versions == self.version]
@@ -197,7 +197,7 @@ class Batch:
             self._gap_max = max(self._gap_max, counts.gap_max)
             self.computed += counts.computed
             self.staleness.update(counts.staleness)
-            self.kept.figures += counts.figures
+            self.details.figures += counts.figures
         self._counts = Counts()
 
     @property

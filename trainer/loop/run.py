@@ -37,7 +37,7 @@ from gateway.types import Group, Lease, LeasedGroups
 from gateway.weights import folders
 from trainer.algorithms import create, learns_from_one
 from trainer.data.batch import Batch
-from trainer.data.kept import Keep
+from trainer.data.details import DetailChoice
 from trainer.errors import (
     FeedBroken,
     GatewayAhead,
@@ -63,8 +63,8 @@ from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed
 from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Memory, Nodes
+from trainer.loop.step_events import StepEvents
 from trainer.loop.threads import in_thread
-from trainer.loop.told import StepsTold
 from trainer.model.offload import Where
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
@@ -118,7 +118,7 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics, url)
         stack.push_async_callback(trainer.evaluations.close)
-        stack.push_async_callback(trainer.told.close)
+        stack.push_async_callback(trainer.step_events.close)
         server = await weights_process(stack, settings.weights, trainer.weights.directory)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
@@ -162,7 +162,7 @@ class Trainer:
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
         self.details = Details(settings)
-        self.told = StepsTold(client, settings.gateway.model, metrics.say)
+        self.step_events = StepEvents(client, settings.gateway.model, metrics.say)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
         self._warned: set[str] = set()
@@ -229,7 +229,7 @@ class Trainer:
             await self.evaluations.begin(self.learner.version, self.learner.steps, over)
             if over and await self.feed.acknowledged(self.learner.version - 1):
                 await self.evaluations.finish()
-                await self.told.finish()
+                await self.step_events.finish()
                 return
             clock = Clock()
             with clock.on("lease", "idle"):
@@ -264,13 +264,13 @@ class Trainer:
             await self.publish()
         with clock.on("ack"), _naming("ack"):
             await self.ack()
-        if batch.kept.keep != Keep():
+        if batch.details.choice != DetailChoice():
             with clock.on("details"):
                 await in_thread(self.details.write, self.learner.steps, batch)
         if self.nodes.memory is not None:
             clock.seconds |= {"offload": self.nodes.memory.free_s, "onload": self.nodes.memory.fill_s}
         figures = self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
-        self.told.tell(self.learner.steps, version + 1, figures)
+        self.step_events.tell(self.learner.steps, version + 1, figures)
         self._check_skipped()
 
     def _check_skipped(self) -> None:

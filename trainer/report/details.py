@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from trainer.data.batch import Batch
-from trainer.data.kept import Keep
+from trainer.data.details import DetailChoice
 from trainer.report import samples, tokens
 from trainer.report.files import samples_file, tokens_file
 from trainer.report.samples import Decode
@@ -20,21 +20,21 @@ class Details:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def wanted(self, step: int) -> Keep:
+    def wanted(self, step: int) -> DetailChoice:
         """The parts of a step's batch that are kept for the report; steps are counted from 1."""
         report = self._settings.report
         groups = (report.samples_episodes + 1) // 2 if _is_due(step, report.samples_every) else 0
-        return Keep(groups, _is_due(step, report.tokens_every))
+        return DetailChoice(groups, _is_due(step, report.tokens_every))
 
     def write(self, step: int, batch: Batch) -> None:
-        """Writes what was kept of the batch of a step, each file at once. Blocks; raises OSError."""
-        kept, directory = batch.kept, self._settings.run.dir
-        if kept.keep.groups:
-            found = samples.samples_of(kept, self._settings.report.samples_episodes, self._decode)
+        """Writes the kept parts of a step's batch, each file at once. Blocks; raises OSError."""
+        details, directory = batch.details, self._settings.run.dir
+        if details.choice.groups:
+            found = samples.samples_of(details, self._settings.report.samples_episodes, self._decode)
             samples.write(samples_file(directory, step), found)
-        if kept.keep.tokens:
+        if details.choice.tokens:
             said = {"step": step, "buffer": batch.version, "version": batch.version + 1}
-            tokens.write(tokens_file(directory, step), tokens.token_table(kept), said)
+            tokens.write(tokens_file(directory, step), tokens.token_table(details), said)
 
     @cached_property
     def _decode(self) -> Decode:

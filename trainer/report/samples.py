@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.types import Episode, Group, Node
 from trainer.data import credit
-from trainer.data.kept import Judged, Kept
+from trainer.data.details import BatchDetails, Judged
 from trainer.data.tree import Credit, untrained
 from trainer.report.files import whole
 
@@ -44,10 +44,10 @@ class Sample:
     tokens: int
 
 
-def samples_of(kept: Kept, episodes: int, decode: Decode) -> list[Sample]:
+def samples_of(details: BatchDetails, episodes: int, decode: Decode) -> list[Sample]:
     """The calls of up to so many episodes: the best and the worst of each group."""
     found: list[Sample] = []
-    for judged in kept.sample():
+    for judged in details.sample():
         for episode, given in _ends(judged)[: max(0, episodes)]:
             found += _calls(judged[0], episode, given, decode)
             episodes -= 1

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.types import Episode, Node
-from trainer.data.kept import Figures, Kept
+from trainer.data.details import BatchDetails, Figures
 from trainer.data.tree import Credit, untrained
 from trainer.report.files import whole
 
@@ -60,21 +60,21 @@ class _Table:
         return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes == 0), words)
 
 
-def token_table(kept: Kept) -> pa.Table:
-    """The table of a batch of which everything was kept (`Keep.tokens`).
+def token_table(details: BatchDetails) -> pa.Table:
+    """The table of a batch of which everything was kept (`DetailChoice.tokens`).
 
     Columns: `group_id`, `episode_id`, `call_id`, `node`, `position` (tokens before it on its path), `token`, `version` (that
     sampled it), `recorded_logprob` (nats), `advantage`, `mask_reason` (null: trained). Of tokens that the loss saw, else null:
     `logprob`, `entropy`, `weight` (the importance weight; 0 by a mask), `mismatch` (`logprob` - `recorded_logprob`), `clipped`.
     """
     table = _Table()
-    for group, credits in kept.groups:
+    for group, credits in details.groups:
         why = "" if any(value for given in credits for value in given.values()) else EQUAL_REWARDS
         for episode, credit in zip(group.episodes, credits, strict=True):
             for node, depth in _sampled(episode):
                 table.starts[episode.episode_id, node.index] = table.rows - depth
                 _add(table, node, depth, group.group_id, episode.episode_id, credit, why)
-    computed = _computed(table, kept.figures)
+    computed = _computed(table, details.figures)
     there = computed["there"]
     # With a KL term or an entropy bonus, a group without advantage is trained as well.
     reasons = np.where(there, 0, table.joined("mask_reason", np.int32))

@@ -16,7 +16,7 @@ from rich.console import Console
 from gateway.cli.progress import EpisodeProgress
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
-from gateway.client.failures import LEAST, Crashes, Share, in_a_line, pause_s
+from gateway.client.failures import LEAST, Crashes, FailureRate, in_a_line, pause_s
 from tests.harness.waiting import turns, within
 from tests.unit.client.conftest import FakeGateway
 
@@ -57,34 +57,34 @@ def test_a_pause_is_twice_as_long_after_each_failure_and_never_the_same() -> Non
 
 
 def test_a_run_is_stopped_by_a_share_of_its_last_episodes_and_not_by_its_first_few() -> None:
-    share = Share(0.5, 8)
+    share = FailureRate(0.5, 8)
     for _ in range(LEAST - 1):
         share.add("boom")
     with pytest.raises(
         RunStopped, match=r"20 of the last 20 episodes failed, and max_failures is 0\.5; .*: boom"
     ):
         share.add("boom")
-    half = Share(0.5, 8)
+    half = FailureRate(0.5, 8)
     for _ in range(200):
         half.add(None)
         half.add("boom")
-    many = Share(0.5, 64)
+    many = FailureRate(0.5, 64)
     for _ in range(64):
         many.add("an engine was away")
     for _ in range(64):
         many.add(None)
-    late = Share(0.5, 8)
+    late = FailureRate(0.5, 8)
     for _ in range(1000):
         late.add(None)
     for _ in range(50):
         late.add("boom")
     with pytest.raises(RunStopped, match="51 of the last 100"):
         late.add("boom")
-    never = Share(1.0, 8)
+    never = FailureRate(1.0, 8)
     for _ in range(500):
         never.add("boom")
     with pytest.raises(ValueError, match="share"):
-        Share(1.5, 8)
+        FailureRate(1.5, 8)
 
 
 def test_crashes_of_one_kind_are_one_whatever_numbers_are_in_them() -> None:

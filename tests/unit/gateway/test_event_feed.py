@@ -17,7 +17,7 @@ from gateway.feed.events import EventFeed, Start
 from gateway.sections import StoreSettings
 from gateway.store import events as statements
 from gateway.store.database import Database
-from gateway.store.events import EVERYTHING, Event, Wanted
+from gateway.store.events import EVERYTHING, Event, EventFilter
 from tests.harness.stores import sqlite_store
 from tests.harness.waiting import result_of, turns, until, within
 
@@ -46,7 +46,7 @@ class Watcher:
     """One stream, read as its test wants."""
 
     def __init__(
-        self, feed: EventFeed, wanted: Wanted = EVERYTHING, wait_s: float | None = None, **start: int
+        self, feed: EventFeed, wanted: EventFilter = EVERYTHING, wait_s: float | None = None, **start: int
     ) -> None:
         self.stream = feed.watch(wanted, Start(**start), wait_s)
         self.seen: list[Any] = []
@@ -106,7 +106,7 @@ async def test_a_stream_begins_where_it_is_asked_to_and_ends_with_what_there_is(
 async def test_the_last_few_are_counted_among_the_chosen(database: Database, feed: EventFeed) -> None:
     for model in "abab":
         await tell(database, 1, model)
-    assert await Watcher(feed, Wanted(models=("a",)), wait_s=0, last=2).end() == [1, 3]
+    assert await Watcher(feed, EventFilter(models=("a",)), wait_s=0, last=2).end() == [1, 3]
 
 
 async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choice(
@@ -115,7 +115,13 @@ async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choi
     written: list[int] = []
     original = feed_module.written
     monkeypatch.setattr(feed_module, "written", lambda e: written.append(e.id) or original(e))
-    choices = [EVERYTHING, EVERYTHING, Wanted(models=("a",)), Wanted(kinds=("k",)), Wanted(models=("c",))]
+    choices = [
+        EVERYTHING,
+        EVERYTHING,
+        EventFilter(models=("a",)),
+        EventFilter(kinds=("k",)),
+        EventFilter(models=("c",)),
+    ]
     watchers = [Watcher(feed, choice) for choice in choices]
     tasks = [asyncio.create_task(watcher.come_to(8)) for watcher in watchers[:4]]
     silent = asyncio.create_task(watchers[4].end())
@@ -234,7 +240,7 @@ async def test_who_chose_little_is_told_how_far_it_has_come(
     database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_SILENT", 10)
-    watcher = Watcher(feed, Wanted(models=("none",)), after=0)
+    watcher = Watcher(feed, EventFilter(models=("none",)), after=0)
     await tell(database, 30)
     assert await watcher.come_to(30) == []
 

@@ -18,7 +18,7 @@ from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.algorithms import create
 from trainer.cli import app
 from trainer.data.batch import Batch
-from trainer.data.kept import Keep, Kept
+from trainer.data.details import BatchDetails, DetailChoice
 from trainer.report.details import Details
 from trainer.report.files import samples_file
 from trainer.report.markdown import read
@@ -30,12 +30,12 @@ def spelt(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def kept_of(groups: Sequence[Group], wanted: int) -> Kept:
+def details_of(groups: Sequence[Group], wanted: int) -> BatchDetails:
     """The groups, each episode with its number as the advantage of its first reply."""
-    kept = Kept(Keep(groups=wanted))
+    details = BatchDetails(DetailChoice(groups=wanted))
     for each in groups:
-        kept.add(each, [{1: float(i)} for i in range(len(each.episodes))])
-    return kept
+        details.add(each, [{1: float(i)} for i in range(len(each.episodes))])
+    return details
 
 
 def answered(node: Node, **changes: object) -> Node:
@@ -54,9 +54,9 @@ def test_each_call_is_a_row_with_what_was_new_to_it() -> None:
     )
     tree[4].versions[:] = [3, 5, 4]
     judged = Group("g", "t", 0, (Episode("e", 1.5, tree),))
-    kept = Kept(Keep(groups=1))
-    kept.add(judged, [{1: -0.5, 4: 0.75}])
-    first, second = samples_of(kept, 4, spelt)
+    details = BatchDetails(DetailChoice(groups=1))
+    details.add(judged, [{1: -0.5, 4: 0.75}])
+    first, second = samples_of(details, 4, spelt)
     assert (first.turn, first.prompt, first.reply, first.tokens) == (1, "1 2 3", "5 6", 2)
     assert (first.reward, first.call_reward, first.advantage, first.versions) == (1.5, 0.25, -0.5, "0")
     assert (first.finish_reason, first.mask_reason) == ("stop", "late (1 of 2)")
@@ -67,21 +67,21 @@ def test_each_call_is_a_row_with_what_was_new_to_it() -> None:
 
 def test_the_best_and_the_worst_of_a_few_groups_are_shown_whatever_their_order() -> None:
     groups = [group(f"g{i}", [0.0, 1.0, 0.5, 0.2]) for i in range(9)]
-    shown = samples_of(kept_of(groups, 2), 4, spelt)
+    shown = samples_of(details_of(groups, 2), 4, spelt)
     assert [sample.reward for sample in shown] == [1.0, 0.0, 1.0, 0.0]
     assert [sample.advantage for sample in shown] == [1.0, 0.0, 1.0, 0.0]
-    assert samples_of(kept_of(groups[::-1], 2), 4, spelt) == shown
-    assert len(kept_of(groups, 2).groups) == 2, "no more groups are held than are shown"
-    assert len(samples_of(kept_of(groups, 2), 3, spelt)) == 3
-    chosen = {sample.group_id for i in range(9) for sample in samples_of(kept_of(groups[i:], 1), 2, spelt)}
+    assert samples_of(details_of(groups[::-1], 2), 4, spelt) == shown
+    assert len(details_of(groups, 2).groups) == 2, "no more groups are held than are shown"
+    assert len(samples_of(details_of(groups, 2), 3, spelt)) == 3
+    chosen = {sample.group_id for i in range(9) for sample in samples_of(details_of(groups[i:], 1), 2, spelt)}
     assert len(chosen) > 1, "not always the first that came"
 
 
 def test_the_middle_of_a_long_text_is_left_out() -> None:
     nodes = (prompt(0, -1, 0, [1]), sampled(1, 0, 1, list(range(10_000))))
-    kept = Kept(Keep(groups=1))
-    kept.add(Group("g", "t", 0, (Episode("e", 1.0, nodes),)), [{}])
-    (sample,) = samples_of(kept, 1, spelt)
+    details = BatchDetails(DetailChoice(groups=1))
+    details.add(Group("g", "t", 0, (Episode("e", 1.0, nodes),)), [{}])
+    (sample,) = samples_of(details, 1, spelt)
     whole = spelt(range(10_000))
     assert len(whole) > 2 * LONGEST
     assert sample.reply.startswith(whole[: LONGEST // 2]) and sample.reply.endswith(whole[-LONGEST // 2 :])
@@ -98,7 +98,7 @@ def test_without_a_tokenizer_beside_the_model_a_text_is_its_token_ids(
         "optimizer": {"lr": 1e-3},
     })  # fmt: skip
     details = Details(settings)
-    batch = Batch(0, create(settings.algorithm), 100, keep=details.wanted(1))
+    batch = Batch(0, create(settings.algorithm), 100, details=details.wanted(1))
     assert list(batch.take([group("g", [1.0])])) == []
     details.write(1, batch)
     (row,) = read(samples_file(tmp_path, 1))
@@ -136,10 +136,10 @@ async def test_a_run_writes_samples_that_the_command_line_prints(
 
 def test_what_is_printed_cannot_command_a_terminal_or_leave_its_fence(tmp_path: Path) -> None:
     nodes = (prompt(0, -1, 0, [1]), sampled(1, 0, 1, [2]))
-    kept = Kept(Keep(groups=1))
-    kept.add(Group("g\x1b]0;", "t", 0, (Episode("e", 1.0, nodes),)), [{}])
+    details = BatchDetails(DetailChoice(groups=1))
+    details.add(Group("g\x1b]0;", "t", 0, (Episode("e", 1.0, nodes),)), [{}])
     texts = {(1,): "before\x1b[2Jafter\x07\ttab", (2,): "````\nstill inside"}
-    write(samples_file(tmp_path, 7), samples_of(kept, 1, lambda ids: texts[tuple(ids)]))
+    write(samples_file(tmp_path, 7), samples_of(details, 1, lambda ids: texts[tuple(ids)]))
     printed = CliRunner().invoke(app, ["samples", str(tmp_path)]).output
     assert "\x1b" not in printed and "\x07" not in printed
     assert "before[2Jafter\ttab" in printed

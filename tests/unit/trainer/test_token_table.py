@@ -25,7 +25,7 @@ from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of as settings_for
 from tests.unit.trainer.runs import trainer_of
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.data.kept import Keep
+from trainer.data.details import DetailChoice
 from trainer.learner import Learner
 from trainer.model import pretrained
 from trainer.orders import dismiss, follow
@@ -157,11 +157,11 @@ def context_of(episode: Episode, node: Node) -> list[int]:
 
 def table_of(learner: Learner, groups: Sequence[Group]) -> pa.Table:
     """The table of one step."""
-    batch = learner.begin(Keep(tokens=True))
+    batch = learner.begin(DetailChoice(tokens=True))
     for group in groups:
         learner.take(batch, [group])
     learner.step(batch)
-    return token_table(batch.kept)
+    return token_table(batch.details)
 
 
 def assert_says(table: pa.Table, expected: Sequence[Mapping[str, Any]]) -> None:

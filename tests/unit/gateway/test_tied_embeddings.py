@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.tied import stale_heads, ties_embeddings
+from gateway.engines.tied_embeddings import stale_heads, ties_embeddings
 from gateway.settings import Settings
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}

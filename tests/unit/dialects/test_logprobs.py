@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.chat import ChatAnswer, ChatRequest
-from gateway.dialects.shares import Share, Shares
+from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
@@ -86,9 +86,9 @@ def delivered(segmenter: Segmenter, ids: Sequence[int], cuts: Sequence[int]) -> 
     return found
 
 
-def shared(chat: ChatRenderer, deliveries: list[Delivery]) -> list[Share]:
-    shares = Shares(chat)
-    return [share for delivery in deliveries for share in shares.take(delivery)] + shares.end()
+def aligned(chat: ChatRenderer, deliveries: list[Delivery]) -> list[TokenLogprob]:
+    aligner = LogprobAligner(chat)
+    return [sampled for delivery in deliveries for sampled in aligner.take(delivery)] + aligner.end()
 
 
 def text_of(deliveries: list[Delivery]) -> str:
@@ -107,9 +107,9 @@ def test_the_bytes_of_all_tokens_are_the_text(name: str, data: st.DataObject) ->
     raw = data.draw(st.booleans())
     streamed = delivered(Segmenter(chat, reasoning=False, stop=stop, raw=raw), ids, cuts)
     whole = delivered(Segmenter(chat, reasoning=False, stop=stop, raw=raw), ids, [])
-    assert b"".join(share.own for share in shared(chat, streamed)) == text_of(streamed).encode()
-    assert shared(chat, streamed) == shared(chat, whole)
-    assert [share.token for share in shared(chat, streamed)] == [i for d in streamed for i in d.ids]
+    assert b"".join(sampled.own for sampled in aligned(chat, streamed)) == text_of(streamed).encode()
+    assert aligned(chat, streamed) == aligned(chat, whole)
+    assert [sampled.token for sampled in aligned(chat, streamed)] == [i for d in streamed for i in d.ids]
 
 
 @settings(max_examples=80)
@@ -120,11 +120,11 @@ def test_a_token_has_its_own_bytes_and_stands_where_its_character_begins(text: s
     alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
     chat = renderer("qwen2.5")
     ids = chat.encode(text)
-    found = shared(chat, delivered(Segmenter(chat, reasoning=False), ids, []))
+    found = aligned(chat, delivered(Segmenter(chat, reasoning=False), ids, []))
     own = [bytes(alphabet[letter] for letter in chat.backend.id_to_token(token)) for token in ids]
-    assert [share.own for share in found] == own
+    assert [sampled.own for sampled in found] == own
     before = [len(b"".join(own[:i]).decode(errors="ignore")) for i in range(len(own))]
-    assert [share.offset for share in found] == before
+    assert [sampled.offset for sampled in found] == before
 
 
 REPLIES = [
@@ -147,9 +147,9 @@ def test_thoughts_are_text_and_marks_and_calls_are_none(text: str, data: st.Data
     ids = [*chat.encode(text), min(chat.marks.stop)]
     cuts = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=8)))
     deliveries = delivered(Segmenter(chat, reasoning=False, tools=TOOLS), ids, cuts)
-    found = shared(chat, deliveries)
-    assert b"".join(share.own for share in found) == text_of(deliveries).encode()
-    assert [share.token for share in found] == ids
+    found = aligned(chat, deliveries)
+    assert b"".join(sampled.own for sampled in found) == text_of(deliveries).encode()
+    assert [sampled.token for sampled in found] == ids
 
 
 def test_a_piece_keeps_its_leading_space_and_the_first_one_what_the_text_has() -> None:
@@ -157,7 +157,7 @@ def test_a_piece_keeps_its_leading_space_and_the_first_one_what_the_text_has() -
     ids = chat.encode("a the b")
     deliveries = delivered(Segmenter(chat, reasoning=False), ids, [])
     assert text_of(deliveries) == "a the b"
-    assert [share.own for share in shared(chat, deliveries)][2:5] == [b" t", b"he", b" "]
+    assert [sampled.own for sampled in aligned(chat, deliveries)][2:5] == [b" t", b"he", b" "]
     assert chat.token_bytes(ids[2]) == b" t"
 
 

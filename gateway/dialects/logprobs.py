@@ -21,7 +21,7 @@ from gateway.rollout.reply import Delivery
 
 
 @dataclass(slots=True)
-class Share:
+class TokenLogprob:
     """One token of a reply. Log-probabilities are in the precision in which they are recorded."""
 
     token: int
@@ -37,12 +37,12 @@ class Share:
 class _Group:
     """A run of tokens that ends with a whole character, or a single mark."""
 
-    shares: list[Share] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     mark: bool = False
 
 
-class Shares:
+class LogprobAligner:
     """Follows one reply: call `take` with every delivery, in their order, and then `end`."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
@@ -60,7 +60,7 @@ class Shares:
         """The number of tool calls that were delivered and whose tokens were not met so far."""
         self._in_call = False
 
-    def take(self, delivery: Delivery) -> list[Share]:
+    def take(self, delivery: Delivery) -> list[TokenLogprob]:
         """Adds a delivery, and returns the tokens whose bytes are known by now."""
         recorded = np.asarray(delivery.logprobs, np.float32).tolist()
         top = delivery.top or [()] * len(recorded)
@@ -68,33 +68,33 @@ class Shares:
         self._at = 0
         self._calls += sum(piece.tool_call is not None for piece in delivery.pieces)
         ready = self._ready(over=False)
-        for share in map(Share, delivery.ids, recorded, top):
-            if self._add(share):
-                ready.append(share)
+        for sampled in map(TokenLogprob, delivery.ids, recorded, top):
+            if self._add(sampled):
+                ready.append(sampled)
             elif self._waiting:
                 ready += self._ready(over=False)
         return ready
 
-    def end(self) -> list[Share]:
+    def end(self) -> list[TokenLogprob]:
         """Ends the reply, and returns all tokens that are left."""
         self._end_run()
         return self._ready(over=True)
 
-    def _add(self, share: Share) -> bool:
+    def _add(self, sampled: TokenLogprob) -> bool:
         """Adds a token; returns whether its bytes are known at once, as for nearly every token. Otherwise the token waits."""
-        if share.token in self._marks.control:
+        if sampled.token in self._marks.control:
             self._end_run()
-            self._waiting.append(_Group([share], self._renderer.decode([share.token]), mark=True))
+            self._waiting.append(_Group([sampled], self._renderer.decode([sampled.token]), mark=True))
             return False
-        said = self._stream.step(share.token)
-        if said and not (self._open.shares or self._waiting or self._in_call):
-            own = self._renderer.token_bytes(share.token)
+        said = self._stream.step(sampled.token)
+        if said and not (self._open.tokens or self._waiting or self._in_call):
+            own = self._renderer.token_bytes(sampled.token)
             if self._text.startswith(said, self._at) and own.decode(errors="replace") == said:
-                share.own, share.offset = own, self._offset
+                sampled.own, sampled.offset = own, self._offset
                 self._at += len(said)
                 self._offset += len(said)
                 return True
-        self._open.shares.append(share)
+        self._open.tokens.append(sampled)
         self._open.text = said
         if said:
             self._waiting.append(self._open)
@@ -103,14 +103,14 @@ class Shares:
 
     def _end_run(self) -> None:
         """Ends a run of text: tokens of a character that never became whole form a group of their own."""
-        if self._open.shares:
+        if self._open.tokens:
             self._open.text = self._stream.end()
             self._waiting.append(self._open)
             self._open = _Group()
         self._stream = self._texts.stream()
 
-    def _ready(self, *, over: bool) -> list[Share]:
-        ready: list[Share] = []
+    def _ready(self, *, over: bool) -> list[TokenLogprob]:
+        ready: list[TokenLogprob] = []
         while self._waiting:
             group = self._waiting[0]
             given = self._text_of(group, over=over)
@@ -118,14 +118,14 @@ class Shares:
                 break
             self._at += len(given)
             self._divide(group, given)
-            ready += self._waiting.popleft().shares
+            ready += self._waiting.popleft().tokens
         return ready
 
     def _text_of(self, group: _Group, *, over: bool) -> str | None:
         """Returns the part of the text that a group gave; None if that is not known yet."""
         text, at, left = self._text, self._at, len(self._text) - self._at
         if self._in_call or not group.text:
-            self._in_call = self._in_call and group.shares[0].token != self._marks.tool_end
+            self._in_call = self._in_call and group.tokens[0].token != self._marks.tool_end
             return ""
         for said in (group.text, self._own_text(group)):
             if said and text.startswith(said, at):
@@ -133,7 +133,7 @@ class Shares:
             if not over and not self._calls and left < len(said) and said.startswith(text[at:]):
                 return None
         if group.mark:
-            if group.shares[0].token == self._marks.tool_start and self._calls:
+            if group.tokens[0].token == self._marks.tool_start and self._calls:
                 self._in_call, self._calls = True, self._calls - 1
             return ""
         said = group.text if text.startswith(group.text[:1], at) else group.text.lstrip("\n")
@@ -144,39 +144,39 @@ class Shares:
 
     def _own_text(self, group: _Group) -> str:
         """Returns a group's text as it would be in the middle of a text, where a leading space counts."""
-        return b"".join(self._renderer.token_bytes(s.token) for s in group.shares).decode(errors="replace")
+        return b"".join(self._renderer.token_bytes(s.token) for s in group.tokens).decode(errors="replace")
 
     def _divide(self, group: _Group, given: str) -> None:
         """Divides the bytes that a group gave among its tokens."""
-        for share in group.shares:
-            share.offset = self._offset
+        for sampled in group.tokens:
+            sampled.offset = self._offset
         self._offset += len(given)
-        own = [self._renderer.token_bytes(s.token) for s in group.shares] if self._texts.independent else []
+        own = [self._renderer.token_bytes(s.token) for s in group.tokens] if self._texts.independent else []
         whole = b"".join(own)
         if own and whole.decode(errors="replace") == given:
             start, end = 0, len(whole)
         elif (start := whole.find(given.encode())) >= 0 and given:
             end = start + len(given.encode())
         else:
-            group.shares[-1].own = given.encode()
+            group.tokens[-1].own = given.encode()
             return
         at = 0
-        for share, part in zip(group.shares, own, strict=True):
-            share.own = part[max(0, start - at) : max(0, end - at)]
+        for sampled, part in zip(group.tokens, own, strict=True):
+            sampled.own = part[max(0, start - at) : max(0, end - at)]
             at += len(part)
 
 
-def entries(shares: Iterable[Share], renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
+def entries(tokens: Iterable[TokenLogprob], renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
     """Returns log-probabilities in OpenAI's form, for chat completions and responses."""
     return [
         {
-            **_entry(renderer, share.token, share.logprob, share.own),
+            **_entry(renderer, sampled.token, sampled.logprob, sampled.own),
             "top_logprobs": [
                 _entry(renderer, token, logprob, renderer.token_bytes(token))
-                for token, logprob in share.others[:top]
+                for token, logprob in sampled.others[:top]
             ],
         }
-        for share in shares
+        for sampled in tokens
     ]
 
 

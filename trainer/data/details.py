@@ -23,8 +23,8 @@ Judged = tuple[Group, Sequence[Credit]]
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """The wishes of those who look."""
+class DetailChoice:
+    """The parts of a batch to keep."""
 
     groups: int = 0
     """Groups, a sample of the batch's."""
@@ -81,10 +81,10 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Kept:
+class BatchDetails:
     """The kept parts of one batch."""
 
-    keep: Keep
+    choice: DetailChoice
     groups: list[Judged] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
     """The figures of all ranks."""
@@ -92,11 +92,11 @@ class Kept:
     def add(self, group: Group, credits: Sequence[Credit]) -> None:
         """Keeps the group, if it is wanted."""
         self.groups.append((group, credits))
-        if not self.keep.tokens:
+        if not self.choice.tokens:
             self.groups = self.sample()
 
     def sample(self) -> list[Judged]:
         """The sample of the batch's groups: the same ones in whatever order they came."""
         return sorted(self.groups, key=lambda judged: zlib.crc32(judged[0].group_id.encode()))[
-            : self.keep.groups
+            : self.choice.groups
         ]

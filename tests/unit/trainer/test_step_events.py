@@ -11,8 +11,8 @@ import pytest
 
 from gateway.client import GatewayClient
 from tests.harness.waiting import result_of, turns, until
-from trainer.loop import told
-from trainer.loop.told import StepsTold
+from trainer.loop import step_events
+from trainer.loop.step_events import StepEvents
 
 
 class Gateway:
@@ -33,8 +33,8 @@ class Gateway:
         self.steps.append((step, version, dict(figures), model))
 
 
-def told_to(gateway: Gateway, said: list[str]) -> StepsTold:
-    return StepsTold(cast(GatewayClient, cast(Any, gateway)), "policy", said.append)
+def told_to(gateway: Gateway, said: list[str]) -> StepEvents:
+    return StepEvents(cast(GatewayClient, cast(Any, gateway)), "policy", said.append)
 
 
 async def test_steps_are_told_in_order_and_the_last_before_the_end() -> None:
@@ -66,7 +66,7 @@ async def test_failures_are_said_once_and_later_steps_are_told() -> None:
 
 
 async def test_a_gateway_that_does_not_answer_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "_LAST_S", 0.01)
+    monkeypatch.setattr(step_events, "_LAST_S", 0.01)
     gateway = Gateway()
     gateway.open.clear()
     steps = told_to(gateway, [])

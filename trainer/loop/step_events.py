@@ -22,7 +22,7 @@ class _Step:
     figures: Mapping[str, float]
 
 
-class StepsTold:
+class StepEvents:
     """The steps of one run, told in order by a task that ends when there is nothing left."""
 
     def __init__(self, client: GatewayClient, model: str | None, say: Callable[[str], None]) -> None:
