@@ -17,7 +17,7 @@ from gateway.store.commits import Committer
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
-from gateway.store.events import Event, Extent, Wanted
+from gateway.store.events import Event, EventFilter, Extent
 from gateway.store.models import EventRow
 from gateway.store.schema import bring_up_to_date
 from tests.unit.store.locks import wait_for_a_lock
@@ -41,7 +41,7 @@ def committer(engine: Engine) -> Iterator[Committer]:
     made.close()
 
 
-def told(engine: Engine, last: int = 0, wanted: Wanted = events.EVERYTHING) -> list[Event]:
+def told(engine: Engine, last: int = 0, wanted: EventFilter = events.EVERYTHING) -> list[Event]:
     with engine.connect() as connection:
         return events.after(connection, last, 1000, wanted)
 
@@ -152,20 +152,20 @@ def test_an_event_that_cannot_be_stored_takes_only_its_own_change_back(
 
 
 CHOICES = [
-    Wanted(),
-    Wanted(kinds=("episode",)),
-    Wanted(kinds=("episode.closed", "batch")),
-    Wanted(kinds=("epi",)),
-    Wanted(kinds=("episode.close",)),
-    Wanted(models=("b",)),
-    Wanted(models=()),
-    Wanted(episode="e1"),
-    Wanted(group="g%", kinds=("group",)),
+    EventFilter(),
+    EventFilter(kinds=("episode",)),
+    EventFilter(kinds=("episode.closed", "batch")),
+    EventFilter(kinds=("epi",)),
+    EventFilter(kinds=("episode.close",)),
+    EventFilter(models=("b",)),
+    EventFilter(models=()),
+    EventFilter(episode="e1"),
+    EventFilter(group="g%", kinds=("group",)),
 ]
 
 
 @pytest.mark.parametrize("wanted", CHOICES)
-def test_a_choice_means_the_same_in_sql_and_in_memory(engine: Engine, wanted: Wanted) -> None:
+def test_a_choice_means_the_same_in_sql_and_in_memory(engine: Engine, wanted: EventFilter) -> None:
     kinds = ("episode.closed", "episode.opened", "episodes.x", "group.closed", "batch.acked")
     all_of_them = [
         Event(kind, model, episode, group)
