@@ -9,6 +9,7 @@ import typer
 
 from gateway.cli.database import export, migrate, prune
 from gateway.cli.doctor import doctor
+from gateway.cli.init import init
 from gateway.cli.mirror import mirror
 from gateway.cli.run import run_episodes
 from gateway.cli.serve import engine, serve
@@ -27,7 +28,7 @@ episodes_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-for command in (serve, doctor, engine, mirror, status, staleness, tail, export, prune, migrate):
+for command in (init, serve, doctor, engine, mirror, status, staleness, tail, export, prune, migrate):
     app.command()(command)
 episodes_app.command("run")(run_episodes)
 episodes_app.command("list")(list_episodes)

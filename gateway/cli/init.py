@@ -1,0 +1,251 @@
+"""`gateway init`: the files of a new project, from a model, an agent and a reward."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_FUNCTION = re.compile(r"[\w./-]+:\w+")
+_GROUP = 8
+_TASKS = [("1", "What is 2 + 3?", "5"), ("2", "What is 7 - 4?", "3"), ("3", "What is 6 * 2?", "12")]
+_CONTEXT = 4096
+"""Tokens of a conversation, where the model takes as many."""
+_FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "glm4_moe": "glm-4.5", "deepseek_v3": "deepseek-v3"}
+"""Families of templates by the `model_type` of a checkpoint; of others, the checkpoint's own template is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What the files are about."""
+
+    name: str
+    model: Path
+    family: str
+    context: int
+    """Tokens of a conversation."""
+    agent: str
+    reward: str
+    """`agent`, `exit-code`, or a grader: `module:function` or a URL."""
+    engine: dict[str, str]
+    """The keys of `[engine]` that say where it is."""
+
+    @property
+    def is_function(self) -> bool:
+        """True if the agent is a function, and no command."""
+        return _FUNCTION.fullmatch(self.agent) is not None
+
+    @property
+    def trained_by_trainer(self) -> bool:
+        """True if the trainer can run the agent itself: a function of a module."""
+        return self.is_function and "/" not in self.agent and ".py:" not in self.agent
+
+    @property
+    def grader(self) -> str:
+        """What computes the reward in the gateway; empty if the agent does."""
+        return "" if self.reward in ("agent", "exit-code") else self.reward
+
+
+def init(
+    model: Annotated[
+        Path,
+        typer.Option(prompt="Folder of the model's checkpoint", help="A Hugging Face checkpoint's folder."),
+    ],
+    agent: Annotated[
+        str,
+        typer.Option(
+            prompt="Your agent: a command that runs it once, or module:function",
+            help="A command that runs it once per episode, such as 'python agent.py'; or an async module:function.",
+        ),
+    ],
+    reward: Annotated[
+        str,
+        typer.Option(
+            prompt="Its reward: agent (what it prints or returns), exit-code, module:function, or a URL",
+            help="`agent`: the last line that it prints, or what it returns; `exit-code`; or a grader, module:function or a URL.",
+        ),
+    ] = "agent",
+    directory: Annotated[
+        Path, typer.Option("--dir", help="The folder to write to.", file_okay=False)
+    ] = Path(),
+    engine_url: Annotated[
+        str | None, typer.Option(help="An engine that runs already. [default: the gateway starts vLLM]")
+    ] = None,
+    engine_python: Annotated[
+        str | None,
+        typer.Option(help="The interpreter of vLLM's environment. [default: the first that is found]"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write gateway.toml, trainer.toml and an example of tasks for your model and agent, and say what to run next.
+
+    What no option says is asked.
+
+    Example:
+
+      gateway init --model models/Qwen3-0.6B --agent "python agent.py" --reward exit-code
+    """
+    from gateway.settings import ConfigError
+
+    try:
+        project = _project(model, agent, reward, _engine(engine_url, engine_python))
+        files = {
+            "gateway.toml": gateway_toml(project),
+            "trainer.toml": trainer_toml(project),
+            "tasks.jsonl": _tasks(),
+        }
+        there = [name for name in files if (directory / name).exists()]
+        if there and not force:
+            raise ConfigError(
+                f"{', '.join(there)}: there already in {directory.resolve()}; --force replaces them"
+            )
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    typer.echo(next_steps(project, directory))
+
+
+def _project(model: Path, agent: str, reward: str, engine: dict[str, str]) -> Project:
+    """Raises ConfigError for what cannot be a project."""
+    from gateway.render.renderer import check_model
+    from gateway.sections import ModelSettings
+    from gateway.settings import ConfigError
+
+    if not model.is_dir():
+        way = f"`hf download {model} --local-dir models/{model.name}` gets one of Hugging Face"
+        raise ConfigError(f"--model {model}: no such folder; {way}")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.resolve().name).strip("-_") or "model"
+    check_model(name, ModelSettings(path=model, family="template"), loaded=True)
+    config = json.loads((model / "config.json").read_text())
+    family = _FAMILIES.get(config.get("model_type", ""), "template")
+    project = Project(name, model, family, min(_CONTEXT, _longest(config)), agent, reward, engine)
+    if project.grader and not (_FUNCTION.fullmatch(reward) or reward.startswith(("http://", "https://"))):
+        raise ConfigError(f"--reward {reward}: say agent, exit-code, module:function, or a URL")
+    if reward == "exit-code" and project.is_function:
+        raise ConfigError("--reward exit-code is for a command: a function returns its reward")
+    return project
+
+
+def _longest(config: dict[str, Any]) -> int:
+    longest = config.get("max_position_embeddings")
+    return longest if isinstance(longest, int) else _CONTEXT
+
+
+def _engine(url: str | None, python: str | None) -> dict[str, str]:
+    if url is not None:
+        return {"launch": "external", "url": url}
+    beside = Path(".venv-engine/bin/python")
+    return {"launch": "vllm", "python": python or (str(beside) if beside.exists() else sys.executable)}
+
+
+def gateway_toml(project: Project) -> str:
+    """The gateway's file."""
+    grader = ""
+    if project.grader:
+        key = "url" if "://" in project.grader else "function"
+        grader = "\n[graders.reward]                    # asked when an episode is closed without a reward\n"
+        grader += f"{key} = {_quoted(project.grader)}\n"
+    engine = "\n".join(f"{key} = {_quoted(value)}" for key, value in project.engine.items())
+    return f"""# The gateway: agents ask it, engines sample for it, and every token is recorded.
+[server]
+port = 8000
+
+[models.{project.name}]
+path = {_quoted(str(project.model))}
+family = "{project.family}"
+aliases = ["*"]                     # unmodified agents ask for models by names of their own
+max_model_len = {project.context}
+
+[engine]
+{engine}
+log = "runs/{project.name}/engine.log"
+
+[sampling]                          # in training episodes only
+temperature = {{ override = 1.0 }}    # agents that ask for temperature 0 teach nothing
+top_p = {{ override = 1.0 }}
+seed = "ignore"
+
+[staleness]
+eta = 1                             # a batch may be sampled by the version before, too
+batch = 8                           # groups
+{grader}
+[store]
+url = "sqlite:///runs/{project.name}/gateway.db"
+
+[control]
+recording = "runs/{project.name}/control.jsonl"
+"""
+
+
+def trainer_toml(project: Project) -> str:
+    """The trainer's file, which starts the gateway."""
+    rollout = f"""
+[rollout]                           # the trainer runs the agent itself
+agent = {_quoted(project.agent)}
+tasks = "tasks.jsonl"
+group_size = {_GROUP}
+concurrency = 32
+"""
+    return f"""# The trainer: starts the gateway, learns from its batches, publishes each version to the engines.
+[run]
+dir = "runs/{project.name}/trainer"
+steps = 100
+
+[gateway]
+config = "gateway.toml"
+
+[model]
+path = {_quoted(str(project.model))}
+
+[algorithm]
+type = "grpo"
+
+[optimizer]
+lr = 1e-6
+
+[batch]
+tokens = {max(8192, project.context)}
+{rollout if project.trained_by_trainer else ""}"""
+
+
+def next_steps(project: Project, directory: Path) -> str:
+    """What was written, and the commands that follow."""
+    lines = [
+        f"wrote gateway.toml, trainer.toml and tasks.jsonl, an example: put your tasks there ({directory.resolve()})",
+        "check:  gateway doctor gateway.toml",
+        "train:  trainer run trainer.toml",
+    ]
+    if not project.trained_by_trainer:
+        lines.append(f"agents: {episodes_command(project)}      (in another terminal)")
+    return "\n".join(lines)
+
+
+def episodes_command(project: Project) -> str:
+    """The command that runs the agent once per episode."""
+    words = ["gateway", "episodes", "run", "--tasks", "tasks.jsonl", "--group-size", str(_GROUP), "--forever"]
+    if project.is_function:
+        return shlex.join([*words, "--agent", project.agent])
+    reward = "--exit-code-reward" if project.reward == "exit-code" else "--grade" if project.grader else ""
+    return shlex.join([*words, *filter(None, [reward]), "--", *shlex.split(project.agent)])
+
+
+def _tasks() -> str:
+    rows = [
+        {"task_id": f"example-{number}", "question": question, "answer": answer}
+        for number, question, answer in _TASKS
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def _quoted(text: str) -> str:
+    """A TOML string."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,128 @@
+"""`gateway init`: its files pass the doctor, serve an agent and train a model; what it cannot use it refuses in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.engines.fake import create_fake_app
+from gateway.settings import Settings
+from processes.child import LocalProcess
+from processes.ports import free_port
+from tests.harness.gateways import serve
+from tests.harness.killed_runs import ScoringEngine
+from tests.harness.waiting import within
+
+ROOT = Path(__file__).parents[2]
+AGENT = """
+import asyncio, zlib
+import httpx
+
+async def solve(task, base_url, api_key):
+    body = {"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": task["question"]}]}
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60) as http:
+        answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
+    return zlib.crc32(answer["choices"][0]["message"]["content"].encode()) / 2**32
+"""
+RUN_S = 240.0
+
+
+async def command(work: Path, module: str, *argv: str) -> tuple[int, str]:
+    """Runs a program in a project's folder, as a person there would: its exit status, and what it said."""
+    log = work / f"{argv[0]}.log"
+    there = ["env", "-C", str(work), sys.executable, "-m", module, *argv]
+    process = await LocalProcess.start(module, there, log, {"PYTHONPATH": str(ROOT), "COLUMNS": "200"})
+    try:
+        async with within(f"{module} {argv[0]} ends", RUN_S):
+            status = await process.wait()
+    finally:
+        await process.stop()
+    return status, log.read_text()
+
+
+async def test_what_it_writes_is_sound_serves_and_trains(tiny_model: Path, tmp_path: Path) -> None:
+    engine, port = ScoringEngine(str(tiny_model)), free_port()
+    (tmp_path / "mine.py").write_text(AGENT)
+    async with serve(create_fake_app(engine), port):
+        options = (
+            "--model",
+            str(tiny_model),
+            "--agent",
+            "mine:solve",
+            "--engine-url",
+            f"http://127.0.0.1:{port}",
+        )
+        status, said = await command(tmp_path, "gateway.cli", "init", *options, "--reward", "agent")
+        assert status == 0, said
+        file = tmp_path / "gateway.toml"
+        file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
+        status, said = await command(tmp_path, "gateway.cli", "doctor", "gateway.toml")
+        assert (status, "0 problems, 0 warnings" in said) == (0, True), said
+        changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
+        status, said = await command(tmp_path, "trainer.cli", "run", "trainer.toml", *changes)
+    assert status == 0, said
+    (metrics,) = (tmp_path / "runs").rglob("metrics.jsonl")
+    assert json.loads(metrics.read_text().splitlines()[-1])["episodes"] == 64
+    assert "/console" in said
+
+
+def test_what_no_option_says_is_asked_and_the_commands_that_follow_are_whole(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    answers = f"{tiny_model}\npython agent.py --fast\nexit-code\n"
+    done = CliRunner().invoke(app, ["init", "--dir", str(tmp_path)], input=answers)
+    assert done.exit_code == 0, done.output
+    assert "gateway doctor gateway.toml" in done.output and "trainer run trainer.toml" in done.output
+    asked = "gateway episodes run --tasks tasks.jsonl --group-size 8 --forever --exit-code-reward -- python agent.py --fast"
+    assert asked in done.output
+    assert "rollout" not in tomllib.loads((tmp_path / "trainer.toml").read_text())
+    before = (tmp_path / "gateway.toml").read_text()
+    again = CliRunner().invoke(app, ["init", "--dir", str(tmp_path)], input=answers)
+    assert (again.exit_code, "--force replaces them" in again.output) == (2, True)
+    assert (tmp_path / "gateway.toml").read_text() == before
+
+
+@pytest.mark.parametrize(("reward", "key"), [("mine:grade", "function"), ("http://127.0.0.1:9/grade", "url")])
+def test_a_grader_is_one_of_the_gateways(tiny_model: Path, tmp_path: Path, reward: str, key: str) -> None:
+    options = [
+        "init",
+        "--dir",
+        str(tmp_path),
+        "--model",
+        str(tiny_model),
+        "--agent",
+        "python agent.py",
+        "--reward",
+        reward,
+    ]
+    done = CliRunner().invoke(app, options)
+    assert (done.exit_code, "--grade" in done.output) == (0, True), done.output
+    grader = Settings.load(tmp_path / "gateway.toml").graders["reward"]
+    assert getattr(grader, key) == reward
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model", "Qwen/Qwen3-0.6B", "--agent", "x"], "hf download Qwen/Qwen3-0.6B"),
+        (["--model", "{empty}", "--agent", "x"], "has no tokenizer.json"),
+        (["--model", "{model}", "--agent", "x", "--reward", "yes"], "say agent, exit-code"),
+        (["--model", "{model}", "--agent", "a:b", "--reward", "exit-code"], "is for a command"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_sentence(
+    tiny_model: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    filled = [option.format(empty=tmp_path / "empty", model=tiny_model) for option in options]
+    done = CliRunner().invoke(app, ["init", "--dir", str(tmp_path), "--reward", "agent", *filled])
+    (line,) = done.output.strip().splitlines()
+    assert (done.exit_code, said in line) == (2, True), line
+    assert not (tmp_path / "gateway.toml").exists()
