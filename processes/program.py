@@ -31,7 +31,7 @@ def run(name: str, app: Callable[[], object]) -> None:
 
 
 def _paragraph(name: str, error: Exception) -> str:
-    """What happened, where, and where the rest is."""
+    """Describes an error in one paragraph: the error, its place, and the file with the traceback, which this writes."""
     with tempfile.NamedTemporaryFile("w", prefix=f"headgate-{name}-", suffix=".log", delete=False) as file:
         traceback.print_exception(error, file=file)
     what = " ".join(f"{type(error).__name__}: {error}".split())

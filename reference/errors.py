@@ -115,7 +115,7 @@ def _by_code(given: ast.expr, function: Function, tables: dict[str, ast.Dict]) -
 
 
 def _assigned(function: Function, line: int) -> dict[str, ast.expr]:
-    """What names mean at a line: the last assignment above it."""
+    """The value of each name at a line, from the last assignment above it."""
     found = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno < line]
     found.sort(key=lambda node: node.lineno)
     return {node.targets[0].id: node.value for node in found if isinstance(node.targets[0], ast.Name)}

@@ -58,7 +58,8 @@ async def watch(
     ] = None,
     last_event_id: Annotated[str | None, Header(description="In place of `after` and `last`.")] = None,
 ) -> Response:
-    """What happens, as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any id."""
+    """Streams events as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any
+    id."""
     feed, start = access.gateway.events, _start(after, last, last_event_id)
     wanted = EventFilter(tuple(kind or ()), _models(access, model), episode, group)
     feed.check()

@@ -22,7 +22,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """What a client asks for, in one form for all dialects. None: the client did not say."""
+    """A client's request, in one form for all dialects. None: the client did not say."""
 
     api: str
     """chat, completions, responses or messages: as calls are recorded."""

@@ -308,7 +308,7 @@ def check_trainer(path: Path) -> None:
 
 
 def memory_of(file: ClusterFile, gateway: GatewayFile) -> Memory:
-    """What engines and ranks need of their GPUs, by all files of a cluster. Raises BadFile."""
+    """The memory that engines and ranks need of their GPUs, by all files of a cluster. Raises BadFile."""
     trainer, share = file.trainer, SHARE if gateway.share is None else gateway.share
     if trainer is None:
         return Memory(file.engine.gpu_memory_gb, share, gateway.sleeps)

@@ -56,7 +56,7 @@ def learn(settings: Settings, steps: int, look: Callable[[Learner], None] = lamb
 
 
 def state_of(learner: Learner, of: Callable[[Tensor], Any]) -> State:
-    """What `of` says of each weight, whole, as float32 on the CPU."""
+    """The result of `of` for each weight, whole, as float32 on the CPU."""
     found = {}
     for name, weight in learner.model.named_parameters():
         tensor = of(weight).detach()

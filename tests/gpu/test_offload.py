@@ -1,4 +1,4 @@
-"""What waits in the host's memory changes no step, and is not on the device meanwhile."""
+"""Tensors that wait in the host's memory change no step, and are not on the device meanwhile."""
 
 from __future__ import annotations
 

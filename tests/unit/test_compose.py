@@ -209,7 +209,7 @@ def options_of(name: str) -> dict[str, str]:
 
 
 def devices_of(name: str) -> list[dict[str, Any]]:
-    """What a service reserves."""
+    """The devices that a service reserves."""
     found: list[dict[str, Any]] = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
     return found
 

@@ -64,7 +64,7 @@ class Machines:
         return [process for process in self.started if process.name == place]
 
     async def open(self) -> None:
-        """See `Launcher`."""
+        pass
 
     async def close(self) -> None:
         self.closed = True

@@ -131,13 +131,13 @@ class Nobody:
         self.asked.append(request.call.call_id)
 
     def cancel(self, request: PlacementRequest) -> None:
-        """See `Placer`."""
+        pass
 
     def left(self, call: Call) -> None:
-        """See `Placer`."""
+        pass
 
     def changed(self) -> None:
-        """See `Placer`."""
+        pass
 
     def retire(self) -> list[PlacementRequest]:
         return []

@@ -1,4 +1,4 @@
-"""Whether vLLM is started so that its sleep frees memory, where nobody has said how it shall sleep."""
+"""vLLM is started so that its sleep frees memory, where no setting says how it shall sleep."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def running(trainer: Trainer) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def lines(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What metrics.jsonl says of evaluations, and of steps."""
+    """The lines of metrics.jsonl about evaluations, and those about steps."""
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     return [r for r in records if "buffer" not in r], [r for r in records if "buffer" in r]
 

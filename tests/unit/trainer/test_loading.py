@@ -79,7 +79,7 @@ def test_a_model_is_what_transformers_would_load(checkpoint: Path, dtype: torch.
 
 
 def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str], int]:
-    """What a rank gathers, the names of what is no shard, and the numbers that it holds."""
+    """The gathered tensors, the names of those that are no shard, and how many numbers a rank holds."""
     ranks = parallel.join(ParallelSettings(replicate=replicate), "cpu")
     policy = Policy(loading.empty(checkpoint, torch.float32))
     ranks.shard(policy, policy.layers, passes=("plain",))

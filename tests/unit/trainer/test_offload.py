@@ -98,7 +98,7 @@ def test_the_kernel_sees_the_memory_go_and_come(tmp_path: Path) -> None:
 
 
 def refuse(settings: Settings) -> tuple[str, float]:
-    """What a rank says of a disk that only the first has; and its weights, which did not leave."""
+    """The error of a rank when only the first has the disk; and whether the weights have left."""
     learner = Learner.open(settings)
     learner.ordered = True  # each rank does it of its own accord
     place = settings.run.dir / "mine" if learner.ranks.leads else Path("/dev/null/nowhere")

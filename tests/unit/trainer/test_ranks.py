@@ -146,7 +146,8 @@ def beat_on(learner: Learner) -> None:
 
 
 def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
-    """What a rank that has no order to give or to follow says when `victim`, after two heartbeats, ends or says nothing more."""
+    """The error of a rank that has no order to give or to follow when `victim`, after two heartbeats, ends or falls
+    silent."""
     learner = Learner.open(settings)
     ranks, mine = learner.ranks, learner.ranks.rank
     for _ in range(2):

@@ -99,7 +99,7 @@ REASONS = {int(TokenFlag.LATE): "late", int(TokenFlag.GREEDY | TokenFlag.ORPHANE
 
 
 def reference(learner: Learner, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """What the table should say, token by token, from the papers' formulas and the model's own forward pass."""
+    """The expected table, token by token, from the papers' formulas and the model's own forward pass."""
     rows = []
     for group in groups:
         rewards = np.array([episode.reward for episode in group.episodes])

@@ -211,7 +211,7 @@ with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
 
 @pytest.mark.parametrize("python", [sys.executable, "true"], ids=["sends", "dies first"])
 def test_the_figures_of_a_killed_trainer_arrive_once(python: str, tmp_path: Path) -> None:
-    """Whether its sender was at work or had not read a line; `true` is a sender that never does."""
+    """The sender was at work, or had not read a line: `true` is a sender that never does."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), python], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     assert "warning" not in train(settings_of(tmp_path, {"finish_s": 300}), range(2, 3))
