@@ -19,7 +19,7 @@ DRAWER := .cache/mermaid-$(MERMAID).min.js
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve docs-reference setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help dist docs docs-serve docs-reference setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -50,6 +50,9 @@ docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a link that l
 
 docs-serve: docs-reference $(DRAWER) ## the same at http://127.0.0.1:8080, made anew whenever a page is saved
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8080
+
+dist: setup ## the wheel and the source distribution, in dist/
+	$(BIN)/python -m build
 
 docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
 	$(BIN)/python -m reference
