@@ -29,6 +29,12 @@ class Metrics:
             ["type"],
             registry=self.registry,
         )
+        self.tool_faults = Counter(
+            "headgate_tool_faults",
+            "Replies with tool calls that no agent gets, or that none can run, by what is wrong",
+            ["fault"],
+            registry=self.registry,
+        )
         self.seconds = Histogram(
             "headgate_call_seconds", "Seconds of a call", buckets=_SECONDS, registry=self.registry
         )

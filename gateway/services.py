@@ -35,6 +35,7 @@ from gateway.peers.hub import Hub
 from gateway.peers.membership import Alone, Membership
 from gateway.peers.role import Leader
 from gateway.render.renderer import check_model, load_renderer
+from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.handover import Handover
 from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool
@@ -109,12 +110,14 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             stack.push_async_callback(lengths.close)
         events = EventFeed(database, settings.server.max_watchers)
         stack.push_async_callback(events.close)
+        metrics = Metrics()
         yield DataPlane(
             settings=settings,
             database=database,
             models=models,
             replies=replies,
-            metrics=Metrics(),
+            metrics=metrics,
+            tool_alarm=ToolAlarm(metrics.tool_faults),
             bus=bus,
             hub=hub_of(settings, models),
             events=events,
@@ -136,6 +139,10 @@ async def _models(stack: AsyncExitStack, settings: Settings, database: Database)
             stack.push_async_callback(upstream.close)
         elif given.path is not None:
             renderer = await asyncio.to_thread(load_renderer, name, given, settings.render)
+            if renderer.form is None or not renderer.call_example:
+                log.warning(
+                    "model %s: tool calls come as text, its template's form of them is not known", name
+                )
             pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
             recorder = Recorder(database, renderer, name, shared=shared)
             models.local[name] = ServedModel(name, given.path, given, renderer, pool, recorder)

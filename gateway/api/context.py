@@ -25,6 +25,7 @@ from gateway.peers.callers import RemoteCallers
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Alone, Membership
 from gateway.peers.role import Leader, Role
+from gateway.render.tool_alarm import ToolAlarm
 from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
 from gateway.sections import RequestSettings
@@ -44,6 +45,7 @@ class DataPlane:
     models: Models
     replies: Replies
     metrics: Metrics
+    tool_alarm: ToolAlarm
     bus: Bus
     hub: Hub
     """The links of other processes: while this one leads a cluster."""

@@ -297,5 +297,6 @@ def _completion(
         segment,
         recorder=model.recorder,
         metrics=gateway.metrics,
+        tool_alarm=gateway.tool_alarm,
         grace_s=limits.grace_s,
     )

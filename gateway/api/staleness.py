@@ -14,6 +14,7 @@ from gateway.api.batches import Model
 from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
 from gateway.feed.explain import because, explain, verdict
+from gateway.render.tool_alarm import WORDS
 from gateway.store import decisions, episodes, turns
 from scheduler.policies.staleness_state import GroupRow
 
@@ -69,6 +70,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
         return sampled, reader.masks(connection, [entry])[episode_id]
 
     sampled, masked = await gateway.database.read(tokens)
+    faulty = await gateway.database.read(lambda c: turns.tool_faults(c, episode_id))
     notice = row["notice"] if row is not None else ""
     return {
         "episode_id": episode_id,
@@ -81,6 +83,10 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
         "verdict": verdict(episode_id, row, story, sampled, masked.total()),
         "sampled_tokens": sampled,
         "masked_tokens": dict(masked),
+        "tool_faults": [
+            {"call_id": call, "faults": faults, "words": [WORDS[fault] for fault in faults]}
+            for call, faults in faulty.items()
+        ],
         "story": story,
     }
 

@@ -153,6 +153,8 @@ def show_why(why: dict[str, Any]) -> None:
     console.print(table)
     for reason, tokens in why["masked_tokens"].items():
         console.print(f"{tokens} of {why['sampled_tokens']} sampled tokens are not trained: {escape(reason)}")
+    for call in why["tool_faults"]:
+        console.print(f"{call['call_id']}: {escape('; '.join(call['words']))}", soft_wrap=True)
     if why["notice"]:
         console.print(f"notice: {escape(why['notice'])}, {escape(why['notice_words'])}", soft_wrap=True)
     if why["error"]:

@@ -37,4 +37,13 @@ def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: 
         found.append(
             Finding("warning", what, "agents of this model get tool calls as text; docs/templates.md")
         )
+    elif not renderer.call_example:
+        what = f"{name}: a tool call that the template writes is not read back in the form {renderer.form.name!r}"
+        found.append(Finding("warning", what, "agents may get tool calls as text; docs/templates.md"))
+    else:
+        found.append(
+            Finding(
+                "ok", f"{name}: tool calls are read in the form {renderer.form.name!r}, tried by a round trip"
+            )
+        )
     return found

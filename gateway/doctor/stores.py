@@ -9,13 +9,15 @@ from pathlib import Path
 from gateway.bus.opening import open_bus
 from gateway.doctor.finding import Finding
 from gateway.errors import Unavailable
+from gateway.render.tool_alarm import WORDS
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError, Settings
-from gateway.store import clock
+from gateway.store import clock, turns
 from gateway.store.connections import connect, driver, without_password
 from gateway.store.schema import check_form
 
 _SKEW_S = 1.0
+_DAY_S = 86_400.0
 
 
 async def examine_database(settings: Settings) -> list[Finding]:
@@ -37,8 +39,17 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
     try:
         with engine.connect() as connection:
             skew = clock.now(connection) - time.time()
+            faulty = turns.tool_faults_since(connection, time.time() - _DAY_S)
     finally:
         engine.dispose()
+    found += [
+        Finding(
+            "warning",
+            f"{count} replies of the last day: {WORDS[fault]}",
+            "gateway episodes why EPISODE shows which",
+        )
+        for fault, count in faulty.most_common()
+    ]
     if abs(skew) > _SKEW_S:
         what = f"the database's clock is {skew:+.1f} s from this machine's"
         found.append(Finding("warning", what, "synchronise both machines' clocks (NTP)"))

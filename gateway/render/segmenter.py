@@ -48,7 +48,7 @@ class Segmenter:
         self._renderer = renderer
         self._marks = marks = Marks(renderer.marks.stop, None, None, None, None) if raw else renderer.marks
         self._tools = tools
-        self._names = {tool["function"]["name"] for tool in tools} if marks.bare_calls else set()
+        self._names = self.tool_names if marks.bare_calls else set()
         self._stop = stop
         self._may_begin_stop = stop.may_begin if stop is not None else None
         self._stop_place = 0
@@ -74,6 +74,11 @@ class Segmenter:
         """A stop string was met, or the last tool call was made; the token that completed it is the last of the reply."""
         self.matched_stop = ""
         """The stop string that was met."""
+
+    @property
+    def tool_names(self) -> set[str]:
+        """The names of the request's tools."""
+        return {tool["function"]["name"] for tool in self._tools}
 
     def push(self, ids: Iterable[int]) -> list[Piece]:
         """Takes the next tokens; answers what can be delivered."""

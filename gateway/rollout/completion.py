@@ -21,6 +21,8 @@ from gateway.errors import Conflict, GatewayError
 from gateway.metrics import Metrics
 from gateway.render.renderer import Message
 from gateway.render.segmenter import Piece, Segmenter
+from gateway.render.tool_alarm import ToolAlarm
+from gateway.render.tool_faults import tool_faults
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.handover import Handover, Track, superseded
@@ -56,6 +58,7 @@ class Completion:
         *,
         recorder: Recorder,
         metrics: Metrics,
+        tool_alarm: ToolAlarm,
         grace_s: float,
     ) -> None:
         self.details = details
@@ -71,6 +74,7 @@ class Completion:
         self._segmenter = segment(prompt.ids)
         self._recorder = recorder
         self._metrics = metrics
+        self._tool_alarm = tool_alarm
         self._grace_s = grace_s
         self._restarts = runner.call.restarts
         self._pieces: list[Piece] = []
@@ -246,8 +250,10 @@ class Completion:
         finish = self.call.finish or "stop"
         self.details.finish_reason = "tool_calls" if finish == "stop" and self.reply.tool_calls else finish
         self.details.seconds = time.time() - self.details.received_at
+        message = self.reply.message()
+        self.details.tool_faults = self._tool_faults(message)
         try:
-            await self._record(self.reply.message())
+            await self._record(message)
         except Conflict as error:
             if error.code == "asked_again":
                 await self._abandon()
@@ -259,6 +265,16 @@ class Completion:
         self.show()
         self.reply.deliver(last)
         self.reply.end(self.details.finish_reason)
+
+    def _tool_faults(self, message: Message) -> list[str]:
+        """Looks for tool calls that no agent gets or can run, and warns of them."""
+        content, calls = message["content"] or "", message.get("tool_calls", [])
+        cut = self.details.finish_reason == "length"
+        faults = tool_faults(content, calls, self._segmenter.tool_names, cut=cut)
+        if faults:
+            functions = [call["function"] for call in calls]
+            self._tool_alarm.tell(self.reply.call_id, faults, content or repr(functions))
+        return faults
 
     async def _abandon(self) -> None:
         self._given_up = True

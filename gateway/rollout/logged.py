@@ -26,8 +26,10 @@ _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
-_DETAILS = [field.name for field in fields(TurnDetails) if field.name not in ("arrived", "seconds")]
-"""The fields of a call's details that are logged: all but those that have a meaning only within one process."""
+_DETAILS = [
+    field.name for field in fields(TurnDetails) if field.name not in ("arrived", "seconds", "tool_faults")
+]
+"""The fields of a call's details that are logged: all but those that have a meaning only within one process, or at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class CallRow(Base):
     __table_args__ = (
         Index("ix_calls_request_key", "episode_id", "request_key"),
         _partial("ix_calls_open", "open_to", "digest", where="open_to IS NOT NULL"),
+        _partial("ix_calls_faulty", "received_at", where="tool_faults IS NOT NULL"),
     )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)
@@ -148,6 +149,8 @@ class CallRow(Base):
     seconds: Mapped[float] = mapped_column(Float)
     reward: Mapped[float | None] = mapped_column(Float)
     """Posted on this call; it counts in the episode's."""
+    tool_faults: Mapped[str | None] = mapped_column(Words(64))
+    """What is wrong with the reply's tool calls, with commas (`gateway/render/tool_faults.py`); else None."""
     open_to: Mapped[str | None] = mapped_column(Words(255))
     """While the episode is open: the agent whose conversations may go on from this reply; else None."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -176,6 +177,22 @@ def calls_since(connection: Connection, model: str, episode_id: str, first_node:
     where = (CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node)
     query = select(*CallRow.__table__.c).where(*where).order_by(CallRow.node)
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def tool_faults(connection: Connection, episode_id: str) -> dict[str, list[str]]:
+    """The calls of an episode whose replies had faulty tool calls, oldest first, with the faults of each."""
+    query = (
+        select(CallRow.id, CallRow.tool_faults)
+        .where(CallRow.episode_id == episode_id, CallRow.tool_faults.is_not(None))
+        .order_by(CallRow.received_at)
+    )
+    return {row.id: row.tool_faults.split(",") for row in connection.execute(query)}
+
+
+def tool_faults_since(connection: Connection, moment: float) -> Counter[str]:
+    """The number of replies with each fault since a moment, in seconds since the epoch."""
+    query = select(CallRow.tool_faults).where(CallRow.tool_faults.is_not(None), CallRow.received_at >= moment)
+    return Counter(fault for row in connection.execute(query) for fault in row.tool_faults.split(","))
 
 
 def set_reward(connection: Connection, episode_id: str, call_id: str, reward: float) -> None:

@@ -78,6 +78,8 @@ class TurnDetails:
     request_key: str = ""
     arrived: float = field(default_factory=lambda: time.monotonic(), compare=False)
     """The moment at which this process got the call, by its monotonic clock."""
+    tool_faults: list[str] = field(default_factory=list, compare=False)
+    """What is wrong with the reply's tool calls (`render/tool_faults.py`), once it is whole."""
     seconds: float | None = field(default=None, compare=False)
     """The time from `received_at` until the reply was whole; None: until it is recorded."""
 
@@ -309,6 +311,7 @@ class Recorder:
             "completion_tokens": len(turn.ids),
             "pauses": turn.pauses,
             "digest": digest,
+            "tool_faults": ",".join(details.tool_faults) or None,
             "received_at": details.received_at,
             "first_token_s": details.first_token_s,
             "seconds": time.time() - details.received_at if details.seconds is None else details.seconds,

@@ -26,6 +26,7 @@ from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
 from gateway.peers.role import Leader
 from gateway.render.segmenter import Piece
+from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.completion import Completion
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies, RequestKey
@@ -109,6 +110,7 @@ class PlainSegmenter:
 
     stopped = False
     matched_stop = ""
+    tool_names = frozenset[str]()
 
     def __init__(self, _prompt: Any) -> None:
         self.consumed = 0
@@ -200,6 +202,7 @@ class Process:
             models=models,
             replies=Replies(self.database),
             metrics=self.cluster.metrics,
+            tool_alarm=ToolAlarm(self.cluster.metrics.tool_faults),
             bus=bus,
             hub=hub_of(settings, models),
             events=EventFeed(self.database, 1),

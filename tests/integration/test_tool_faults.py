@@ -1,0 +1,29 @@
+"""A reply that was meant as a tool call and is none: recorded, counted, told by `why` and by `gateway doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.doctor.stores import examine_database
+from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
+
+WRONG = '<tool_call>\n{"name": "add", "arguments": }\n</tool_call>'
+
+
+async def test_a_call_that_is_not_parsed_is_told_everywhere(tiny_model: Path, tmp_path: Path) -> None:
+    async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
+        engine.replies.extend([TOOL_CALL, WRONG, WRONG])
+        episode, headers = await gateway.open()
+        for body in ({"tools": TOOLS}, {"tools": TOOLS}, {}):
+            reply = await gateway.chat(headers, messages=[USER], max_tokens=400, **body)
+            assert reply.is_success, reply.text
+        why = await gateway.admin.why(episode)
+        (told,) = why["tool_faults"]
+        assert told["faults"] == ["unparsed"] and "looks like a tool call" in told["words"][0]
+        metrics = (await gateway.http.get("/metrics")).text
+        assert 'headgate_tool_faults_total{fault="unparsed"} 1.0' in metrics
+        found = await examine_database(gateway.settings)
+        assert [f.what for f in found if f.level == "warning"] == [
+            "1 replies of the last day: the reply looks like a tool call and is none in the form of the model's template"
+            " (docs/templates.md)"
+        ]
