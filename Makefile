@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := .venv-engine
 COMPAT := .venv-compat
+ENVIRONMENTS := .venv-environments
+FOREIGN := $(basename $(notdir $(wildcard requirements/environments/*.txt)))
 CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
 LITELLM := .venv-litellm
 TRL := .venv-trl
@@ -19,7 +21,7 @@ DRAWER := .cache/mermaid-$(MERMAID).min.js
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help dist docs docs-serve docs-reference setup engine clients check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help dist docs docs-serve docs-reference setup engine clients environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -33,6 +35,8 @@ setup: $(VENV)/.ready ## install headgate and its tools into .venv
 engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
 
 clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requirements/compat, by pin, into .venv-compat
+
+environments: $(FOREIGN:%=$(ENVIRONMENTS)/%/.ready) ## install what --env runs that needs a Python of its own, by pin, into .venv-environments
 
 check: setup docs ## lint, formats, types, import contracts, migrations, the pages' links
 	$(BIN)/ruff check .
@@ -57,7 +61,7 @@ dist: setup ## the wheel and the source distribution, in dist/
 docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
 	$(BIN)/python -m reference
 
-test: setup engine clients ## every test but the long ones, real vLLM and foreign clients included
+test: setup engine clients environments ## every test but the long ones, real vLLM and foreign clients included
 	$(TESTS) test
 
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
@@ -95,6 +99,9 @@ demo-tools: setup engine ## train an agent of the openai-agents SDK to use its t
 
 demo-frozen-lake: setup engine ## train an agent to cross gymnasium's FrozenLake, one tool call a step
 	$(BIN)/python -m examples.frozen_lake.run
+
+demo-environments: setup engine ## train through --env reasoning-gym:chain_sum, three seeds and a control run with frozen weights
+	$(BIN)/python -m examples.environments.run
 
 report-algorithms: setup ## algorithms side by side on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
 	$(BIN)/python -m examples.frozen_lake.algorithms
@@ -185,7 +192,7 @@ bench-lengths: setup ## recall of the longest 20% of calls, predicted before the
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(LITELLM) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
@@ -232,6 +239,12 @@ $(ENGINE_GPU)/.ready: requirements/engine-gpu.txt
 	@echo "installing vLLM's GPU build into $(ENGINE_GPU)"
 	@$(PYTHON) -m venv $(ENGINE_GPU)
 	@$(ENGINE_GPU)/bin/python $(PIP) --no-deps -r requirements/engine-gpu.txt
+	@touch $@
+
+$(ENVIRONMENTS)/%/.ready: requirements/environments/%.txt
+	@echo "installing the environment of $< into $(ENVIRONMENTS)/$*"
+	@$(PYTHON) -m venv $(ENVIRONMENTS)/$*
+	@$(ENVIRONMENTS)/$*/bin/python $(PIP) --no-deps -r $<
 	@touch $@
 
 $(COMPAT)/%/.ready: requirements/compat/%.txt

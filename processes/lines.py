@@ -52,14 +52,18 @@ class LineWorker:
     async def ask(self, question: bytes) -> dict[str, Any]:
         """Writes a line (without its end) and reads one. Raises WorkerFailed; then, and when cancelled, the process is ended."""
         try:
-            assert self._process is not None and self._process.stdin is not None
-            with contextlib.suppress(ConnectionError):
-                self._process.stdin.write(question + b"\n")
-                await self._process.stdin.drain()
+            await self.tell(question)
             return await self._read()
         except BaseException:
             await self.end()
             raise
+
+    async def tell(self, line: bytes) -> None:
+        """Writes a line (without its end); what comes back, `listen` reads."""
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(line + b"\n")
+            await self._process.stdin.drain()
 
     async def listen(self) -> dict[str, Any]:
         """Reads a line that comes without a question. Raises WorkerFailed as `ask` does."""

@@ -158,6 +158,9 @@ class Settings(LearnerSettings):
     def _has_who_evaluates(self) -> Self:
         if self.eval.every is not None and not (self.eval.agent or self.rollout):
             raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
+        env = self.rollout is not None and self.rollout.env is not None and self.eval.agent is None
+        if self.eval.every is not None and not self.eval.tasks and not env:
+            raise ValueError("[eval] every needs `tasks`")
         return self
 
 

@@ -11,9 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from gateway.client.driver import AGENT_FAILED, NO_REWARD
+from gateway.client.agents import AGENT_FAILED
+from gateway.client.driver import NO_REWARD
 
-_FAILED = (AGENT_FAILED, NO_REWARD, "idle_deadline", "total_deadline")
+_FAILED = (AGENT_FAILED, "environment_failed", NO_REWARD, "idle_deadline", "total_deadline")
 """Why episodes are closed whose agent failed, or said nothing more."""
 
 

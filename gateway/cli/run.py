@@ -15,6 +15,8 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, Task
+    from gateway.client.environment import EnvironmentAgent
+    from gateway.environments.base import Split
     from gateway.types import EpisodeMode
 
 _LONELY = (
@@ -24,7 +26,9 @@ _LONELY = (
 
 
 def run_episodes(
-    tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
+    tasks: Annotated[
+        Path | None, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')
+    ] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(help="After `--`: the command to run once per episode. Its last line is its reward."),
@@ -33,6 +37,25 @@ def run_episodes(
     worker: Annotated[
         bool, typer.Option(help="Keep the command running: it reads tasks and writes rewards as JSON lines.")
     ] = False,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of an agent and tasks: an environment, verifiers:NAME, inspect:TASK, gym:ID or reasoning-gym:NAME."
+        ),
+    ] = None,
+    env_args: Annotated[
+        str, typer.Option(help="Arguments of the environment, as a JSON object (docs/environments.md).")
+    ] = "{}",
+    env_python: Annotated[
+        Path | None, typer.Option(help="The Python that has the environment's package. [default: this one]")
+    ] = None,
+    env_split: Annotated[
+        str | None,
+        typer.Option(
+            help="Its tasks: train, eval (one in 16) or all. [default: eval with --mode eval, else train]"
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
     grade: Annotated[
@@ -89,14 +112,24 @@ def run_episodes(
       gateway episodes run --tasks tasks.jsonl --group-size 8 --concurrency 16 -- python my_agent.py
 
       gateway episodes run --tasks tasks.jsonl --mode eval --agent my_package.agent:solve
+
+      gateway episodes run --env reasoning-gym:chain_sum --env-args '{"size": 2000}' --group-size 8
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.agents import read_tasks
 
     configure_logging(verbose)
     try:
-        found = read_tasks(tasks)
-        chosen = _agent(agent, command or [], worker, concurrency, timeout, grade, exit_code_reward)
+        if env is None:
+            chosen = _agent(agent, command or [], worker, concurrency, timeout, grade, exit_code_reward)
+        elif agent is None and not command:
+            chosen = _environment(env, env_args, env_python, timeout)
+        else:
+            raise ValueError("--env brings its own agent: leave out --agent and the command")
+        if tasks is None and env is None:
+            raise ValueError("name --tasks FILE, or an environment that has its own, with --env")
+        found = None if tasks is None else read_tasks(tasks)[:limit]
+        split = _split(env_split or ("eval" if mode == "eval" else "train"))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     if spare and mode == "eval":
@@ -112,8 +145,8 @@ def run_episodes(
     if group_size == 1 and mode == "train":
         typer.echo(_LONELY, err=True)
     try:
-        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
-    except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
+        summary = asyncio.run(_run(gateway, admin_key, chosen, found or (split, limit), forever, kind))
+    except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(summary))
@@ -121,20 +154,32 @@ def run_episodes(
 
 
 async def _run(
-    url: str, admin_key: str | None, agent: Agent, tasks: list[Task], forever: bool, kind: dict[str, Any]
+    url: str,
+    admin_key: str | None,
+    agent: Agent,
+    tasks: list[Task] | tuple[Split, int | None],
+    forever: bool,
+    kind: dict[str, Any],
 ) -> dict[str, float]:
-    """`kind`: of the EpisodeRunner, what it is called with."""
+    """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
+
+    Raises ValueError if the environment cannot be loaded.
+    """
     from gateway.cli.progress import EpisodeProgress
     from gateway.client import EpisodeRunner, GatewayClient
+    from gateway.client.environment import EnvironmentAgent
 
-    total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
-    async with GatewayClient(url, admin_key) as client:
-        with EpisodeProgress(total) as progress:
-            runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
-            try:
+    try:
+        if isinstance(tasks, tuple):
+            assert isinstance(agent, EnvironmentAgent)
+            tasks = await agent.tasks(*tasks)
+        total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
+        async with GatewayClient(url, admin_key) as client:
+            with EpisodeProgress(total) as progress:
+                runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
                 await _drive(runner, tasks, forever)
-            finally:
-                await agent.close()
+    finally:
+        await agent.close()
     return progress.summary()
 
 
@@ -176,6 +221,29 @@ def _agent(
     if worker:
         return WorkerAgent(command, workers, timeout_s)
     return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward)
+
+
+def _environment(name: str, args: str, python: Path | None, timeout_s: float) -> EnvironmentAgent:
+    from gateway.client.environment import EnvironmentAgent
+
+    try:
+        given = json.loads(args)
+    except ValueError as error:
+        raise ValueError(f"--env-args is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError("--env-args is a JSON object")
+    return EnvironmentAgent(name, given, python, timeout_s)
+
+
+def _split(value: str) -> Split:
+    from typing import get_args
+
+    from gateway.environments.base import Split
+
+    if value not in get_args(Split):
+        raise ValueError(f"--env-split is one of {', '.join(get_args(Split))}, not {value!r}")
+    split: Split = value  # type: ignore[assignment]
+    return split
 
 
 def _mode(value: str) -> EpisodeMode:

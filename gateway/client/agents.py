@@ -31,9 +31,19 @@ from gateway.json_depth import loads
 from gateway.rewards import number
 from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_worker
 
+AGENT_FAILED = "agent_failed"
+_REASON_LENGTH = 255
+
 
 class AgentCrashed(Exception):
-    """An agent ended without a usable reward; the message quotes its last lines."""
+    """An agent ended without a usable reward; the message quotes its last lines.
+
+    `reason`: a word for why its episode is left out of training, such as `tool_failed`.
+    """
+
+    def __init__(self, message: str, reason: str = AGENT_FAILED) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,10 @@ class Reward:
     """The score of an episode, and its components."""
 
     reward: float
+    """The whole, what single calls earned included."""
     components: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, float] = field(default_factory=dict)
+    """The part of the reward that single calls earned, by the id of their reply."""
 
 
 class Agent(Protocol):
@@ -92,17 +105,18 @@ def _task(value: Any) -> Task:
 
 
 def reward_of(value: Any) -> Reward | None:
-    """A number, or an object with `reward` and perhaps `components`, as a Reward; None, or `{"reward": None}`, as None.
+    """A number, or an object with `reward` (and `components`, `calls`), as a Reward; None, or `{"reward": None}`, as None.
 
     Raises AgentCrashed on anything else.
     """
     fields = value if isinstance(value, dict) else {"reward": value}
     if fields == {"reward": None}:
         return None
-    components = fields.get("components") or {}
-    if "reward" not in fields or not isinstance(components, dict):
+    named = [fields.get(name) or {} for name in ("components", "calls")]
+    if "reward" not in fields or not all(isinstance(numbers, dict) for numbers in named):
         raise AgentCrashed(f'not a reward (a number or an object with "reward"): {str(value)[:200]}')
-    return Reward(_stated(fields["reward"]), {str(name): _stated(x) for name, x in components.items()})
+    components, calls = ({str(name): _stated(x) for name, x in numbers.items()} for numbers in named)
+    return Reward(_stated(fields["reward"]), components, calls)
 
 
 def _stated(value: Any) -> float:
@@ -110,6 +124,12 @@ def _stated(value: Any) -> float:
         return number(value)
     except ValueError as error:
         raise AgentCrashed(str(error)) from error
+
+
+def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
+    """The error of an agent that says `{"error": "...", "reason": "..."}`."""
+    reason = str(answer.get("reason") or AGENT_FAILED)[:_REASON_LENGTH]
+    return AgentCrashed(f"{who}: {str(answer['error'])[:2000]}", reason)
 
 
 # An async function
@@ -169,8 +189,8 @@ class CommandAgent:
 
     The command finds OPENAI_BASE_URL, OPENAI_API_KEY, the same two for Anthropic's clients (ANTHROPIC_BASE_URL is without
     `/v1`) and HEADGATE_TASK (the task as JSON) in its environment. Its reward is the last line of its output that is not
-    empty: a number, or an object with `reward` in JSON. A last line that is neither, no output, an exit status other than 0,
-    and a signal are crashes: a program that broke did not earn 0.
+    empty: a number, or an object with `reward` in JSON. `{"error": "...", "reason": "tool_failed"}` there, a line that is none
+    of these, no output, an exit status other than 0, and a signal are crashes: a program that broke did not earn 0.
 
     With `grade` its output is no reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
     reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes.
@@ -211,6 +231,8 @@ class CommandAgent:
 
     def _reward(self, status: int, line: str, stderr: str) -> Reward | None:
         value = _read(line)
+        if isinstance(value, dict) and "reward" not in value:
+            raise _crash_of(value, f"{self._argv[0]} says")
         if value is not _NOTHING:
             return reward_of(value)
         if self._exit_code_reward:
@@ -247,7 +269,7 @@ def _last_line(text: str) -> str:
 
 
 def _read(line: str) -> Any:
-    """Returns the number in a line, as any language prints one (`.5`, `nan`), or its object with `reward`; else `_NOTHING`."""
+    """The number in a line, as any language prints one (`.5`, `nan`), or its object with `reward` or `error`; else `_NOTHING`."""
     try:
         return float(line)
     except ValueError:
@@ -256,7 +278,7 @@ def _read(line: str) -> Any:
         value = loads(line)
     except ValueError:
         return _NOTHING
-    return value if isinstance(value, dict) and "reward" in value else _NOTHING
+    return value if isinstance(value, dict) and value.keys() & {"reward", "error"} else _NOTHING
 
 
 def _end_of(file: IO[bytes]) -> str:
@@ -271,9 +293,9 @@ class WorkerAgent:
     """`workers` processes of `argv`, each started at its first task and again after it died.
 
     For each task a worker reads a line `{"task": ..., "base_url": ..., "api_key": ...}` and writes a line
-    `{"reward": ..., "components": ...}` (`{"reward": null}`: the gateway's graders compute it), or `{"error": "..."}`, which is
-    a crash that it survives. A worker that ends, takes longer than `timeout_s` seconds, writes a line that is no JSON object, or
-    whose call is cancelled, is replaced.
+    `{"reward": ..., "components": ..., "calls": ...}` (`{"reward": null}`: the gateway's graders compute it), or
+    `{"error": "...", "reason": "..."}`, which is a crash that it survives. A worker that ends, takes longer than `timeout_s`
+    seconds, writes a line that is no JSON object, or whose call is cancelled, is replaced.
     """
 
     def __init__(self, argv: Sequence[str], workers: int = 1, timeout_s: float = 600.0) -> None:
@@ -301,7 +323,7 @@ class WorkerAgent:
         finally:
             self._idle.put_nowait(worker)
         if "error" in answer:
-            raise AgentCrashed(f"an agent worker says: {str(answer['error'])[:2000]}")
+            raise _crash_of(answer, "an agent worker says")
         return reward_of(answer)
 
     async def close(self) -> None:

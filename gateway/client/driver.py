@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -33,7 +34,6 @@ _CONFLICT, _SERVER_ERRORS = 409, 500
 _STOP_GRACE_S = 5.0
 _FIRST_WAIT_S = 2.0
 """The time that the first request to open an episode waits in the gateway: a longer wait is reported with its reason."""
-AGENT_FAILED = "agent_failed"
 NO_REWARD = "no_reward"
 DRIVER_STOPPED = "driver_stopped"
 
@@ -200,7 +200,8 @@ class EpisodeRunner:
         try:
             reward = await self._attempt(job.task, opened, crashes)
         except _Failed:
-            ended = await self._give_up(opened.episode_id, AGENT_FAILED, crashes[-1].said, crashes[-1].report)
+            last = crashes[-1]
+            ended = await self._give_up(opened.episode_id, last.reason, last.said, last.report)
             attempts = len(crashes)
         else:
             ended = await self._end(opened.episode_id, reward)
@@ -307,17 +308,25 @@ class EpisodeRunner:
         if reward is None:
             return await self._grade(episode_id)
         components = reward.components or None
+        beside = reward.reward - sum(reward.calls.values())
 
         def request() -> Awaitable[None]:
-            return self._client.reward(episode_id, reward.reward, components)
+            return self._client.reward(episode_id, beside, components)
 
         try:
+            await self._reward_calls(episode_id, reward)
             await self._patience.insist(f"reward episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._fate(episode_id)
             return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
         return Ended(reward)
+
+    async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
+        for call_id, earned in reward.calls.items():
+            await self._patience.insist(
+                f"reward call {call_id}", partial(self._client.call_reward, episode_id, call_id, earned)
+            )
 
     async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> Ended:
         """Leaves an episode out of its group, so that its slot is free at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 
-from gateway.client.agents import AgentCrashed, Reward
+from gateway.client.agents import AGENT_FAILED, AgentCrashed, Reward
 from gateway.errors import shortened
 
 _GIVEN_UP = frozenset(
@@ -55,16 +55,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A failed attempt of an agent: in short (`said`), and with the traceback if it has one (`report`)."""
+    """A failed attempt of an agent: in short (`said`), with the traceback if it has one (`report`), and a word for why."""
 
     said: str
     report: str
+    reason: str = AGENT_FAILED
 
     @classmethod
     def of(cls, error: Exception) -> Crash:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, AgentCrashed):  # quotes the output of the agent's own process
-            return cls(shortened(said), shortened(said))
+            return cls(shortened(said), shortened(said), error.reason)
         return cls(shortened(said), shortened(f"{said}\n{''.join(traceback.format_exception(error))}"))
 
 

@@ -14,13 +14,13 @@ import asyncio
 import importlib
 import inspect
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
 from gateway.rewards import number
+from processes.streams import private_streams
 
 _QUOTED = 4000
 """Characters of a traceback."""
@@ -28,7 +28,7 @@ _QUOTED = 4000
 
 def main(name: str) -> int:
     """Serves until the input ends. Answers the exit status."""
-    questions, answers = _private_streams()
+    questions, answers = private_streams()
     try:
         function = load(name)
     except BaseException:
@@ -48,16 +48,6 @@ def load(name: str) -> Callable[[dict[str, Any]], Any]:
         raise ValueError(f"there is no function {attribute} in {module}")
     found: Callable[[dict[str, Any]], Any] = function
     return found
-
-
-def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The streams to the gateway, moved out of everyone's reach: a child that the function starts does not inherit them."""
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return questions, answers
 
 
 def _answer(function: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from gateway.client import EpisodeOutcome, GatewayClient
-from trainer.evaluation.episodes import Evaluated, Evaluation, read
+from trainer.evaluation.episodes import Evaluated, Evaluation, tasks_of
 from trainer.evaluation.episodes import evaluate as run_episodes
 from trainer.evaluation.figures import warnings
 from trainer.loop.children import gateway_process, watch
@@ -26,9 +26,11 @@ _WIDE = 240
 async def evaluate(settings: Settings, json_out: Path | None = None) -> None:
     """Prints a table, and as the last line of standard output one JSON object. Raises ConfigError without agent or tasks."""
     evaluation = Evaluation.of(settings.eval, settings.rollout, settings.gateway.model)
-    files = read(evaluation.eval.tasks)
-    total = sum(map(len, files.values())) * evaluation.eval.samples
+    agent = evaluation.load()
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.close)
+        files = await tasks_of(evaluation, agent)
+        total = sum(map(len, files.values())) * evaluation.eval.samples
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         with _progress() as progress:
@@ -37,7 +39,7 @@ async def evaluate(settings: Settings, json_out: Path | None = None) -> None:
             def advance(_: EpisodeOutcome) -> None:
                 progress.advance(bar)
 
-            evaluated = await watch(run_episodes(client, evaluation, files, advance), gateway)
+            evaluated = await watch(run_episodes(client, evaluation, agent, files, advance), gateway)
     _report(evaluated, json_out)
 
 

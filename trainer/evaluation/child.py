@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gateway.client import GatewayClient, GatewayRefused, GatewayUnreachable, RunStopped
 from trainer.errors import ConfigError
-from trainer.evaluation.episodes import Evaluation, evaluate, read
+from trainer.evaluation.episodes import Evaluation, evaluate, tasks_of
 from trainer.sections.base import Section
 
 
@@ -29,7 +29,12 @@ class Request(Section):
 async def run(request: Request, result: Path) -> None:
     """Runs the evaluation and writes its result."""
     async with GatewayClient(request.url, os.environ.get("HEADGATE_ADMIN_KEY") or None) as client:
-        evaluated = await evaluate(client, request.evaluation, read(request.evaluation.eval.tasks))
+        agent = request.evaluation.load()
+        try:
+            tasks = await tasks_of(request.evaluation, agent)
+            evaluated = await evaluate(client, request.evaluation, agent, tasks)
+        finally:
+            await agent.close()
     evaluated.write(result)
 
 

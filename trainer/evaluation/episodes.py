@@ -15,8 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, Task, load_agent
+from pydantic import Field
+
+from gateway.client import Agent, EpisodeOutcome, EpisodeRunner, GatewayClient, Task, load_agent
 from gateway.client.agents import read_tasks
+from gateway.client.environment import EnvironmentAgent
 from gateway.types import EpisodeSampling
 from trainer.errors import ConfigError
 from trainer.evaluation.figures import figures
@@ -29,23 +32,37 @@ class Evaluation(Section):
     """One evaluation: what is asked of whom."""
 
     eval: EvalSettings
-    agent: str
+    agent: str | None
+    env: str | None = None
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    env_python: Path | None = None
     concurrency: int
     max_failures: float
     model: str | None
     """The trained model; the gateway's first, if None."""
 
+    def load(self) -> Agent:
+        """The agent, or the environment. Raises ValueError if there is none of that name."""
+        if self.env is not None:
+            return EnvironmentAgent(self.env, self.env_args, self.env_python)
+        assert self.agent is not None
+        return load_agent(self.agent)
+
     @classmethod
     def of(cls, wanted: EvalSettings, rollout: RolloutSettings | None, model: str | None) -> Evaluation:
         """The evaluation that the settings describe. Raises ConfigError without an agent or without tasks."""
         agent = wanted.agent or (rollout and rollout.agent)
-        if not agent:
-            raise ConfigError("an evaluation needs an agent: [rollout] agent, or [eval] agent")
-        if not wanted.tasks:
+        env = rollout.env if rollout and not wanted.agent else None
+        if not agent and not env:
+            raise ConfigError("an evaluation needs an agent: [rollout] agent or env, or [eval] agent")
+        if not wanted.tasks and not env:
             raise ConfigError("an evaluation needs tasks: name --tasks FILE, or [eval] tasks")
         return cls(
             eval=wanted,
             agent=agent,
+            env=env,
+            env_args=rollout.env_args if rollout else {},
+            env_python=rollout.env_python if rollout else None,
             concurrency=wanted.concurrency or (rollout.concurrency if rollout else 64),
             max_failures=rollout.max_failures if rollout else 0.5,
             model=model,
@@ -71,6 +88,17 @@ class Evaluated:
         aside.rename(path)
 
 
+async def tasks_of(evaluation: Evaluation, agent: Agent) -> dict[str, list[Task]]:
+    """The tasks by file; those that an environment holds out, by its name, where no file is named. Raises ConfigError."""
+    if evaluation.eval.tasks:
+        return read(evaluation.eval.tasks)
+    assert isinstance(agent, EnvironmentAgent) and evaluation.env is not None
+    try:
+        return {evaluation.env: await agent.tasks("eval", evaluation.eval.env_tasks)}
+    except ValueError as error:
+        raise ConfigError(f"[rollout] env: {error}") from error
+
+
 def read(paths: Sequence[Path]) -> dict[str, list[Task]]:
     """The tasks of each file, by the file's name without its ending, or its path where two have one name. Raises ConfigError."""
     stems = Counter(path.stem for path in paths)
@@ -91,6 +119,7 @@ def read(paths: Sequence[Path]) -> dict[str, list[Task]]:
 async def evaluate(
     client: GatewayClient,
     evaluation: Evaluation,
+    agent: Agent,
     files: Mapping[str, Sequence[Task]],
     on_outcome: Callable[[EpisodeOutcome], None] | None = None,
 ) -> Evaluated:
@@ -101,7 +130,7 @@ async def evaluate(
     )
     runner = EpisodeRunner(
         client,
-        load_agent(evaluation.agent),
+        agent,
         group_size=wanted.samples,
         concurrency=evaluation.concurrency,
         mode="eval",

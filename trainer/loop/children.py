@@ -7,6 +7,7 @@ lines as the reason.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Coroutine
@@ -84,13 +85,20 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
     argv = [
         sys.executable, "-m", "gateway.cli", "episodes", "run", "--forever",
         "--gateway", url,
-        "--tasks", str(rollout.tasks),
         "--group-size", str(rollout.group_size),
         "--spare", str(rollout.spare),
         "--concurrency", str(rollout.concurrency),
         "--max-failures", str(rollout.max_failures),
-        "--agent", rollout.agent,
     ]  # fmt: skip
+    named = {
+        "--agent": rollout.agent,
+        "--tasks": rollout.tasks,
+        "--env": rollout.env,
+        "--env-args": json.dumps(rollout.env_args) if rollout.env else None,
+        "--env-python": rollout.env_python,
+        "--limit": rollout.env_tasks,
+    }
+    argv += [part for name, value in named.items() if value is not None for part in (name, str(value))]
     if settings.gateway.model is not None:
         argv += ["--model", settings.gateway.model]
     env = {"HEADGATE_ADMIN_KEY": settings.gateway.key} if settings.gateway.key else None

@@ -16,7 +16,10 @@ class EvalSettings(Section):
     """`[eval]`: evaluation on tasks that are not trained, by `trainer eval` and beside training."""
 
     tasks: tuple[Path, ...] = ()
-    """Files of JSON lines, one task each; every file has its own row of figures."""
+    """Files of JSON lines, one task each; every file has its own row of figures. With `[rollout] env`, what the environment
+    holds out if absent."""
+    env_tasks: int = Field(200, ge=1)
+    """At most so many of the tasks that an environment holds out."""
     every: int | None = Field(None, ge=1, le=10_000_000)
     """Steps from one evaluation during training to the next, the last step's version included; without it, there is none."""
     at_start: bool = True
@@ -43,8 +46,6 @@ class EvalSettings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.every is not None and not self.tasks:
-            raise ValueError("`every` needs `tasks`")
         if any(k > self.samples for k in self.k):
             raise ValueError(f"`k` has a number above `samples` ({self.samples})")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -68,12 +68,20 @@ class GatewaySettings(Section):
 
 
 class RolloutSettings(Section):
-    """`[rollout]`: an agent to run while training; without the table, somebody else runs the episodes."""
+    """`[rollout]`: an agent, or somebody's environment, to run while training; without the table, others run the episodes."""
 
-    agent: str = Field(pattern=r"^[\w.]+:\w+$")
+    agent: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """`module:function`, see `gateway.client`."""
-    tasks: Path
-    """JSON lines."""
+    tasks: Path | None = None
+    """JSON lines; of an environment, its own tasks if absent."""
+    env: str | None = Field(None, pattern=r"^[\w-]+:.+$")
+    """In place of an agent: `verifiers:NAME`, `inspect:TASK`, `gym:ID` or `reasoning-gym:NAME` (docs/environments.md)."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment."""
+    env_python: Path | None = None
+    """The Python that has the environment's package; the trainer's own if absent."""
+    env_tasks: int | None = Field(None, ge=1)
+    """At most so many of the environment's own tasks; those for training are never those for evaluation."""
     group_size: int = Field(8, ge=1, le=1024)
     """Episodes of each task, whose rewards are compared."""
     spare: int = Field(0, ge=0, le=1024)
@@ -82,3 +90,11 @@ class RolloutSettings(Section):
     """Episodes that run at the same time."""
     max_failures: float = Field(0.5, ge=0, le=1)
     """The run stops when a greater share of the last episodes failed; 1: it goes on whatever happens."""
+
+    @model_validator(mode="after")
+    def _one_agent(self) -> Self:
+        if (self.agent is None) == (self.env is None):
+            raise ValueError("exactly one of `agent` and `env` is needed")
+        if self.env is None and self.tasks is None:
+            raise ValueError("`agent` needs `tasks`")
+        return self

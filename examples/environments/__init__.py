@@ -1,0 +1,1 @@
+"""A model trained through an environment that headgate knows nothing of."""

@@ -1,0 +1,39 @@
+"""Environments that others wrote, played against an episode's URL: `gateway episodes run --env KIND:NAME`.
+
+`base` is the seam, one file each are the adapters, and `worker` is the process in which an environment lives: any Python that
+has the environment's package, headgate's own or another (`--env-python`). So nothing in this package imports more than the
+standard library and the package that it adapts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from gateway.environments.base import Environment
+
+KINDS = {
+    "verifiers": "gateway.environments.verifiers:VerifiersEnvironment",
+    "inspect": "gateway.environments.inspect:InspectEnvironment",
+    "gym": "gateway.environments.gym:GymEnvironment",
+    "reasoning-gym": "gateway.environments.reasoning_gym:ReasoningGymEnvironment",
+    "fake": "gateway.environments.fake:FakeEnvironment",
+}
+
+
+def parse(environment: str) -> tuple[str, str]:
+    """The kind and the name in `KIND:NAME`. Raises ValueError."""
+    kind, _, name = environment.partition(":")
+    if kind not in KINDS or not name:
+        raise ValueError(
+            f"an environment is KIND:NAME, with one of {', '.join(KINDS)} as its kind, not {environment!r}"
+        )
+    return kind, name
+
+
+def load(environment: str, args: dict[str, Any]) -> Environment:
+    """The environment `KIND:NAME`, with arguments of its own. Raises ValueError, and what its package raises."""
+    kind, name = parse(environment)
+    module, _, attribute = KINDS[kind].partition(":")
+    loaded: Environment = getattr(importlib.import_module(module), attribute)(name, **args)
+    return loaded

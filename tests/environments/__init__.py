@@ -1,0 +1,1 @@
+"""Environments as other people write them: nothing in here knows of headgate."""

@@ -1,0 +1,111 @@
+"""An environment's process as the driver sees it: what it answers, how it fails, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gateway.client import EpisodeRunner
+from gateway.client.agents import AgentCrashed, Task
+from gateway.client.environment import EnvironmentAgent
+from tests.harness.gateways import RunningGateway
+
+TASK = Task("t", {"question": "hi"})
+
+
+async def test_its_calls_earn_what_it_says_and_its_failures_have_reasons(gateway: RunningGateway) -> None:
+    agent = EnvironmentAgent("fake:a", {"fails": 3})
+    try:
+        tasks = await agent.tasks("train", 3)
+        outcomes = await EpisodeRunner(gateway.admin, agent, concurrency=1, retries=0).run(tasks)
+    finally:
+        await agent.close()
+    *earned, failed = [await gateway.admin.episode(str(outcome.episode_id)) for outcome in outcomes]
+    for row in earned:
+        (call,) = row["calls"]
+        assert row["reward"] == call["reward"]
+        assert row["components"].keys() == {"characters", "calls"}
+    assert (failed["reason"], failed["reward"]) == ("tool_failed", None)
+    assert "the fake tool server is down" in failed["error"]
+
+
+async def test_its_splits_share_no_task_and_are_the_same_in_every_process() -> None:
+    found = []
+    for _ in range(2):
+        agent = EnvironmentAgent("fake:a", {"size": 100})
+        try:
+            found.append([await agent.tasks(split) for split in ("train", "eval", "all")])
+        finally:
+            await agent.close()
+    assert found[0] == found[1]
+    train, held, every = ({task.task_id for task in tasks} for tasks in found[0])
+    assert train | held == every
+    assert not train & held
+    assert len(every) == 100
+    assert held
+
+
+async def test_a_process_that_dies_fails_who_plays_in_it_and_the_next_starts_another(
+    gateway: RunningGateway,
+) -> None:
+    agent = EnvironmentAgent("fake:a")
+    try:
+        assert gateway.engine is not None
+        opened = await gateway.admin.open_episode("t")
+        await agent(TASK, opened.base_url, opened.api_key)
+        (process,) = agent_processes()
+        gateway.engine.hold_after(1)
+        playing = asyncio.create_task(agent(TASK, opened.base_url, opened.api_key), name="playing")
+        await gateway.engine.arrived(1)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(AgentCrashed, match="ended with -9") as crashed:
+            await playing
+        assert crashed.value.reason == "environment_failed"
+        gateway.engine.release()
+        assert (await agent(TASK, opened.base_url, opened.api_key)) is not None
+    finally:
+        await agent.close()
+    assert not agent_processes()
+
+
+def agent_processes() -> list[int]:
+    """The processes that an environment lives in, by what they were started with."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            argv = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"fake:a" in argv and os.getpid() == parent_of(path.parent):
+            found.append(int(path.parent.name))
+    return found
+
+
+def parent_of(folder: Path) -> int:
+    return int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
+        ("fake:a", {"nothing": 1}, "unexpected keyword argument 'nothing'"),
+        ("inspect:nowhere", {}, "No module named 'inspect_ai'"),
+        ("fake:a", {"size": 0}, "has no task of the split 'train'"),
+    ],
+)
+async def test_what_cannot_be_loaded_says_why(name: str, args: dict[str, int], said: str) -> None:
+    agent = EnvironmentAgent(name, args)
+    try:
+        with pytest.raises(ValueError, match=said):
+            await agent.tasks("train")
+    finally:
+        await agent.close()
+
+
+def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match="one of verifiers, inspect, gym, reasoning-gym, fake as its kind"):
+        EnvironmentAgent("gymnasium:CartPole-v1")
