@@ -70,6 +70,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "bad_versions": [{"version": number, "why": why} for number, why in bad.items()],
         "consumed": ledger.next_buffer,
         "free_slots": ledger.free_slots(),
+        "drop_equal": ledger.settings.drop_equal,
         "buffers": [asdict(row) for row in ledger.buffers()],
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),

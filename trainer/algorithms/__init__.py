@@ -29,7 +29,7 @@ REGISTRY: dict[str, tuple[type[AlgorithmSettings], Any]] = {
 }
 """The value of `[algorithm] type`: the settings' type, and what is called with them to make the algorithm."""
 
-__all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "create", "learns_from_one"]
+__all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "create", "learns_from_equal"]
 
 
 def create(settings: AlgorithmSettings) -> Algorithm:
@@ -40,7 +40,8 @@ def create(settings: AlgorithmSettings) -> Algorithm:
     return algorithm
 
 
-def learns_from_one(algorithm: Algorithm) -> bool:
-    """Returns whether an episode alone in its group teaches anything; it does not where a group's episodes are compared."""
+def learns_from_equal(algorithm: Algorithm) -> bool:
+    """Returns whether a group whose rewards are equal, as those of an episode alone, teaches anything; not where only the
+    episodes of a group are compared."""
     rewards = torch.eye(2, dtype=torch.float64)[0]
     return any(bool(advantages.any()) for advantages in algorithm.advantages(rewards.split(1)))

@@ -27,6 +27,8 @@ POLL_S = 20.0
 LOOK_S = 1.0
 """How long one waits for groups while nodes are lent and there are groups to compute on: then it is asked for the nodes again."""
 RETRY_S = 0.5
+_SILENT_S = 5.0
+"""A gateway that does not answer for so long is said to the user, once for each request."""
 
 
 class Feed:
@@ -35,8 +37,12 @@ class Feed:
     Every method raises GatewayRefused for an answer that waiting does not change.
     """
 
-    def __init__(self, client: GatewayClient, model: str | None, answer_s: float) -> None:
+    def __init__(
+        self, client: GatewayClient, model: str | None, answer_s: float, say: Callable[[str], None] = print
+    ) -> None:
+        """`say` tells the user why nothing happens."""
         self.held: Lease
+        self._say = say
         self._client = client
         self._model = model
         self._answer_s = answer_s
@@ -166,7 +172,7 @@ class Feed:
 
     async def _ask(self, step: str, call: Callable[[], Awaitable[T]], retry: tuple[int, ...] = ()) -> T:
         """`call`, again and again while the gateway is away (or refuses with a status of `retry`) until `answer_s`."""
-        deadline = time.monotonic() + self._answer_s
+        began, said = time.monotonic(), False
         while True:
             try:
                 return await call()
@@ -176,6 +182,10 @@ class Feed:
                 if refusal.status not in (*retry, 502, 503, 504):
                     raise
                 reason, pause = str(refusal), refusal.retry_after or RETRY_S
-            if time.monotonic() + pause > deadline:
+            waited = time.monotonic() - began
+            if waited + pause > self._answer_s:
                 raise StepTimeout(step, self._answer_s, reason)
+            if waited > _SILENT_S and not said:
+                said = True
+                self._say(f"step '{step}' waits for the gateway, up to {self._answer_s:g} s: {reason}")
             await asyncio.sleep(pause)

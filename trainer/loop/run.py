@@ -35,10 +35,11 @@ from typing import Any, TypeVar
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group, Lease, LeasedGroups
 from gateway.weights import folders
-from trainer.algorithms import create, learns_from_one
+from trainer.algorithms import create, learns_from_equal
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
 from trainer.errors import (
+    ConfigError,
     FeedBroken,
     GatewayAhead,
     NotFinite,
@@ -136,7 +137,7 @@ def follow_first(settings: Settings) -> None:
 def lonely(settings: Settings) -> str:
     """A warning where the agents' groups are of one episode, and the algorithm learns nothing from such; else empty."""
     rollout = settings.rollout
-    if rollout is None or rollout.group_size > 1 or learns_from_one(create(settings.algorithm)):
+    if rollout is None or rollout.group_size > 1 or learns_from_equal(create(settings.algorithm)):
         return ""
     return (
         f"warning: [rollout] group_size = 1, and {settings.algorithm.type} compares the episodes of a group: every advantage is"
@@ -157,7 +158,7 @@ class Trainer:
         self.weights = WeightsDirectory(
             settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
         )
-        self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s)
+        self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s, metrics.say)
         self.nodes = Nodes(self.feed, settings.gateway.nodes, _memory(settings, learner))
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
@@ -175,8 +176,8 @@ class Trainer:
     async def check_versions(self) -> None:
         """Brings the learner to the newest version number that was used, by replay or by a new line.
 
-        Removes first what killed processes left half-written. Raises GatewayAhead if there is no checkpoint, and
-        VersionRejected if the newest is of weights that the gateway refused.
+        Removes first what killed processes left half-written. Raises GatewayAhead if there is no checkpoint, VersionRejected if
+        the newest is of weights that the gateway refused, and ConfigError if the gateway drops groups that would teach.
         """
         for directory in (self.weights.directory, self.learner.checkpoints):
             await in_thread(sweep, directory)
@@ -185,13 +186,24 @@ class Trainer:
             await self.nodes.claim()
         if (why := self.weights.rejected(self.learner.version)) is not None:
             raise self._rejected(why)
-        published = (await self.feed.status())["newest_version"]
+        status = await self.feed.status()
+        self._check_dropped(status["drop_equal"])
+        published = status["newest_version"]
         used = max(published, self.weights.newest())
         if used > self.learner.version:
             await self._catch_up(published, used)
         elif self.learner.saved is None and self.settings.checkpoint.every > 1:
             # Batches that are acknowledged before the first checkpoint name this one.
             await in_thread(self.learner.save_checkpoint)
+
+    def _check_dropped(self, drop_equal: bool) -> None:
+        """Refuses an algorithm whose mean over the batch would miss the groups that the gateway drops. Raises ConfigError."""
+        if drop_equal and learns_from_equal(self.learner.algorithm):
+            raise ConfigError(
+                f"[algorithm] type = {self.settings.algorithm.type!r} compares each reward with those of the whole batch, and the"
+                " gateway leaves groups of equal rewards out of it, which biases the mean: set [staleness] drop_equal = false in"
+                " the gateway's file, or [algorithm] group_baseline = true"
+            )
 
     async def _catch_up(self, published: int, used: int) -> None:
         if self.learner.saved is None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithms import TokenBatch, create, learns_from_one
+from trainer.algorithms import TokenBatch, create, learns_from_equal
 from trainer.algorithms.grpo import GrpoSettings, grpo
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 
@@ -30,8 +30,8 @@ def test_a_group_with_equal_rewards_teaches_nothing(rewards: list[float]) -> Non
 
 
 def test_an_episode_alone_in_its_group_teaches_only_algorithms_that_do_not_compare() -> None:
-    assert not learns_from_one(grpo(GrpoSettings()))
-    assert learns_from_one(create(ReinforcePlusPlusSettings()))
+    assert not learns_from_equal(grpo(GrpoSettings()))
+    assert learns_from_equal(create(ReinforcePlusPlusSettings()))
 
 
 def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor) -> TokenBatch:

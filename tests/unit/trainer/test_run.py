@@ -7,23 +7,25 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gateway.client import GatewayRefused
+from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group
-from tests.harness.gateways import RunningGateway, gateway_of
+from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, settings_for
 from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
+from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 from trainer.data.batch import Batch
-from trainer.errors import FeedBroken, GatewayAhead, StepTimeout
+from trainer.errors import ConfigError, FeedBroken, GatewayAhead, StepTimeout
 from trainer.loop.children import Watched, rollout_process, watch
 from trainer.loop.clock import Clock
+from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
 from trainer.loop.run import Trainer
 from trainer.report.bars import phases, sparkline
@@ -322,6 +324,34 @@ async def test_a_gateway_that_is_ahead_is_an_error(
     with pytest.raises(GatewayAhead, match="version 1"):
         async with trainer_of(gateway, lost):
             pass
+
+
+@pytest.mark.parametrize("group_baseline", [False, True])
+async def test_a_mean_over_the_batch_is_refused_where_the_gateway_drops_groups(
+    tiny_model: Path, tmp_path: Path, group_baseline: bool
+) -> None:
+    """A group of equal rewards moves that mean; where each reward has its group's taken off first, it does not."""
+    staleness = {"batch": 2, "drop_equal": True}
+    async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
+        settings = settings_of(gateway, tiny_model, tmp_path)
+        algorithm = ReinforcePlusPlusSettings(group_baseline=group_baseline)
+        settings = settings.model_copy(update={"algorithm": algorithm})
+        refused = pytest.raises(ConfigError, match="drop_equal = false")
+        with nullcontext() if group_baseline else refused:
+            async with trainer_of(gateway, settings):
+                pass
+
+
+async def test_a_gateway_that_is_away_is_said_once_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.loop.feed._SILENT_S", 0.0)
+    monkeypatch.setattr("trainer.loop.feed.RETRY_S", 0.01)
+    said: list[str] = []
+    async with GatewayClient("http://127.0.0.1:9") as client:
+        with pytest.raises(StepTimeout, match="check versions"):
+            await Feed(client, None, 0.2, said.append).status()
+    assert [line.partition(":")[0] for line in said] == [
+        "step 'check versions' waits for the gateway, up to 0.2 s"
+    ]
 
 
 async def test_a_batch_that_never_comes_names_the_step(
