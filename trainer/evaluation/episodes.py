@@ -42,11 +42,14 @@ class Evaluation(Section):
     """The trained model; the gateway's first, if None."""
 
     def load(self) -> Agent:
-        """The agent, or the environment. Raises ValueError if there is none of that name."""
-        if self.env is not None:
-            return EnvironmentAgent(self.env, self.env_args, self.env_python)
-        assert self.agent is not None
-        return load_agent(self.agent)
+        """The agent, or the environment. Raises ConfigError if there is none of that name."""
+        try:
+            if self.env is not None:
+                return EnvironmentAgent(self.env, self.env_args, self.env_python)
+            assert self.agent is not None
+            return load_agent(self.agent)
+        except ValueError as error:
+            raise ConfigError(f"the agent of an evaluation: {error}") from error
 
     @classmethod
     def of(cls, wanted: EvalSettings, rollout: RolloutSettings | None, model: str | None) -> Evaluation:

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
+AGENT = r"^[\w./-]+:\w+$"
+"""An agent's name: `module:function` or `path/to/file.py:function`."""
+
 
 class Section(BaseModel):
     """A table of the file."""

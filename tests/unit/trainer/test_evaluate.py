@@ -131,6 +131,10 @@ async def test_without_an_agent_or_tasks_there_is_nothing_to_evaluate(tmp_path: 
     ):
         with pytest.raises(ConfigError, match=said):
             await evaluate(settings_of("http://127.0.0.1:1", tmp_path, eval=agent | {"tasks": tasks}))
+    some = [write(tmp_path / "some.jsonl", {"task_id": "t0"})]
+    for name in ("no_such_module:solve", f"{tmp_path}/nothing.py:solve"):
+        with pytest.raises(ConfigError, match="agent of an evaluation: there is no"):
+            await evaluate(settings_of("http://127.0.0.1:1", tmp_path, eval={"agent": name, "tasks": some}))
 
 
 def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
