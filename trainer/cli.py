@@ -107,7 +107,7 @@ def _rehearse(settings: Settings, meta: bool, memory: str | None) -> None:
 
     if own_rank() == 0:
         found = rehearse(settings, meta=meta, memory=bytes_of(memory) if memory else None)
-        _tell(found.lines(), found.to_json(), found.memory.fits)
+        _tell(found.lines(), found.to_json(), found.fits)
     elif not meta:
         follow_first(settings)
 

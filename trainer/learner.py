@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,7 @@ from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice
 from trainer.data.packing import MicroBatch, Packer, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import build, device_memory, optim, parallel, pretrained, probe
+from trainer.model import build, device, optim, parallel, pretrained, probe
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
@@ -328,7 +329,7 @@ class Learner:
             "lr": lr,
             "step": float(self.steps),
             "skipped_steps": float(self.skipped),
-            **device_memory.peaks(self.device),
+            **device.peaks(self.device),
         }
 
     def _optimize(self, batch: Batch) -> tuple[int, float]:
@@ -350,15 +351,21 @@ class Learner:
         return len(minibatches), norm
 
     @together
-    def rehearse(self, batch: Batch) -> float:
-        """The passes of a batch's first minibatch, without a step; answers the gradient's norm, and forgets it."""
+    def rehearse(self, batch: Batch) -> tuple[float, float]:
+        """The passes of a batch's first minibatch, and an optimizer step with a learning rate of 0, which leaves the weights as
+        they are; answers the gradient's norm, and the seconds of the optimizer."""
         minibatch = batch.minibatches()[0]
         micros = self._share(minibatch)
         for micro, old in zip(micros, self._proximal(micros), strict=True):
             self._accumulate(batch, micro, old)
         norm = parallel.divide_and_clip(self.model, minibatch.normaliser, self.settings.optimizer.grad_clip)
+        began = time.perf_counter()
+        if math.isfinite(norm):
+            optim.set_lr(self.optimizer, 0.0)
+            self.optimizer.step()
+            device.finish(self.device)
         self.discard()
-        return norm
+        return norm, time.perf_counter() - began
 
     def _share(self, minibatch: Minibatch) -> list[MicroBatch]:
         """This rank's micro-batches of those that are left: as many as every other rank has, the last maybe an empty one."""

@@ -1,11 +1,11 @@
-"""`trainer run --dry-run`: everything that a run loads, one forward and backward pass, and what it takes. Nothing is written."""
+"""`trainer run --dry-run`: everything that a run loads, a pass and an optimizer step of 0, and what they take. Writes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -34,6 +34,8 @@ class Pass:
     tokens: int
     seconds: float
     grad_norm: float
+    optimizer_s: float
+    """The seconds of the optimizer's step, which a batch takes once however many micro-batches it has."""
     peak: int | None
     """The most bytes that the device's tensors took; None on the CPU, which does not count."""
 
@@ -42,29 +44,34 @@ class Pass:
 class DryRun:
     """The findings of a dry run."""
 
-    memory: MemoryPlan
+    memory: MemoryPlan | None
+    """None if the ranks share matrices, whose memory is not predicted."""
     vocabulary: int | None
     """The tokenizer's; None for shapes alone."""
     computed: Pass | None
     """None for shapes alone."""
     gateway: str
 
+    @property
+    def fits(self) -> bool | None:
+        """None if no device's memory was named."""
+        return self.memory and self.memory.fits
+
     def to_json(self) -> dict[str, Any]:
         """Seconds, bytes, tokens."""
-        computed = self.computed and {
-            name: getattr(self.computed, name)
-            for name in ("version", "tokens", "seconds", "grad_norm", "peak")
-        }
         return {
-            "memory": self.memory.to_json(),
+            "memory": self.memory and self.memory.to_json(),
             "tokenizer": self.vocabulary,
-            "pass": computed,
+            "pass": self.computed and asdict(self.computed),
             "gateway": self.gateway,
         }
 
     def lines(self) -> Iterator[str]:
         """The report for people, line by line."""
-        yield from self.memory.lines()
+        if self.memory is None:
+            yield "memory: not predicted for ranks that share matrices ([parallel] tensor)"
+        else:
+            yield from self.memory.lines()
         if self.computed is None:
             yield "shapes alone: no weights were read, and nothing was computed"
         else:
@@ -73,6 +80,10 @@ class DryRun:
             yield (
                 f"forward and backward of version {found.version}: {found.seconds:.2f} s for {found.tokens} tokens"
                 f" ({found.tokens / found.seconds:.0f}/s), gradient norm {found.grad_norm:.3g}"
+            )
+            yield (
+                f"a step on a batch of n times as many tokens: n x {found.seconds:.2f} s, and {found.optimizer_s:.2f} s for the"
+                " optimizer"
             )
         yield f"gateway: {self.gateway}"
 
@@ -88,7 +99,8 @@ def rehearse(settings: Settings, *, meta: bool = False, memory: int | None = Non
     vocabulary = _tokenizer(settings)
     learner = Learner.open(settings)
     computed = _compute(learner)
-    found = plan(settings, learner.ranks.size, memory)
+    planned = settings.parallel.tensor == 1 or memory is not None
+    found = plan(settings, learner.ranks.size, memory) if planned else None
     dismiss(learner)
     return DryRun(found, vocabulary, computed, asyncio.run(_gateway(settings.gateway)))
 
@@ -109,19 +121,20 @@ def _tokenizer(settings: Settings) -> int:
 
 def _compute(learner: Learner) -> Pass:
     """The second of two passes is timed: the first one compiles kernels and finds memory."""
-    norm, seconds, tokens = 0.0, 0.0, 0
+    norm, seconds, optimizer_s, tokens = 0.0, 0.0, 0.0, 0
     for _ in range(2):
         groups = [_group(learner, number) for number in range(learner.ranks.shares)]
         tokens = sum(len(node.ids) for each in groups for episode in each.episodes for node in episode.nodes)
         started = time.perf_counter()
         batch = learner.begin()
         learner.take(batch, groups)
-        norm = learner.rehearse(batch)
-        seconds = time.perf_counter() - started
+        norm, optimizer_s = learner.rehearse(batch)
+        seconds = time.perf_counter() - started - optimizer_s
     if not np.isfinite(norm):
         raise NotFinite(f"the gradient's norm is {norm}, with random tokens")
     cuda = learner.device.startswith("cuda")
-    return Pass(learner.version, tokens, seconds, norm, torch.cuda.max_memory_allocated() if cuda else None)
+    peak = torch.cuda.max_memory_allocated() if cuda else None
+    return Pass(learner.version, tokens, seconds, norm, optimizer_s, peak)
 
 
 def _group(learner: Learner, number: int) -> Group:

@@ -18,7 +18,7 @@ from trainer.model import parallel, pretrained, shapes
 from trainer.sections.model import ModelSettings
 from trainer.settings import Settings
 
-_UNITS = {"": 1, "GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+_UNITS = {"GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
 
 
 def bytes_of(text: str, option: str = "--memory") -> int:
-    """`80GiB` as a number. Raises ConfigError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    """`80GiB` as a number. Raises ConfigError, for one without a unit too: 80 are seldom bytes."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"{option} {text}: a number with GiB, GB, MiB or MB is needed, such as 80GiB")
     return int(float(found[1]) * _UNITS[found[2]])

@@ -65,7 +65,7 @@ def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
     assert "http://127.0.0.1:1 does not answer" in said["gateway"]
     done = said["pass"]
     assert (done["version"], done["tokens"], done["peak"]) == (0, 256, None)
-    assert done["grad_norm"] > 0 and done["seconds"] > 0
+    assert done["grad_norm"] > 0 and done["seconds"] > 0 and done["optimizer_s"] > 0
     learner = Learner.open(Settings.load(config))
     learner.train([group("g", [1.0, 0.0])])
     learner.save_checkpoint()
@@ -112,3 +112,5 @@ def test_what_would_stop_a_run_stops_the_dry_one(invoke: Invoke, tiny_model: Pat
     assert code == 2 and "its tokenizer cannot be read" in text
     code, _, text = invoke("--meta")
     assert code == 2 and "--dry-run" in text
+    code, _, text = invoke("--dry-run", "--memory", "80")
+    assert code == 2 and "80GiB" in text, "80 bytes are not meant"

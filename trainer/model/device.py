@@ -1,4 +1,6 @@
-"""The most memory that a device's tensors took, as PyTorch's allocator counts it. The CPU does not count."""
+"""What is known of a device alone: the most memory that its tensors took, as PyTorch's allocator counts it, and when it is done.
+
+The CPU does not count, and is always done."""
 
 from __future__ import annotations
 
@@ -15,3 +17,9 @@ def peaks(device: str) -> dict[str, float]:
         "memory_peak_gib": torch.cuda.max_memory_allocated(device) / _GIB,
         "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / _GIB,
     }
+
+
+def finish(device: str) -> None:
+    """Waits until the device has computed what it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
