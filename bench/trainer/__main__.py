@@ -16,6 +16,7 @@ TRL is in an environment of its own (`make bench-trainer` makes it); without one
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,8 @@ SMALL, LARGE = 8192, 151_936
 """Vocabularies."""
 _HEAD_TOKENS = 4096
 """Enough to fill a chunk of the head with either vocabulary."""
+_FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+"""glibc gives freed tensors back to the kernel; by default it keeps fragments, more of them for more chunks."""
 TOLERANCE = 2e-3
 """The most that the gradients of two sides may differ, as a share of their norm: float32, other orders of sums."""
 
@@ -213,7 +216,7 @@ class Bench:
                 number(statistics.median(answer["cpu_s"] for answer in side.answers)),
                 number(load.times(name, "trl"), 2),
                 number(load.times_of_cpu(name, "trl"), 2),
-                number(load.gap("headgate", name), 2) if name != "headgate" else "-",
+                f"{load.gap('headgate', name):.0e}" if name != "headgate" else "-",
             ]
             for name, side in load.sides.items()
         ]
@@ -226,7 +229,10 @@ def head_peak_ratio(steps: Steps, tokens: int) -> float:
         steps.begin(f"head: a vocabulary of {vocabulary:,}")
         argv = [sys.executable, "-m", "bench.trainer.head", "--vocabulary", str(vocabulary)]
         argv += ["--hidden", "64", "--tokens", str(tokens)]
-        peaks.append(int(subprocess.run(argv, check=True, capture_output=True, text=True).stdout))
+        said = subprocess.run(
+            argv, check=True, capture_output=True, text=True, env=os.environ | _FREED_AT_ONCE
+        )
+        peaks.append(int(said.stdout))
     return peaks[1] / peaks[0]
 
 
@@ -243,30 +249,31 @@ def main(
     trl = "" if trl == "none" else trl
     if trl and not Path(trl).exists():
         raise typer.BadParameter("no such file: run `make bench-trainer`, or give `none`", param_hint="--trl")
-    sizes = (
-        Sizes(groups=2, members=2, vocabulary=SMALL)
-        if small
-        else Sizes(groups=3, members=4, vocabulary=SMALL)
-    )
+    few = Sizes(groups=2, members=2, vocabulary=SMALL)
+    # A tail is long only among many episodes; of those that branch, each has four paths.
+    tailed, branching = (few, few) if small else (Sizes(4, 8, SMALL), Sizes(3, 4, SMALL))
     figures: dict[str, Any] = {}
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder, Steps(2 * (1 + rounds) + 3) as steps:
         bench = Bench(Path(folder), trl, 2 if small else 4, threads, rounds)
         write_model(Path(folder) / "model", Shape(hidden=64, layers=1) if small else Shape())
-        for measure in (bench.long_tail, bench.trees):
+        for measure, sizes in ((bench.long_tail, tailed), (bench.trees, branching)):
             found, shown = measure(steps, sizes)
             figures |= found
             rows += shown
         figures["head_peak_ratio"] = head_peak_ratio(steps, _HEAD_TOKENS)
         steps.begin("ranks: one and two")
-        few = Sizes(groups=1, members=2, vocabulary=SMALL)
-        batch = workloads.long_tail(few, 3, prompt=8, median=16.0, sigma=1.0, most=64)
+        batch = workloads.long_tail(Sizes(1, 2, SMALL), 3, prompt=8, median=16.0, sigma=1.0, most=64)
         figures["two_rank_error"] = two_rank_error(bench.folder / "model", batch, 128, bench.folder)
     header = ("side", "trained tokens/s", "CPU s a step", "x TRL", "x TRL by CPU", "gradient's gap")
     show("A trainer's step", header, rows, "medians of the rounds (least..most)")
-    goals = [[key, number(figures[key], 4), f"{goal:g}"] for key, goal in GOALS.items()]
+    goals = [[key, _short(figures[key]), f"{goal:g}"] for key, goal in GOALS.items()]
     show("Figures", ("key", "measured", "goal"), goals)
     finish({"bench": "trainer", **figures, "small": small, "rounds": rounds, "machine": machine()}, out)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _ids(row: Rollout) -> list[int]:
