@@ -55,7 +55,7 @@ class DryRun:
     @property
     def fits(self) -> bool | None:
         """None if no device's memory was named."""
-        return self.memory and self.memory.fits
+        return None if self.memory is None else self.memory.fits
 
     def to_json(self) -> dict[str, Any]:
         """Seconds, bytes, tokens."""
