@@ -135,13 +135,13 @@ def mutated(plan: Plan) -> Plan:
 
 
 def small(plan: Plan) -> Plan:
-    """A minute, for CI: fake engines, few agents, faults close together."""
+    """Half a minute, for CI: fake engines, few agents, faults close together."""
     return replace(
         plan,
         engines=("fake", "fake", "fake"),
-        seconds=40.0,
-        every_s=2.5,
-        agents=16,
+        seconds=30.0,
+        every_s=2.0,
+        agents=8,
         turns=3,
         batch=3,
         settle_s=120.0,

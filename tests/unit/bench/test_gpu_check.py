@@ -205,6 +205,7 @@ def test_parts_that_fail_are_reported_with_their_reasons(
     assert (tmp_path / "gpu-report.html").read_text().count("no &lt;kernel&gt; for this GPU") == 2
 
 
+@pytest.mark.long
 def test_tests_marked_gpu_run_when_they_are_asked_for_and_say_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
