@@ -20,7 +20,7 @@ CHECKS: dict[str, Callable[[Settings], Awaitable[list[Finding]]]] = {
     "database": stores.examine_database,
     "bus": stores.examine_bus,
     "disk": host.examine_disk,
-    "open files": host.examine_open_files,
+    "limits": host.examine_limits,
 }
 """The parts, in the order in which they are examined."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 
@@ -25,6 +26,12 @@ _PROMPT = [1, 2, 3, 4]
 _TOKENS = 8
 _EQUAL = 1e-4
 _VERSION = "from importlib.metadata import version; print(version('{}'))"
+_NEEDED = {"--logprobs-mode": "processed_logprobs", "--generation-config": "vllm"}
+_INSTEAD = {
+    "--max-model-len": "[models.NAME] max_model_len sets it",
+    "--tensor-parallel-size": "[engine] tensor_parallel sets it",
+}
+_OWN = {"--model", "--served-model-name", "--host", "--port", "--api-key", *_INSTEAD}
 _FLAGS = "--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
 
 
@@ -40,9 +47,10 @@ async def examine(settings: Settings) -> list[Finding]:
     distinct = {id(kind): (name, kind) for name, kind in kinds.items()}
     found: list[Finding] = []
     for name, kind in distinct.values():
-        found += await (
-            _examine_external(name, kind) if kind.launch == "external" else _examine_program(kind)
-        )
+        if kind.launch == "external":
+            found += await _examine_external(name, kind, settings.models[name].max_model_len)
+        else:
+            found += [*await _examine_program(kind), *examine_arguments(kind)]
     return found
 
 
@@ -60,6 +68,28 @@ async def _examine_program(kind: EngineSettings) -> list[Finding]:
             return [_of_release(f"[engine] python has {package} {version}", version)]
     what = f"[engine] python = {kind.python!r} has no vLLM"
     return [Finding("problem", what, "name the interpreter of an environment in which vLLM is installed")]
+
+
+def examine_arguments(kind: EngineSettings) -> list[Finding]:
+    """Looks for arguments and variables that undo what the gateway needs of a vLLM that it starts."""
+    if kind.launch != "vllm":
+        return []
+    given = dict(zip(kind.args, (*kind.args[1:], ""), strict=True))
+    given |= dict(word.split("=", 1) for word in kind.args if word.startswith("--") and "=" in word)
+    found = []
+    for flag, needed in _NEEDED.items():
+        if flag in given and given[flag] != needed:
+            what = f"[engine] args: {flag} {given[flag]} is not {needed}, which training needs"
+            found.append(Finding("problem", what, f"leave {flag} out: the gateway sets it"))
+    for flag in sorted(_OWN & given.keys()):
+        what = f"[engine] args: {flag} is the gateway's own to set, and yours would count"
+        found.append(
+            Finding("problem", what, f"leave it out; {_INSTEAD.get(flag, 'nothing else is needed')}")
+        )
+    if kind.env.get("VLLM_SERVER_DEV_MODE", "1") != "1":
+        what = "[engine.env] VLLM_SERVER_DEV_MODE turns off the routes by which weights are updated"
+        found.append(Finding("problem", what, "leave it out: the gateway sets it"))
+    return found
 
 
 def _of_release(what: str, version: str) -> Finding:
@@ -81,7 +111,7 @@ async def _installed(python: str, package: str) -> str:
     return said.decode(errors="replace").strip() if process.returncode == 0 else ""
 
 
-async def _examine_external(name: str, kind: EngineSettings) -> list[Finding]:
+async def _examine_external(name: str, kind: EngineSettings, context: int) -> list[Finding]:
     found = []
     for number, url in enumerate(kind.places):
         where, engine = f"the engine at {url}", connect(f"{name}-{number}", str(url), api_of(kind))
@@ -93,6 +123,7 @@ async def _examine_external(name: str, kind: EngineSettings) -> list[Finding]:
                     )
                     continue
                 found += await examine_answer(engine, str(url), where)
+                found += await _examine_context(str(url), where, name, context)
         except TimeoutError:
             what = f"{where} did not sample {_TOKENS} tokens within {_ANSWER_S:g} s"
             found.append(Finding("problem", what, "look into its log; a paused engine samples nothing"))
@@ -127,12 +158,28 @@ async def examine_answer(engine: Engine, url: str, where: str) -> list[Finding]:
     return [release, Finding("ok", f"{where} reports log-probabilities of what it sampled from")]
 
 
+async def _examine_context(url: str, where: str, name: str, wanted: int) -> list[Finding]:
+    """Compares the context that an engine states with the one that the gateway counts on."""
+    models = (await _get(url, "/v1/models")).get("data") or [{}]
+    longest = models[0].get("max_model_len")
+    if not isinstance(longest, int) or longest >= wanted:
+        return []
+    what = f"{where} takes {longest:,} tokens, and [models.{name}] max_model_len is {wanted:,}"
+    return [Finding("problem", what, "start it with a longer --max-model-len, or lower max_model_len")]
+
+
 async def _stated(url: str) -> str:
     """The release of vLLM that an engine states; empty for another program."""
+    return str((await _get(url, "/version")).get("version", ""))
+
+
+async def _get(url: str, path: str) -> dict[str, Any]:
+    """An object that an engine answers; empty if it has no such route."""
     async with (
         aiohttp.ClientSession() as http,
-        http.get(f"{url.rstrip('/')}/version", allow_redirects=False) as answer,
+        http.get(f"{url.rstrip('/')}{path}", allow_redirects=False) as answer,
     ):
         if answer.status != HTTPStatus.OK:
-            return ""
-        return str((await answer.json()).get("version", ""))
+            return {}
+        found: dict[str, Any] = await answer.json()
+        return found

@@ -1,4 +1,4 @@
-"""Examines this machine: room on the disks that grow, and the limit of open files."""
+"""Examines this machine: room on the disks that grow, and the limits of a process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gateway.store.connections import driver
 _FREE_GIB = 5.0
 _FILES = 4096
 """Each stream takes two: the client's connection and the engine's."""
+_PROCESSES = 4096
+"""Threads count, and an engine has hundreds."""
 
 
 async def examine_disk(settings: Settings) -> list[Finding]:
@@ -34,10 +36,22 @@ async def examine_disk(settings: Settings) -> list[Finding]:
     return found or [Finding("ok", "nothing here grows")]
 
 
-async def examine_open_files(_settings: Settings) -> list[Finding]:
-    """The soft limit, which the gateway does not raise itself."""
+async def examine_limits(_settings: Settings) -> list[Finding]:
+    """The soft limits, which the gateway does not raise itself."""
+    return [_open_files(), _processes()]
+
+
+def _open_files() -> Finding:
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     what = f"a process may have {soft:,} files open"
     if soft < _FILES:
-        return [Finding("warning", f"{what}; a stream takes two", "ulimit -n 65536 before the start")]
-    return [Finding("ok", what)]
+        return Finding("warning", f"{what}; a stream takes two", "ulimit -n 65536 before the start")
+    return Finding("ok", what)
+
+
+def _processes() -> Finding:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if 0 <= soft < _PROCESSES:
+        what = f"this user may have {soft:,} processes and threads; an engine has hundreds"
+        return Finding("warning", what, "ulimit -u unlimited before the start")
+    return Finding("ok", "processes and threads are not limited tightly")

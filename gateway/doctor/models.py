@@ -6,7 +6,8 @@ import asyncio
 
 from gateway.doctor.finding import Finding
 from gateway.engines.tied_embeddings import stale_heads
-from gateway.render.renderer import check_model, load_renderer
+from gateway.errors import BadRequest
+from gateway.render.renderer import ChatRenderer, check_model, load_renderer
 from gateway.sections import ModelSettings
 from gateway.settings import ConfigError, Settings
 
@@ -30,7 +31,10 @@ def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: 
         check_model(name, model, loaded=loaded)
         renderer = load_renderer(name, model, settings.render)
     except ConfigError as error:
-        return [Finding("problem", str(error), f"name another folder or family in [models.{name}]")]
+        mend = (
+            f"name another folder in [models.{name}], or another family: 'template' is the checkpoint's own"
+        )
+        return [Finding("problem", str(error), mend)]
     found = [Finding("ok", f"{name}: the tokenizer and the template of family {model.family!r} are read")]
     if renderer.form is None:
         what = f"{name}: the vocabulary has no marks of tool calls that headgate knows"
@@ -39,11 +43,48 @@ def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: 
         )
     elif not renderer.call_example:
         what = f"{name}: a tool call that the template writes is not read back in the form {renderer.form.name!r}"
-        found.append(Finding("warning", what, "agents may get tool calls as text; docs/templates.md"))
+        found.append(
+            Finding(
+                "warning",
+                what,
+                f"set [models.{name}] family to that of the model, or 'template'; docs/templates.md",
+            )
+        )
     else:
         found.append(
             Finding(
                 "ok", f"{name}: tool calls are read in the form {renderer.form.name!r}, tried by a round trip"
             )
         )
+    if _differs(renderer, name, model, settings):
+        what = f"{name}: family {model.family!r} writes prompts otherwise than the checkpoint's own chat template"
+        mend = f"set [models.{name}] family = 'template', unless you want the other form"
+        found.append(Finding("warning", what, mend))
     return found
+
+
+_TALKS = (
+    [{"role": "user", "content": "hello"}],
+    [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "nothing"},
+    ],
+)
+
+
+def _differs(renderer: ChatRenderer, name: str, model: ModelSettings, settings: Settings) -> bool:
+    """True if the checkpoint has a chat template, and it writes a conversation in other tokens than the family does."""
+    try:
+        own = load_renderer(name, model.model_copy(update={"family": "template"}), settings.render)
+    except ConfigError:  # it has none
+        return False
+    return any(_rendered(renderer, talk) != _rendered(own, talk) for talk in _TALKS)
+
+
+def _rendered(renderer: ChatRenderer, talk: list[dict[str, str]]) -> list[int]:
+    try:
+        return renderer.render(talk, [])
+    except BadRequest:  # a template may refuse a system message
+        return []

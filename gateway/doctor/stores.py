@@ -32,7 +32,7 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
     try:
         check_form(store)
     except ConfigError as error:
-        mend = "start the gateway on it once, which migrates it; or mend [store] url"
+        mend = "run `gateway migrate`, or start the gateway on it once; or mend [store] url"
         return [Finding("problem", str(error), mend)]
     found = [Finding("ok", f"{shown}: the tables have this build's form")]
     engine = connect(store.url, 1)

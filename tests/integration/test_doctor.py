@@ -10,12 +10,18 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
 
-from gateway.doctor.engines import examine_answer
+from gateway.doctor.engines import examine_answer, examine_arguments
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.sections import EngineSettings
 from gateway.store.connections import connect
 from processes.ports import free_port
+from tests.families.family import named, save
 from tests.harness.gateway_command import gateway_command, write_toml
 from tests.harness.gateways import serve, settings_for
 from tests.harness.servers import RedisServer
@@ -94,3 +100,53 @@ async def test_a_vllm_whose_log_probabilities_ignore_the_temperature_is_found(
     async with TestServer(app) as server:
         release, found = await examine_answer(cast(Engine, Scorer(factor)), str(server.make_url("")), "it")
     assert (release.level, found.level) == ("warning", level)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--logprobs-mode", "raw_logprobs"], "is not processed_logprobs"),
+        (["--generation-config=auto"], "is not vllm"),
+        (["--enforce-eager", "--max-model-len", "512"], "--max-model-len is the gateway's own"),
+        (["--logprobs-mode", "processed_logprobs", "--enforce-eager"], ""),
+    ],
+)
+def test_arguments_that_undo_what_the_gateway_needs_of_vllm_are_found(args: list[str], said: str) -> None:
+    found = examine_arguments(EngineSettings(args=tuple(args)))
+    assert [(one.level, said in one.what) for one in found] == ([("problem", True)] if said else [])
+
+
+async def test_an_engine_with_a_shorter_context_than_the_gateway_counts_on_is_found(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async def models(_request: Request) -> JSONResponse:
+        return JSONResponse({"data": [{"id": "m", "max_model_len": 512}]})
+
+    rest = Mount("/", create_fake_app(FakeEngine("none")))
+    fake, port = Starlette(routes=[Route("/v1/models", models), rest]), free_port()
+    values = settings_for(tiny_model, tmp_path)
+    async with serve(fake, port):
+        values["engine"] = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
+        status, found = await findings(values, tmp_path)
+    assert status == 1
+    assert ("problem", True) in [
+        (level, "takes 512 tokens, and [models.demo]" in what) for level, what in found["engines"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saved", "family", "level", "said"),
+    [
+        ("deepseek r1", "deepseek-v3", "warning", "otherwise than the checkpoint's own chat template"),
+        ("llama3", "qwen3", "problem", "cannot be"),
+        ("phi3", "template", "warning", "no marks of tool calls"),
+    ],
+)
+async def test_a_family_that_is_not_the_models_is_found(
+    tmp_path: Path, saved: str, family: str, level: str, said: str
+) -> None:
+    save(named(saved), tmp_path / "model")
+    values = settings_for(tmp_path / "model", tmp_path, models={"demo": {"family": family}})
+    values["models"]["demo"]["path"] = str(tmp_path / "model")
+    _, found = await findings(values, tmp_path)
+    assert (level, True) in [(one, said in what) for one, what in found["checkpoints and templates"]]
